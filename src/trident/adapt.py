@@ -1,0 +1,168 @@
+"""The inner loop and the exact meta-gradient (Algorithm 2 of the paper), for many tasks at once.
+
+With one inner step written as a function (parameters, state) -> (parameters, state), the meta-gradient is the query
+gradient at the adapted parameters, pulled back through the steps one by one, last step first. Each step is computed
+again for this, so memory does not grow with their number: only the parameters before each step are kept. For plain
+gradient steps of rate a this is  v <- v - a H v  with the Hessian H of the support loss.
+
+All functions here are pure: images, labels and noise come in, new parameters or gradients go out.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from trident.model import Noise, TaskImages, Target, Trident
+from trident.nn.batch_norm import BatchNormStatistics
+from trident.nn.parameters import Parameters
+from trident.objective import LossParts, loss_parts
+from trident.settings import AdaptationSettings, ObjectiveSettings
+
+ADAM_BETAS = (0.9, 0.999)
+ADAM_EPSILON = 1e-8
+# Under the root, so that Adam's step can be differentiated where a gradient is exactly zero.
+ADAM_EPSILON_ROOT = 1e-16
+
+
+class TaskBatch(NamedTuple):
+    """Some tasks with everything that is random about them."""
+
+    images: TaskImages
+    support_labels: Tensor  # (task, n_support) int64
+    query_labels: Tensor  # (task, n_queries) int64
+    support_noise: tuple[Noise, ...]  # one for each inner step
+    query_noise: tuple[Noise, ...]  # one for each prediction; the first is the outer loss's
+
+    def __len__(self) -> int:
+        return len(self.support_labels)
+
+
+class InnerState(NamedTuple):
+    """What an inner optimiser carries from step to step, besides the parameters. Plain steps carry nothing."""
+
+    first_moment: Parameters
+    second_moment: Parameters
+
+
+class MetaGradient(NamedTuple):
+    gradient: Parameters  # summed over tasks, without a task axis
+    loss: LossParts  # on the queries, after adaptation
+    accuracy: Tensor  # (task,)
+    statistics: Parameters  # batch-norm statistics of the outer pass, (task, channel) each
+
+
+@dataclass(frozen=True)
+class Learner:
+    """A network, its objective and its way of adapting: all that is needed to learn a task."""
+
+    model: Trident
+    objective: ObjectiveSettings
+    adaptation: AdaptationSettings
+    batch_norm: str = "transductive"
+    running: Parameters | None = None
+
+    def statistics(self) -> BatchNormStatistics:
+        return BatchNormStatistics(self.batch_norm, self.model.episode.n_support, self.running or {})
+
+    def loss(
+        self, parameters: Parameters, tasks: TaskBatch, target: Target, noise: Noise
+    ) -> tuple[LossParts, Tensor, Parameters]:
+        """Loss parts, logits (task, image, n_way) and batch-norm statistics of one set of each task."""
+        statistics = self.statistics()
+        output = self.model(parameters, tasks.images, target, noise, statistics)
+        labels = tasks.support_labels if target == "support" else tasks.query_labels
+        parts = loss_parts(output, tasks.images.of(target), labels, self.objective)
+        return parts, output.logits, statistics.seen
+
+    def inner_step(
+        self, parameters: Parameters, state: InnerState, tasks: TaskBatch, step: int, differentiable: bool
+    ) -> tuple[Parameters, InnerState]:
+        """One gradient step on the support sets. `parameters` must require gradients."""
+        parts, _, _ = self.loss(parameters, tasks, "support", tasks.support_noise[step])
+        gradient = _gradient(parts.total.sum(), parameters, create_graph=differentiable)
+        rate = self.adaptation.rate
+        if self.adaptation.optimizer == "sgd":
+            return {key: value - rate * gradient[key] for key, value in parameters.items()}, state
+        return _adam_step(parameters, state, gradient, step, rate)
+
+    def adapt(self, parameters: Parameters, tasks: TaskBatch) -> list[tuple[Parameters, InnerState]]:
+        """The parameters of each task before each inner step, and after the last: n + 1 entries."""
+        current = {key: value.detach().expand(len(tasks), *value.shape) for key, value in parameters.items()}
+        zeros = {key: torch.zeros_like(value) for key, value in current.items()}
+        empty = InnerState({}, {}) if self.adaptation.optimizer == "sgd" else InnerState(zeros, zeros)
+        trajectory = [(current, empty)]
+        for step in range(self.adaptation.steps):
+            before, state = trajectory[-1]
+            after, state = self.inner_step(_leaves(before), state, tasks, step, differentiable=False)
+            trajectory.append((_detached(after), InnerState(*(_detached(moment) for moment in state))))
+        return trajectory
+
+    def meta_gradient(self, parameters: Parameters, tasks: TaskBatch) -> MetaGradient:
+        """Gradient of the summed query losses after adaptation, with respect to the parameters before it."""
+        trajectory = self.adapt(parameters, tasks)
+        adapted = _leaves(trajectory[-1][0])
+        parts, logits, statistics = self.loss(adapted, tasks, "query", tasks.query_noise[0])
+        pulled = _gradient(parts.total.sum(), adapted)
+        if self.adaptation.order == "second":
+            moments = InnerState(*({key: torch.zeros_like(x) for key, x in m.items()} for m in trajectory[-1][1]))
+            for step in reversed(range(self.adaptation.steps)):
+                pulled, moments = self._pull_back(pulled, moments, *trajectory[step], tasks, step)
+        accuracy = (logits.detach().argmax(-1) == tasks.query_labels).float().mean(1)
+        return MetaGradient(
+            {key: value.sum(0) for key, value in pulled.items()},
+            LossParts(*(part.detach() for part in parts)),
+            accuracy,
+            statistics,
+        )
+
+    def _pull_back(
+        self,
+        pulled: Parameters,
+        pulled_moments: InnerState,
+        before: Parameters,
+        state: InnerState,
+        tasks: TaskBatch,
+        step: int,
+    ) -> tuple[Parameters, InnerState]:
+        """The vector-Jacobian product of one recomputed inner step."""
+        before = _leaves(before)
+        state = InnerState(*(_leaves(moment) for moment in state))
+        after, state_after = self.inner_step(before, state, tasks, step, differentiable=True)
+        inputs = [*before.values(), *(x for moment in state for x in moment.values())]
+        outputs = [*after.values(), *(x for moment in state_after for x in moment.values())]
+        cotangents = [*pulled.values(), *(x for moment in pulled_moments for x in moment.values())]
+        results = iter(torch.autograd.grad(outputs, inputs, cotangents, materialize_grads=True))
+        pulled = {key: next(results) for key in before}
+        return pulled, InnerState(*({key: next(results) for key in moment} for moment in state))
+
+
+def _adam_step(
+    parameters: Parameters, state: InnerState, gradient: Parameters, step: int, rate: float
+) -> tuple[Parameters, InnerState]:
+    beta1, beta2 = ADAM_BETAS
+    first = {key: beta1 * state.first_moment[key] + (1 - beta1) * g for key, g in gradient.items()}
+    second = {key: beta2 * state.second_moment[key] + (1 - beta2) * g.square() for key, g in gradient.items()}
+    correction1, correction2 = 1 - beta1 ** (step + 1), 1 - beta2 ** (step + 1)
+
+    def moved(key: str) -> Tensor:
+        scale = torch.sqrt(second[key] / correction2 + ADAM_EPSILON_ROOT) + ADAM_EPSILON
+        return parameters[key] - rate * (first[key] / correction1) / scale
+
+    return {key: moved(key) for key in parameters}, InnerState(first, second)
+
+
+def _gradient(loss: Tensor, parameters: Parameters, create_graph: bool = False) -> Parameters:
+    gradients = torch.autograd.grad(
+        loss, list(parameters.values()), create_graph=create_graph, materialize_grads=True
+    )
+    return dict(zip(parameters, gradients, strict=True))
+
+
+def _leaves(parameters: Parameters) -> Parameters:
+    return {key: value.detach().requires_grad_() for key, value in parameters.items()}
+
+
+def _detached(parameters: Parameters) -> Parameters:
+    return {key: value.detach() for key, value in parameters.items()}

@@ -1,0 +1,151 @@
+"""A packed image store: one file that is decoded once, opens at once and is read through a memory map.
+
+The file is a safetensors file with a single uint8 tensor `images` (image, height, width, channel), images of one class
+side by side. The class table (name, split, first image, number of images) and a fingerprint of the pixels are JSON in
+the file's metadata. The format is open, runs no code when read, and the tensor can sit on a GPU as it is.
+"""
+
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trident.errors import TridentError
+from trident.files import atomic_file
+
+SPLITS = ("train", "val", "test")
+_FORMAT = "trident-store-1"
+_NO_FINGERPRINT = "0" * 64  # written first, replaced in place once every pixel has been seen
+
+
+@dataclass(frozen=True)
+class ClassEntry:
+    """One class of a store: its images are `images[start : start + count]`."""
+
+    name: str
+    split: str
+    start: int
+    count: int
+
+
+@dataclass(frozen=True)
+class ImageStore:
+    """All images of a dataset, as they lie in memory or in a memory-mapped file."""
+
+    dataset: str
+    images: np.ndarray  # (image, height, width, channel) uint8
+    classes: tuple[ClassEntry, ...]
+    fingerprint: str  # SHA-256 over the class table and the pixels
+
+    @property
+    def image_size(self) -> int:
+        return int(self.images.shape[1])
+
+    @property
+    def image_channels(self) -> int:
+        return int(self.images.shape[3])
+
+    def classes_of(self, split: str) -> tuple[ClassEntry, ...]:
+        """The classes of one split; a split without any is an error, for nothing can be sampled from it."""
+        found = tuple(entry for entry in self.classes if entry.split == split)
+        if not found:
+            present = sorted({entry.split for entry in self.classes})
+            raise TridentError(f"{self.dataset} has no classes in split '{split}': it has {', '.join(present)}")
+        return found
+
+
+def class_table(counts: Iterable[tuple[str, str, int]]) -> tuple[ClassEntry, ...]:
+    """Lay classes, given as (name, split, number of images), one after the other."""
+    table, start = [], 0
+    for name, split, count in counts:
+        table.append(ClassEntry(name, split, start, count))
+        start += count
+    return tuple(table)
+
+
+def _new_hash(classes: Sequence[ClassEntry]) -> Any:
+    return hashlib.sha256(json.dumps([asdict(entry) for entry in classes], sort_keys=True).encode())
+
+
+def store_in_memory(dataset: str, images: np.ndarray, classes: Sequence[ClassEntry]) -> ImageStore:
+    digest = _new_hash(classes)
+    digest.update(np.ascontiguousarray(images))
+    return ImageStore(dataset, images, tuple(classes), digest.hexdigest())
+
+
+def write_store(path: Path, dataset: str, classes: Sequence[ClassEntry], images: Iterable[np.ndarray]) -> None:
+    """Stream images (height, width, channel) uint8, in class-table order, into a store file."""
+    total = sum(entry.count for entry in classes)
+    stream = iter(images)
+    try:
+        first = next(stream)
+    except StopIteration:
+        raise TridentError(f"{dataset}: there is not one image to store") from None
+    shape = first.shape
+    n_bytes = total * first.size
+    table = [asdict(entry) for entry in classes]
+    metadata = {"format": _FORMAT, "dataset": dataset, "classes": json.dumps(table), "fingerprint": _NO_FINGERPRINT}
+    header = {
+        "__metadata__": metadata,
+        "images": {"dtype": "U8", "shape": [total, *shape], "data_offsets": [0, n_bytes]},
+    }
+    header_bytes = json.dumps(header).encode()
+    header_bytes += b" " * (-len(header_bytes) % 8)
+    digest = _new_hash(classes)
+    with atomic_file(path) as file:
+        free = os.statvfs(path.parent)
+        if free.f_bavail * free.f_frsize < n_bytes + len(header_bytes):
+            have = free.f_bavail * free.f_frsize
+            raise TridentError(
+                f"cannot write {path}: No space left on device ({n_bytes / 1e6:.1f} MB needed, {have / 1e6:.1f} MB free)"
+            )
+        file.write(struct.pack("<Q", len(header_bytes)) + header_bytes)
+        written, image = 0, first
+        while True:
+            if image.shape != shape or image.dtype != np.uint8:
+                raise TridentError(
+                    f"{dataset}: image {written} is {image.dtype} {image.shape}, the first was uint8 {shape}"
+                )
+            pixels = np.ascontiguousarray(image)
+            digest.update(pixels)
+            file.write(pixels)
+            written += 1
+            following = next(stream, None)
+            if following is None:
+                break
+            image = following
+        if written != total:
+            raise TridentError(f"{dataset}: {written} images came for a class table of {total}")
+        position = header_bytes.index(_NO_FINGERPRINT.encode())
+        file.seek(8 + position)
+        file.write(digest.hexdigest().encode())
+
+
+def open_store(path: Path) -> ImageStore:
+    """Open a store file; nothing but its header is read until pixels are asked for."""
+    path = Path(path)
+    if not path.is_file():
+        raise TridentError(f"no store at {path}: make one with 'trident data prepare'")
+    try:
+        with open(path, "rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            if length > min(path.stat().st_size, 1 << 30):
+                raise ValueError("its header is longer than the file")
+            header = json.loads(file.read(length))
+        metadata = header["__metadata__"]
+        if metadata.get("format") != _FORMAT:
+            raise ValueError("it was not written by 'trident data prepare'")
+        classes = tuple(ClassEntry(**entry) for entry in json.loads(metadata["classes"]))
+        shape = tuple(header["images"]["shape"])
+        images = np.memmap(path, np.uint8, "r", offset=8 + length, shape=shape)
+        if len(shape) != 4 or shape[0] != sum(entry.count for entry in classes):
+            raise ValueError("its class table does not fit its images")
+    except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
+        raise TridentError(f"{path} is not a trident store: {error}") from error
+    return ImageStore(metadata["dataset"], images, classes, metadata["fingerprint"])

@@ -1,0 +1,158 @@
+"""Few-shot tasks: what an episode is, under which protocol it is measured, and how it is drawn.
+
+Task `i` of a sampler depends on (seed, stream, i) alone, so the same seed gives the same tasks on any machine, in any
+order and in any chunking. The two query orders hold the same images, so differences between them are paired.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from trident.data.store import ClassEntry, ImageStore
+from trident.errors import TridentError
+
+# Random streams of one seed that must never overlap.
+STREAMS = {"initial": 0, "train": 1, "val": 2, "test": 3}
+
+
+@dataclass(frozen=True)
+class EpisodeSpec:
+    """An N-way K-shot task with Q queries for each class."""
+
+    n_way: int = field(default=5, metadata={"help": "classes in a task"})
+    n_shot: int = field(default=1, metadata={"help": "labelled images of each class"})
+    n_query: int = field(default=10, metadata={"help": "images to label, of each class (on average, if unbalanced)"})
+
+    def __post_init__(self) -> None:
+        for name in ("n_way", "n_shot", "n_query"):
+            if getattr(self, name) < 1:
+                raise TridentError(f"episode.{name} is {getattr(self, name)}: at least 1 is needed")
+
+    @property
+    def n_support(self) -> int:
+        return self.n_way * self.n_shot
+
+    @property
+    def n_queries(self) -> int:
+        return self.n_way * self.n_query
+
+    @property
+    def n_images(self) -> int:
+        return self.n_support + self.n_queries
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How a number was obtained. Every accuracy carries one of these."""
+
+    query_order: Literal["shuffled", "class_sorted"] = field(
+        default="shuffled",
+        metadata={"help": "class_sorted shows a positional AttFEX the classes of the queries: see the README"},
+    )
+    balance: Literal["balanced", "dirichlet"] = field(
+        default="balanced", metadata={"help": "exactly n_query queries of each class, or Dirichlet-distributed counts"}
+    )
+    dirichlet_alpha: float = field(default=2.0, metadata={"help": "concentration of the Dirichlet distribution"})
+    batch_norm: Literal["transductive", "support", "running"] = field(
+        default="transductive",
+        metadata={"help": "statistics of the images at hand (as the paper), of the support set, or of training"},
+    )
+    latents: Literal["sample", "mean", "average"] = field(
+        default="mean", metadata={"help": "latents at test: one sample, the mean, or the average of many predictions"}
+    )
+    latent_samples: int = field(default=10, metadata={"help": "samples behind latents=average"})
+
+    def __post_init__(self) -> None:
+        if not self.dirichlet_alpha > 0:
+            raise TridentError(f"protocol.dirichlet_alpha is {self.dirichlet_alpha}: it must be above 0")
+        if self.latent_samples < 1:
+            raise TridentError(f"protocol.latent_samples is {self.latent_samples}: at least 1 is needed")
+
+    def describe(self) -> str:
+        order = f"{self.query_order.replace('_', '-')} queries"
+        balance = "balanced" if self.balance == "balanced" else f"Dirichlet({self.dirichlet_alpha:g}) class counts"
+        latents = {"sample": "one latent sample", "mean": "latent means"}.get(
+            self.latents, f"average of {self.latent_samples} latent samples"
+        )
+        return f"{order}, {balance}, {self.batch_norm} batch norm, {latents}"
+
+
+class Episode(NamedTuple):
+    """Places in the store. Support images come class by class; the query order is the protocol's."""
+
+    support: np.ndarray  # (n_support,) int64
+    support_labels: np.ndarray  # (n_support,) int64 in 0 .. n_way - 1
+    query: np.ndarray  # (n_queries,) int64
+    query_labels: np.ndarray  # (n_queries,) int64
+
+
+def task_generator(seed: int, stream: str, index: int) -> np.random.Generator:
+    """The source of all randomness of one task."""
+    return np.random.default_rng((seed, STREAMS[stream], index))
+
+
+@dataclass(frozen=True)
+class EpisodeSampler:
+    """Draws episodes from the classes of one split of a store."""
+
+    store: ImageStore
+    split: str
+    spec: EpisodeSpec
+    protocol: Protocol
+    classes: tuple[ClassEntry, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        classes = self.store.classes_of(self.split)
+        if len(classes) < self.spec.n_way:
+            raise TridentError(
+                f"{self.store.dataset} has {len(classes)} {self.split} classes, too few for {self.spec.n_way}-way tasks"
+            )
+        needed = self.spec.n_shot + (self.spec.n_query if self.protocol.balance == "balanced" else 1)
+        smallest = min(classes, key=lambda entry: entry.count)
+        if smallest.count < needed:
+            raise TridentError(
+                f"class '{smallest.name}' of {self.store.dataset} has {smallest.count} images, too few for "
+                f"{self.spec.n_shot}-shot tasks with {self.spec.n_query} queries: {needed} are needed"
+            )
+        if self.protocol.balance == "dirichlet":
+            room = sum(sorted(entry.count - self.spec.n_shot for entry in classes)[: self.spec.n_way])
+            if room < self.spec.n_queries:
+                raise TridentError(
+                    f"the smallest {self.spec.n_way} {self.split} classes of {self.store.dataset} leave {room} images "
+                    f"for queries, too few for {self.spec.n_queries}"
+                )
+        object.__setattr__(self, "classes", classes)
+
+    def draw(self, generator: np.random.Generator) -> Episode:
+        spec = self.spec
+        chosen = [self.classes[i] for i in generator.choice(len(self.classes), spec.n_way, replace=False)]
+        if self.protocol.balance == "balanced":
+            counts = [spec.n_query] * spec.n_way
+        else:
+            proportions = generator.dirichlet([self.protocol.dirichlet_alpha] * spec.n_way)
+            room = [entry.count - spec.n_shot for entry in chosen]
+            counts = _share_out(spec.n_queries, proportions, room)
+        support, query = [], []
+        for entry, count in zip(chosen, counts, strict=True):
+            places = entry.start + generator.choice(entry.count, spec.n_shot + count, replace=False)
+            support.append(places[: spec.n_shot])
+            query.append(places[spec.n_shot :])
+        ways = np.arange(spec.n_way)
+        query_places, query_labels = np.concatenate(query), np.repeat(ways, counts)
+        # Drawn in either order, so that everything drawn afterwards is the same in both.
+        permutation = generator.permutation(spec.n_queries)
+        if self.protocol.query_order == "shuffled":
+            query_places, query_labels = query_places[permutation], query_labels[permutation]
+        return Episode(np.concatenate(support), np.repeat(ways, spec.n_shot), query_places, query_labels)
+
+
+def _share_out(total: int, proportions: np.ndarray, room: Sequence[int]) -> list[int]:
+    """Whole numbers that sum to `total`, as near to the proportions as rounding and the room in each place allow."""
+    wanted = proportions * total
+    counts = np.minimum(np.floor(wanted).astype(int), room)
+    while counts.sum() < total:
+        shortfall = np.where(counts < np.asarray(room), wanted - counts, -np.inf)
+        counts[int(shortfall.argmax())] += 1
+    return [int(count) for count in counts]

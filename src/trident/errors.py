@@ -1,0 +1,5 @@
+"""The one exception that stands for a mistake of the user's, told in one line."""
+
+
+class TridentError(Exception):
+    """What was wrong, where, and what would be right. The command line prints it and exits with code 2."""

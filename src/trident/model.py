@@ -1,0 +1,182 @@
+"""TRIDENT (Algorithm 1 of the paper): images -> latents -> logits and reconstructions.
+
+The generative story of an image x with label y:
+
+    z_semantic ~ N(0, I)            what the image looks like: style, context
+    z_label    ~ N(0, I)            what class it belongs to
+    y ~ p(y | z_label)              the classifier
+    x ~ p(x | z_label, z_semantic)  the decoder
+
+Inference runs the other way with two intertwined networks: q(z_semantic | x), then q(z_label | x, z_semantic), where
+AttFEX makes the second one aware of all images of the task.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from trident.episodes import EpisodeSpec
+from trident.nn.activation import activate
+from trident.nn.attfex import PositionalAttfex
+from trident.nn.batch_norm import BatchNormStatistics
+from trident.nn.conv4 import Conv4, feature_sizes
+from trident.nn.conv_layer import ConvLayer
+from trident.nn.decoder import Decoder
+from trident.nn.gaussian import Gaussian, GaussianHead
+from trident.nn.linear import Linear
+from trident.nn.parameters import Parameters
+from trident.settings import ModelSettings
+
+Target = Literal["support", "query"]
+
+
+class TaskImages(NamedTuple):
+    """The images of some tasks, values in 0 .. 1."""
+
+    support: Tensor  # (task, n_support, height, width, channel)
+    query: Tensor  # (task, n_queries, height, width, channel)
+
+    def of(self, target: Target) -> Tensor:
+        return self.support if target == "support" else self.query
+
+
+class Noise(NamedTuple):
+    """Standard normal noise for the latents of the target images; zeros give the latents' means."""
+
+    semantic: Tensor  # (task, image, semantic_latents)
+    label: Tensor  # (task, image, label_latents)
+
+
+class Output(NamedTuple):
+    """What the network says of the target images."""
+
+    logits: Tensor  # (task, image, n_way)
+    label: Gaussian
+    semantic: Gaussian
+    reconstruction: Tensor | None  # (task, image, height, width, channel)
+
+
+@dataclass(frozen=True)
+class Trident:
+    """The network's structure. It holds no weights: they are passed to every call, one set for each task."""
+
+    settings: ModelSettings
+    episode: EpisodeSpec
+
+    @property
+    def semantic_encoder(self) -> Conv4:
+        return self._encoder("semantic_encoder")
+
+    @property
+    def label_encoder(self) -> Conv4:
+        return self._encoder("label_encoder")
+
+    def _encoder(self, name: str) -> Conv4:
+        s = self.settings
+        return Conv4(name, s.image_channels, s.channels, s.activation, s.block_order)
+
+    @property
+    def n_features(self) -> int:
+        return self.settings.channels * feature_sizes(self.settings.image_size)[-1] ** 2
+
+    @property
+    def semantic_head(self) -> GaussianHead:
+        s = self.settings
+        return GaussianHead("semantic", self.n_features, s.semantic_latents, s.initial_log_var, s.log_var_bound)
+
+    @property
+    def label_head(self) -> GaussianHead:
+        s = self.settings
+        inputs = self.n_features + s.semantic_latents
+        return GaussianHead("label", inputs, s.label_latents, s.initial_log_var, s.log_var_bound)
+
+    @property
+    def attfex(self) -> PositionalAttfex | None:
+        s = self.settings
+        if s.attfex == "off":
+            return None
+        return PositionalAttfex(
+            "attfex",
+            self.episode.n_images,
+            s.attfex_width_m,
+            s.attfex_width_n,
+            s.activation,
+            s.attention_activation,
+            s.attention_scale,
+        )
+
+    @property
+    def classifier(self) -> tuple[Linear, Linear]:
+        s = self.settings
+        return (
+            Linear("classifier.0", s.label_latents, s.classifier_width),
+            Linear("classifier.1", s.classifier_width, self.episode.n_way),
+        )
+
+    @property
+    def decoder(self) -> Decoder:
+        s = self.settings
+        latents = s.label_latents + s.semantic_latents
+        return Decoder(
+            "decoder", latents, s.image_size, s.image_channels, s.channels, s.activation, s.decoder_batch_norm
+        )
+
+    def initial(self, seed: int) -> Parameters:
+        """Random weights, without a task axis."""
+        generator = torch.Generator().manual_seed(seed)
+        start: Parameters = {}
+        for part in (self.semantic_encoder, self.semantic_head, self.label_encoder, self.label_head):
+            start |= part.initial(generator)
+        if self.attfex is not None:
+            start |= self.attfex.initial(generator)
+        for part in (*self.classifier, self.decoder):
+            start |= part.initial(generator)
+        return start
+
+    def initial_running(self) -> Parameters:
+        """Batch-norm statistics before any have been gathered."""
+        layers: list[ConvLayer] = [*self.semantic_encoder.layers, *self.label_encoder.layers, *self.decoder.layers]
+        return {key: value for layer in layers for key, value in layer.initial_running().items()}
+
+    def __call__(
+        self,
+        parameters: Parameters,
+        images: TaskImages,
+        target: Target,
+        noise: Noise,
+        statistics: BatchNormStatistics,
+        reconstruct: bool = True,
+    ) -> Output:
+        """Infer the latents of the target set, classify it and, if asked, reconstruct it."""
+        n_support = images.support.shape[1]
+        inferred, n_context = images.of(target), 0
+        if statistics.source == "support" and target == "query":
+            # The support set comes along, at its latents' means, to give its statistics; its results are dropped.
+            inferred, n_context = torch.cat(images, 1), n_support
+            noise = Noise(*(torch.cat([x.new_zeros(len(x), n_support, x.shape[2]), x], 1) for x in noise))
+
+        semantic_features = self.semantic_encoder(parameters, inferred, statistics).flatten(2)
+        semantic = self.semantic_head(parameters, semantic_features)
+        z_semantic = semantic.sample(noise.semantic)
+
+        features = self.label_encoder(parameters, torch.cat(images, 1), statistics)  # (task, n_images, h, w, c)
+        target_features = features[:, :n_support] if target == "support" else features[:, n_support - n_context :]
+        if self.attfex is not None:
+            target_features = target_features * self.attfex(parameters, features)
+        label = self.label_head(parameters, torch.cat([target_features.flatten(2), z_semantic], 2))
+        z_label = label.sample(noise.label)
+
+        hidden, last = self.classifier
+        logits = last(parameters, activate(hidden(parameters, z_label), self.settings.activation))
+        reconstruction = None
+        if reconstruct:
+            latents = torch.cat([z_semantic, z_label], 2)
+            reconstruction = self.decoder(parameters, latents, statistics)[:, n_context:]
+        return Output(
+            logits[:, n_context:],
+            Gaussian(*(x[:, n_context:] for x in label)),
+            Gaussian(*(x[:, n_context:] for x in semantic)),
+            reconstruction,
+        )

@@ -1,0 +1,58 @@
+"""ConvEnc of the paper: four blocks of 3x3 convolution, batch norm, activation and 2x2 max pooling."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trident.nn.activation import activate
+from trident.nn.batch_norm import BatchNormStatistics
+from trident.nn.conv_layer import ConvLayer
+from trident.nn.parameters import Parameters
+
+BLOCKS = 4
+
+
+@dataclass(frozen=True)
+class Conv4:
+    name: str
+    image_channels: int
+    channels: int
+    activation: str
+    block_order: str
+
+    @property
+    def layers(self) -> tuple[ConvLayer, ...]:
+        widths = (self.image_channels, *[self.channels] * BLOCKS)
+        return tuple(ConvLayer(f"{self.name}.{i}", widths[i], widths[i + 1], True) for i in range(BLOCKS))
+
+    def initial(self, generator: torch.Generator) -> Parameters:
+        return {key: value for layer in self.layers for key, value in layer.initial(generator).items()}
+
+    def __call__(self, parameters: Parameters, images: Tensor, statistics: BatchNormStatistics) -> Tensor:
+        """(task, image, size, size, image_channels) -> (task, image, size // 16, size // 16, channels)."""
+        features = images
+        for layer in self.layers:
+            features = layer(parameters, features, statistics)
+            if self.block_order == "activation_pool":
+                features = max_pool(activate(features, self.activation))
+            else:
+                features = activate(max_pool(features), self.activation)
+        return features
+
+
+def feature_sizes(image_size: int) -> tuple[int, ...]:
+    """Height and width before the first block and after each one: 84 -> (84, 42, 21, 10, 5)."""
+    sizes = [image_size]
+    for _ in range(BLOCKS):
+        sizes.append(sizes[-1] // 2)
+    return tuple(sizes)
+
+
+def max_pool(features: Tensor) -> Tensor:
+    """2x2, an odd last row or column is dropped: (task, image, h, w, c) -> (task, image, h // 2, w // 2, c)."""
+    tasks, n, height, width, channels = features.shape
+    flat = features.reshape(tasks * n, height, width, channels).permute(0, 3, 1, 2)  # channels last in memory
+    pooled = F.max_pool2d(flat, 2).permute(0, 2, 3, 1)
+    return pooled.reshape(tasks, n, height // 2, width // 2, channels)

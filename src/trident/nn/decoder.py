@@ -1,0 +1,73 @@
+"""The generative network p(x | z_label, z_semantic): latents to an image with values in 0 .. 1."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trident.nn.activation import activate
+from trident.nn.batch_norm import BatchNormStatistics
+from trident.nn.conv4 import BLOCKS, feature_sizes
+from trident.nn.conv_layer import ConvLayer
+from trident.nn.linear import Linear
+from trident.nn.parameters import Parameters
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """The way back through the encoder's sizes: 5 -> 10 -> 21 -> 42 -> 84, a 3x3 convolution after each step."""
+
+    name: str
+    latents: int
+    image_size: int
+    image_channels: int
+    channels: int
+    activation: str
+    batch_norm: bool
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return feature_sizes(self.image_size)[::-1]
+
+    @property
+    def linear(self) -> Linear:
+        return Linear(f"{self.name}.linear", self.latents, self.channels * self.sizes[0] ** 2)
+
+    @property
+    def layers(self) -> tuple[ConvLayer, ...]:
+        outputs = [self.channels] * (BLOCKS - 1) + [self.image_channels]
+        return tuple(
+            ConvLayer(f"{self.name}.{i}", self.channels, width, self.batch_norm) for i, width in enumerate(outputs)
+        )
+
+    def initial(self, generator: torch.Generator) -> Parameters:
+        start = self.linear.initial(generator)
+        for layer in self.layers:
+            start |= layer.initial(generator)
+        return start
+
+    def __call__(self, parameters: Parameters, latents: Tensor, statistics: BatchNormStatistics) -> Tensor:
+        """(task, image, latent) -> (task, image, size, size, image_channels)."""
+        tasks, n, _ = latents.shape
+        x = activate(self.linear(parameters, latents), self.activation)
+        x = x.view(tasks, n, self.sizes[0], self.sizes[0], self.channels)
+        *hidden, last = zip(self.layers, self.sizes[1:], strict=True)
+        for layer, size in hidden:
+            x = activate(layer(parameters, upsample(x, size), statistics), self.activation)
+        layer, size = last
+        return torch.sigmoid(layer(parameters, upsample(x, size), statistics))
+
+
+def upsample(x: Tensor, size: int) -> Tensor:
+    """Nearest neighbour to twice the height and width, or one more: (task, image, h, w, c) -> (..., size, size, c).
+
+    Written as copies, whose transpose is a sum. For an odd size the first row and column stand three times, which is
+    where nearest-neighbour interpolation puts the extra one.
+    """
+    tasks, n, height, width, channels = x.shape
+    x = x[:, :, :, None, :, None, :].expand(tasks, n, height, 2, width, 2, channels)
+    x = x.reshape(tasks, n, 2 * height, 2 * width, channels)
+    if size == 2 * height + 1:
+        x = torch.cat([x[:, :, :1], x], 2)
+        x = torch.cat([x[:, :, :, :1], x], 3)
+    return x

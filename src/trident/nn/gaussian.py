@@ -1,0 +1,54 @@
+"""Diagonal Gaussian posteriors: the heads that infer them, sampling, and their divergence from the prior."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from trident.nn.linear import Linear
+from trident.nn.parameters import Parameters
+
+
+class Gaussian(NamedTuple):
+    loc: Tensor  # (task, image, latent)
+    log_var: Tensor  # (task, image, latent)
+
+    def sample(self, noise: Tensor) -> Tensor:
+        """The re-parameterisation trick; `noise` is standard normal, or zero for the mean."""
+        return torch.addcmul(self.loc, noise, torch.exp(0.5 * self.log_var))
+
+    def kl_to_standard_normal(self) -> Tensor:
+        """KL(q || N(0, I)) of each image: (task, image)."""
+        return 0.5 * (self.loc.square() + self.log_var.exp() - 1 - self.log_var).sum(-1)
+
+
+@dataclass(frozen=True)
+class GaussianHead:
+    """Two linear layers: one for the mean, one for the logarithm of the variance."""
+
+    name: str
+    inputs: int
+    latents: int
+    initial_log_var: float | None
+    log_var_bound: float | None
+
+    @property
+    def loc(self) -> Linear:
+        return Linear(f"{self.name}.loc", self.inputs, self.latents)
+
+    @property
+    def log_var(self) -> Linear:
+        return Linear(f"{self.name}.log_var", self.inputs, self.latents)
+
+    def initial(self, generator: torch.Generator) -> Parameters:
+        start = self.loc.initial(generator) | self.log_var.initial(generator)
+        if self.initial_log_var is not None:
+            start[f"{self.log_var.name}.bias"] = torch.full((self.latents,), float(self.initial_log_var))
+        return start
+
+    def __call__(self, parameters: Parameters, features: Tensor) -> Gaussian:
+        loc, log_var = self.loc(parameters, features), self.log_var(parameters, features)
+        if self.log_var_bound is not None:
+            log_var = self.log_var_bound * torch.tanh(log_var / self.log_var_bound)
+        return Gaussian(loc, log_var)

@@ -1,0 +1,28 @@
+"""A linear layer with weights of its own for each task."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trident.nn.parameters import Parameters, uniform
+
+
+@dataclass(frozen=True)
+class Linear:
+    name: str
+    inputs: int
+    outputs: int
+    bias: bool = True
+
+    def initial(self, generator: torch.Generator) -> Parameters:
+        start = {f"{self.name}.weight": uniform((self.outputs, self.inputs), self.inputs, generator)}
+        if self.bias:
+            start[f"{self.name}.bias"] = uniform((self.outputs,), self.inputs, generator)
+        return start
+
+    def __call__(self, parameters: Parameters, rows: Tensor) -> Tensor:
+        weight = parameters[f"{self.name}.weight"].transpose(1, 2)  # (task, inputs, outputs)
+        if not self.bias:
+            return torch.bmm(rows, weight)  # (task, row, outputs)
+        return torch.baddbmm(parameters[f"{self.name}.bias"].unsqueeze(1), rows, weight)  # (task, row, outputs)

@@ -1,0 +1,148 @@
+"""Every setting there is, typed and checked. Recipes are values of `Recipe`; nothing here imports torch.
+
+Where the paper and its released code differ, the setting's help says which value is whose.
+"""
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from trident.episodes import EpisodeSpec, Protocol
+from trident.errors import TridentError
+
+
+def setting(default: Any, help: str) -> Any:
+    return field(default=default, metadata={"help": help})
+
+
+def require(condition: bool, message: str) -> None:
+    if not condition:
+        raise TridentError(message)
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """The architecture. It depends on these values alone, never on a dataset's name."""
+
+    image_size: int = setting(84, "height and width of the images in pixels")
+    image_channels: int = setting(3, "3 for colour, 1 for grey")
+    channels: int = setting(32, "feature maps in each block of the Conv4 encoders and of the decoder")
+    label_latents: int = setting(64, "size of z_label")
+    semantic_latents: int = setting(64, "size of z_semantic")
+    classifier_width: int = setting(32, "hidden units between z_label and the logits")
+    attfex: Literal["positional", "off"] = setting(
+        "positional", "the paper's AttFEX with one weight per image position, or none"
+    )
+    attfex_width_m: int = setting(64, "features extracted by W_M across the images of a task")
+    attfex_width_n: int = setting(32, "features extracted by W_N")
+    activation: Literal["leaky_relu", "relu"] = setting("leaky_relu", "LeakyReLU(0.2) or ReLU, in every block")
+    attention_activation: bool = setting(False, "activation after the query, key and value maps (5-shot: yes)")
+    attention_scale: Literal["inside", "outside"] = setting(
+        "inside", "1/sqrt(W'H') inside the softmax (released code) or outside (paper's equation)"
+    )
+    block_order: Literal["activation_pool", "pool_activation"] = setting(
+        "activation_pool", "released code's or paper's order in a Conv4 block; both give the same numbers"
+    )
+    decoder_batch_norm: bool = setting(False, "batch norm in the decoder (mini 5-shot and tiered 1-shot: yes)")
+    initial_log_var: float | None = setting(
+        None, "start of the log-variance heads' bias; 'none' keeps the layer's random start, a variance near 1"
+    )
+    log_var_bound: float | None = setting(None, "squash log-variances smoothly into (-bound, bound); 'none' does not")
+
+    def __post_init__(self) -> None:
+        for name in ("channels", "label_latents", "semantic_latents", "classifier_width"):
+            require(getattr(self, name) >= 1, f"model.{name} is {getattr(self, name)}: at least 1 is needed")
+        for name in ("attfex_width_m", "attfex_width_n"):
+            require(getattr(self, name) >= 1, f"model.{name} is {getattr(self, name)}: at least 1 is needed")
+        require(self.image_size >= 16, f"model.image_size is {self.image_size}: four poolings need at least 16 pixels")
+        require(self.image_channels in (1, 3), f"model.image_channels is {self.image_channels}: it must be 1 or 3")
+        require(
+            self.log_var_bound is None or self.log_var_bound > 0,
+            f"model.log_var_bound is {self.log_var_bound}: it must be above 0, or 'none'",
+        )
+
+
+@dataclass(frozen=True)
+class ObjectiveSettings:
+    """Weights of the evidence lower bound's parts; each part is a mean over the images of a set."""
+
+    classification_weight: float = setting(100.0, "the paper's alpha_2, on the cross-entropy")
+    reconstruction_weight: float = setting(0.01, "the paper's alpha_1, on the summed squared error of an image")
+    label_kl_weight: float = setting(1.0, "on KL(q(z_label) || N(0, I))")
+    semantic_kl_weight: float = setting(1.0, "on KL(q(z_semantic) || N(0, I))")
+
+    def __post_init__(self) -> None:
+        for entry in dataclasses.fields(self):
+            value = getattr(self, entry.name)
+            require(value >= 0 and math.isfinite(value), f"objective.{entry.name} is {value}: 0 or more is needed")
+
+
+@dataclass(frozen=True)
+class AdaptationSettings:
+    """The inner loop: how parameters adapt to a task's support set."""
+
+    optimizer: Literal["sgd", "adam"] = setting("sgd", "plain gradient step (Algorithm 2, released code) or Adam")
+    rate: float = setting(1e-3, "the paper's alpha")
+    steps: int = setting(5, "the paper's n")
+    order: Literal["second", "first"] = setting("second", "differentiate through the inner steps, or not (cheaper)")
+
+    def __post_init__(self) -> None:
+        require(self.rate >= 0 and math.isfinite(self.rate), f"adaptation.rate is {self.rate}: 0 or more is needed")
+        require(self.steps >= 0, f"adaptation.steps is {self.steps}: 0 or more is needed")
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """The meta-training loop."""
+
+    steps: int = setting(82_000, "meta-updates in all")
+    tasks_per_step: int = setting(20, "the paper's B")
+    rate: float = setting(1e-4, "the paper's beta, the rate of the meta-optimiser Adam")
+    schedule: Literal["constant", "cosine"] = setting("constant", "rate over time: constant, or cosine to zero")
+    clip_norm: float | None = setting(1.0, "largest norm of the meta-gradient; 'none' does not clip")
+    clip_applies_to: Literal["sum", "mean"] = setting(
+        "sum", "clip the sum over tasks, then divide by B (released code), or clip their mean"
+    )
+    tasks_per_chunk: int | None = setting(None, "tasks computed at once; fewer need less memory. 'none' takes all")
+    seed: int = setting(0, "decides the initial weights, the tasks and the noise")
+    validate_every: int = setting(1000, "steps between two validations")
+    validation_tasks: int = setting(200, "tasks in one validation")
+    save_every: int = setting(100, "steps between two checkpoints")
+    log_every: int = setting(10, "steps between two lines of the log")
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "tasks_per_step", "validate_every", "validation_tasks", "save_every", "log_every"):
+            require(getattr(self, name) >= 1, f"training.{name} is {getattr(self, name)}: at least 1 is needed")
+        require(self.rate > 0 and math.isfinite(self.rate), f"training.rate is {self.rate}: it must be above 0")
+        require(
+            self.clip_norm is None or self.clip_norm > 0,
+            f"training.clip_norm is {self.clip_norm}: it must be above 0, or 'none'",
+        )
+        require(
+            self.tasks_per_chunk is None or self.tasks_per_chunk >= 1,
+            f"training.tasks_per_chunk is {self.tasks_per_chunk}: at least 1 is needed, or 'none'",
+        )
+        require(self.seed >= 0, f"training.seed is {self.seed}: 0 or more is needed")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything a training run is made from."""
+
+    name: str
+    summary: str
+    dataset: str
+    episode: EpisodeSpec = EpisodeSpec()
+    protocol: Protocol = Protocol()
+    model: ModelSettings = ModelSettings()
+    objective: ObjectiveSettings = ObjectiveSettings()
+    adaptation: AdaptationSettings = AdaptationSettings()
+    training: TrainingSettings = TrainingSettings()
+
+    def __post_init__(self) -> None:
+        require(
+            self.protocol.batch_norm != "running",
+            "protocol.batch_norm is 'running': running statistics are gathered in training and can only be used in "
+            "evaluation; train with 'transductive' or 'support'",
+        )

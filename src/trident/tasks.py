@@ -1,0 +1,77 @@
+"""From places in a store to tensors: the images, labels and noise of some tasks, on the device where they are needed."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trident.adapt import TaskBatch
+from trident.episodes import EpisodeSampler, task_generator
+from trident.model import Noise, TaskImages
+from trident.settings import AdaptationSettings, ModelSettings
+
+
+class TaskSource:
+    """Draws the tasks of one random stream, with their noise, so that task `i` is the same in any batch."""
+
+    def __init__(
+        self,
+        sampler: EpisodeSampler,
+        model: ModelSettings,
+        adaptation: AdaptationSettings,
+        seed: int,
+        stream: str,
+        latents: str = "sample",
+        predictions: int = 1,
+        device: torch.device | str = "cpu",
+    ):
+        """`latents`: 'sample' draws noise for every latent, 'mean' none. `predictions`: noise draws for the queries."""
+        self.sampler = sampler
+        self.seed = seed
+        self.stream = stream
+        self.device = torch.device(device)
+        self.sampled = latents != "mean"
+        self.sizes = (model.semantic_latents, model.label_latents)
+        self.inner_steps = adaptation.steps
+        self.predictions = predictions
+        # A GPU holds the whole store as uint8; on the CPU the memory map is read as needed.
+        self.resident = None if self.device.type == "cpu" else torch.from_numpy(sampler.store.images).to(self.device)
+
+    def batch(self, indices: Sequence[int]) -> TaskBatch:
+        episodes, noises = [], []
+        for index in indices:
+            generator = task_generator(self.seed, self.stream, index)
+            episodes.append(self.sampler.draw(generator))
+            noises.append(self._noise(generator))
+        support, support_labels, query, query_labels = (np.stack(part) for part in zip(*episodes, strict=True))
+        images = TaskImages(self._images(support), self._images(query))
+        stacked = [
+            Noise(*(torch.from_numpy(np.stack(part)).to(self.device) for part in zip(*draws, strict=True)))
+            for draws in zip(*noises, strict=True)
+        ]
+        return TaskBatch(
+            images,
+            torch.from_numpy(support_labels).to(self.device),
+            torch.from_numpy(query_labels).to(self.device),
+            tuple(stacked[: self.inner_steps]),
+            tuple(stacked[self.inner_steps :]),
+        )
+
+    def _noise(self, generator: np.random.Generator) -> list[tuple[np.ndarray, np.ndarray]]:
+        """For each inner step the support's, then for each prediction the queries': (image, latent) each."""
+        spec = self.sampler.spec
+        rows = [spec.n_support] * self.inner_steps + [spec.n_queries] * self.predictions
+
+        def draw(shape: tuple[int, int]) -> np.ndarray:
+            return generator.standard_normal(shape, np.float32) if self.sampled else np.zeros(shape, np.float32)
+
+        semantic, label = self.sizes
+        return [(draw((n, semantic)), draw((n, label))) for n in rows]
+
+    def _images(self, places: np.ndarray) -> Tensor:
+        if self.resident is None:
+            pixels = torch.from_numpy(self.sampler.store.images[places])
+        else:
+            pixels = self.resident[torch.from_numpy(places).to(self.device)]
+        return pixels.float() / 255  # (task, image, height, width, channel)
