@@ -1,0 +1,3 @@
+"""TRIDENT: transductive decoupled variational inference for few-shot image classification."""
+
+__version__ = "0.1.0"

@@ -17,11 +17,11 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
         raise TridentError(f"cannot write {path}: the folder {path.parent} does not exist")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with open(temporary, "wb") as file:
+        with temporary.open("wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        temporary.replace(path)
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)  # the new name is on disk only once its folder is

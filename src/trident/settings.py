@@ -139,10 +139,3 @@ class Recipe:
     objective: ObjectiveSettings = ObjectiveSettings()
     adaptation: AdaptationSettings = AdaptationSettings()
     training: TrainingSettings = TrainingSettings()
-
-    def __post_init__(self) -> None:
-        require(
-            self.protocol.batch_norm != "running",
-            "protocol.batch_norm is 'running': running statistics are gathered in training and can only be used in "
-            "evaluation; train with 'transductive' or 'support'",
-        )

@@ -102,9 +102,7 @@ def write_store(path: Path, dataset: str, classes: Sequence[ClassEntry], images:
         free = os.statvfs(path.parent)
         if free.f_bavail * free.f_frsize < n_bytes + len(header_bytes):
             have = free.f_bavail * free.f_frsize
-            raise TridentError(
-                f"cannot write {path}: No space left on device ({n_bytes / 1e6:.1f} MB needed, {have / 1e6:.1f} MB free)"
-            )
+            raise TridentError(f"cannot write {path}: it needs {n_bytes / 1e6:.1f} MB, and {have / 1e6:.1f} MB are free")
         file.write(struct.pack("<Q", len(header_bytes)) + header_bytes)
         written, image = 0, first
         while True:
@@ -114,7 +112,7 @@ def write_store(path: Path, dataset: str, classes: Sequence[ClassEntry], images:
                 )
             pixels = np.ascontiguousarray(image)
             digest.update(pixels)
-            file.write(pixels)
+            file.write(pixels.data)
             written += 1
             following = next(stream, None)
             if following is None:
@@ -122,7 +120,7 @@ def write_store(path: Path, dataset: str, classes: Sequence[ClassEntry], images:
             image = following
         if written != total:
             raise TridentError(f"{dataset}: {written} images came for a class table of {total}")
-        position = header_bytes.index(_NO_FINGERPRINT.encode())
+        position = header_bytes.rindex(_NO_FINGERPRINT.encode())
         file.seek(8 + position)
         file.write(digest.hexdigest().encode())
 
@@ -133,7 +131,7 @@ def open_store(path: Path) -> ImageStore:
     if not path.is_file():
         raise TridentError(f"no store at {path}: make one with 'trident data prepare'")
     try:
-        with open(path, "rb") as file:
+        with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
             if length > min(path.stat().st_size, 1 << 30):
                 raise ValueError("its header is longer than the file")

@@ -1,0 +1,80 @@
+"""What a person sees while work goes on: progress bars on standard error, so that standard output stays clean."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from trident.evaluate import Evaluation
+
+stderr = Console(stderr=True, highlight=False)
+_PLAIN_LINES = 20  # progress lines of a whole run where there is no terminal to draw a bar on
+
+
+def _bar(*columns: TextColumn) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        *columns,
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=stderr,
+        disable=not stderr.is_terminal,
+    )
+
+
+@contextmanager
+def counting(description: str) -> Iterator["Counter"]:
+    """A bar for work that is counted: images decoded, tasks evaluated."""
+    with _bar() as progress:
+        yield Counter(progress, description)
+
+
+class Counter:
+    def __init__(self, progress: Progress, description: str):
+        self._progress = progress
+        self._task = progress.add_task(description, total=None)
+
+    def __call__(self, done: int, total: int) -> None:
+        self._progress.update(self._task, completed=done, total=total)
+
+
+class TrainingProgress:
+    """A bar with loss parts, accuracy and speed, and a line for each validation."""
+
+    def __init__(self, start: int, steps: int):
+        self._steps = steps
+        self._smooth: dict[str, float] = {}
+        self._progress = _bar(TextColumn("{task.fields[numbers]}"))
+        self._task = self._progress.add_task("training", total=steps, completed=start, numbers="")
+
+    def __enter__(self) -> Self:
+        self._progress.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._progress.__exit__(kind, error, trace)
+
+    def on_step(self, step: int, values: dict[str, float]) -> None:
+        for key, value in values.items():
+            self._smooth[key] = 0.95 * self._smooth.get(key, value) + 0.05 * value
+        s = self._smooth
+        numbers = (
+            f"loss {s['total']:.1f} (class {s['classification']:.3f} image {s['reconstruction']:.1f} "
+            f"KL label {s['label_kl']:.1f} semantic {s['semantic_kl']:.1f}) accuracy {s['accuracy']:.1f} % "
+            f"{1 / s['seconds']:.2f} it/s"
+        )
+        self._progress.update(self._task, completed=step, numbers=numbers)
+        if not stderr.is_terminal and step % max(1, self._steps // _PLAIN_LINES) == 0:
+            stderr.print(f"step {step}/{self._steps}: {numbers}", soft_wrap=True)
+
+    def on_validation(self, step: int, evaluation: Evaluation, best: bool) -> None:
+        stderr.print(
+            f"step {step}: validation {evaluation.accuracy:.2f} ± {evaluation.ci95:.2f} %{', the best so far' if best else ''}",
+            soft_wrap=True,
+        )

@@ -1,0 +1,32 @@
+"""What is in a store, and whether its pixels are still the ones that were written."""
+
+from typing import Any
+
+from trident.data.store import SPLITS, ImageStore, store_in_memory
+
+
+def describe(store: ImageStore) -> dict[str, Any]:
+    """The facts that `trident data show` prints."""
+    splits = {}
+    for split in SPLITS:
+        counts = [entry.count for entry in store.classes if entry.split == split]
+        if counts:
+            splits[split] = {
+                "classes": len(counts),
+                "images": sum(counts),
+                "fewest_images_in_a_class": min(counts),
+                "most_images_in_a_class": max(counts),
+            }
+    return {
+        "dataset": store.dataset,
+        "image_size": store.image_size,
+        "channels": store.image_channels,
+        "images": len(store.images),
+        "splits": splits,
+        "fingerprint": store.fingerprint,
+    }
+
+
+def verify_fingerprint(store: ImageStore) -> bool:
+    """Read every pixel and see whether the fingerprint still fits the class table and the images."""
+    return store_in_memory(store.dataset, store.images, store.classes).fingerprint == store.fingerprint

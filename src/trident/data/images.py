@@ -1,0 +1,136 @@
+"""One image: where it comes from, and how it becomes pixels of the wanted size."""
+
+import warnings
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from struct import error as StructError
+from typing import IO, Protocol
+from zipfile import BadZipFile
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from trident.errors import TridentError
+
+# Pillow knows many more, among them some that call other programs. Whatever a file is named, only these are tried.
+_FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
+IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
+
+# All that Pillow's decoders raise on damaged files.
+_DECODING_ERRORS = (
+    OSError, ValueError, TypeError, LookupError, SyntaxError, EOFError, RuntimeError, ArithmeticError, MemoryError,
+    StructError, zlib.error, BadZipFile, Image.DecompressionBombError, Image.DecompressionBombWarning,
+)  # fmt: skip
+
+_ORIENTATION_TAG = 0x0112  # EXIF: how the camera was held
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+class UnreadableImageError(TridentError):
+    """One image that cannot be decoded: its name and why."""
+
+
+class ImageSource(Protocol):
+    """An image that is not decoded yet, with a name that a person can find it by."""
+
+    @property
+    def name(self) -> str: ...
+
+    def open(self) -> Image.Image: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFile:
+    """An image in a file of its own."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return str(self.path)
+
+    def open(self) -> Image.Image:
+        return open_image(self.path)
+
+
+def open_image(file: Path | IO[bytes]) -> Image.Image:
+    """Open an image file in one of the formats that are decoded here."""
+    return Image.open(file, formats=_FORMATS)
+
+
+@contextmanager
+def strict_pillow() -> Iterator[None]:
+    """Make an oversized image an error, where Pillow only warns, and keep its warnings on odd EXIF data quiet."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        yield
+
+
+def decode(source: ImageSource, size: int, channels: int, inverted: bool = False) -> np.ndarray:
+    """Decode one image to (size, size, channels) uint8.
+
+    EXIF orientation is applied and transparency laid on white. An image that is not of the wanted size is scaled with a
+    Lanczos filter until its shorter side fits, and the middle of the longer side is kept. With `inverted` dark becomes
+    bright.
+    """
+    try:
+        with source.open() as image:
+            image.load()
+            pixels = np.asarray(_fit(_to_eight_bits(_upright(image), "RGB" if channels == 3 else "L"), size))
+    except _DECODING_ERRORS as error:
+        raise UnreadableImageError(f"{source.name}: {_reason(error)}") from error
+    pixels = pixels.reshape(size, size, channels)
+    return 255 - pixels if inverted else pixels
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, UnidentifiedImageError):
+        return "it is not an image in a known format"
+    if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
+        return f"it has more than {Image.MAX_IMAGE_PIXELS} pixels, too many to be safe: shrink it first"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    try:
+        orientation = image.getexif().get(_ORIENTATION_TAG)
+    except _DECODING_ERRORS:
+        return image  # the pixels are whole; only what the camera wrote about them is not
+    return image.transpose(_UPRIGHT[orientation]) if orientation in _UPRIGHT else image
+
+
+def _to_eight_bits(image: Image.Image, mode: str) -> Image.Image:
+    if image.mode == "F":
+        raise ValueError("its pixels are floating-point numbers of unknown range: save it with 8 bits")
+    if image.mode.startswith("I"):  # Pillow would cut off all that is brighter than 255
+        deep = np.asarray(image)
+        if deep.min() < 0 or deep.max() > 0xFFFF:
+            raise ValueError("its pixels have more than 16 bits: save it with 8 bits")
+        image = Image.fromarray((deep >> 8).astype(np.uint8))
+    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
+        coloured = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", coloured.size, "white"), coloured)
+    return image.convert(mode)
+
+
+def _fit(image: Image.Image, size: int) -> Image.Image:
+    if image.size == (size, size):
+        return image
+    width, height = image.size
+    side = min(width, height)
+    left, top = (width - side) / 2, (height - side) / 2
+    return image.resize((size, size), Image.Resampling.LANCZOS, (left, top, left + side, top + side))

@@ -1,0 +1,119 @@
+"""miniImageNet (Vinyals et al. 2016, split of Ravi & Larochelle 2017) in the three forms it is passed around in."""
+
+import csv
+from operator import index
+from pathlib import Path
+from typing import Any
+
+from trident.data.images import ImageFile
+from trident.data.pickles import PickleShelf, as_text, load_fields, pixel_array
+from trident.data.readers import (
+    ClassImages,
+    Dataset,
+    class_folders,
+    classes_by_split,
+    ordered_classes,
+    read_lines,
+    read_split_file,
+    require_files,
+    require_images,
+)
+from trident.data.store import SPLITS
+from trident.errors import TridentError
+
+_LISTS = [f"{split}.csv" for split in SPLITS]
+_CACHES = [f"mini-imagenet-cache-{split}.pkl" for split in SPLITS]
+
+
+def read_mini_imagenet(source: Path, split_file: Path | None = None) -> Dataset:
+    """Find out which form lies in `source` and describe it.
+
+    A split file, given or lying in `source` as split.json, stands for class folders. Otherwise CSV lists stand for
+    `images/` with train.csv, val.csv and test.csv, and pickles for the three caches.
+    """
+    beside = source / "split.json"
+    if split_file is None and any((source / name).is_file() for name in _LISTS):
+        classes = _from_lists(source)
+    elif split_file is None and any((source / name).is_file() for name in _CACHES):
+        classes = _from_caches(source)
+    elif split_file is not None or beside.is_file():
+        listed_in = split_file or beside
+        # Folders outside the split are no mistake: it takes 100 of the 1000 classes of ImageNet.
+        classes = classes_by_split(class_folders(source), read_split_file(listed_in), listed_in, source)
+    else:
+        raise TridentError(
+            f"{source} has none of the forms of miniImageNet: images/ with {', '.join(_LISTS)}; "
+            f"{', '.join(_CACHES)}; or class folders with split.json"
+        )
+    return Dataset("mini-imagenet", ordered_classes(source, classes), image_size=84)
+
+
+def _from_lists(source: Path) -> list[ClassImages]:
+    folder = source / "images"
+    if not folder.is_dir():
+        raise TridentError(f"{source} has lists of images but no folder images/ beside them")
+    classes: list[ClassImages] = []
+    class_of: dict[str, str] = {}
+    for split, path in zip(SPLITS, require_files(source, _LISTS), strict=True):
+        listed: dict[str, list[str]] = {}
+        for file_name, label in _rows(path):
+            if file_name in class_of:
+                other = f"of class '{class_of[file_name]}' too" if class_of[file_name] != label else "listed twice"
+                raise TridentError(f"{path}: image {file_name} of class '{label}' is {other}: list each image once")
+            class_of[file_name] = label
+            listed.setdefault(label, []).append(file_name)
+        require_images((folder / name for names in listed.values() for name in names), path)
+        for label, names in listed.items():
+            classes.append(ClassImages(label, split, [ImageFile(folder / name) for name in sorted(names)]))
+    return classes
+
+
+def _rows(path: Path) -> list[tuple[str, str]]:
+    """The (file name, label) rows of one list."""
+    try:
+        rows = list(csv.reader(read_lines(path)))
+    except csv.Error as error:
+        raise TridentError(f"{path} is not a CSV file: {error}") from error
+    if not rows or rows[0] != ["filename", "label"]:
+        raise TridentError(f"{path} does not begin with the line 'filename,label'")
+    for number, row in enumerate(rows[1:], 2):
+        if len(row) != 2 or not all(row):
+            raise TridentError(f"{path}, entry {number}: expected a file name and a label, got '{','.join(row)}'")
+        if Path(row[0]).is_absolute() or ".." in Path(row[0]).parts:
+            raise TridentError(f"{path}, entry {number}: {row[0]} lies outside the folder images/")
+    return [(file_name, label) for file_name, label in rows[1:]]
+
+
+def _from_caches(source: Path) -> list[ClassImages]:
+    # Each cache is read for its class table here and again for its images later: one at a time fits in memory.
+    shelf = PickleShelf(lambda path: pixel_array(path, load_fields(path, "image_data")["image_data"]))
+    classes: list[ClassImages] = []
+    for split, path in zip(SPLITS, require_files(source, _CACHES), strict=True):
+        for name, numbers in _class_table(path).items():
+            classes.append(ClassImages(name, split, shelf.sources(path, numbers)))
+    return classes
+
+
+def _class_table(path: Path) -> dict[str, list[int]]:
+    """The image numbers of each class of one cache, checked."""
+    fields = load_fields(path, "image_data", "class_dict")
+    n_images = len(pixel_array(path, fields["image_data"]))
+    class_dict: Any = fields["class_dict"]
+    if not isinstance(class_dict, dict):
+        raise TridentError(f"{path}: its class_dict is a {type(class_dict).__name__}, not a dict of image numbers")
+    table: dict[str, list[int]] = {}
+    class_of: dict[int, str] = {}
+    for key, numbers in class_dict.items():
+        name = as_text(key)
+        try:
+            table[name] = sorted(index(number) for number in numbers)
+        except TypeError:
+            raise TridentError(f"{path}: class '{name}' is not a list of image numbers") from None
+        for number in table[name]:
+            if not 0 <= number < n_images:
+                raise TridentError(f"{path}: class '{name}' has image {number}, but there are {n_images} images")
+            if number in class_of:
+                other = f"class '{class_of[number]}' too" if class_of[number] != name else "the class twice"
+                raise TridentError(f"{path}: image {number} of class '{name}' is in {other}: each image belongs to one")
+            class_of[number] = name
+    return table

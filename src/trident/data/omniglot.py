@@ -1,0 +1,123 @@
+"""Omniglot (Lake et al. 2015) from its zip files, which are not extracted, or from extracted folders.
+
+A class is one character of one alphabet. The split is by alphabet: the evaluation set is for testing, and of the
+background alphabets, in order of name, the last sixth (at least one) is for validation and the rest for training: 25
+and 5 of the 30, 4 and 1 of a small set's five. Without the evaluation set the last sixth is for testing and the sixth
+before it for validation.
+"""
+
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path, PurePosixPath
+from zipfile import BadZipFile, ZipFile
+
+from PIL import Image
+
+from trident.data.images import ImageSource, open_image
+from trident.data.readers import ClassImages, Dataset, image_files, ordered_classes, subfolders
+from trident.errors import TridentError
+
+# The small sets are parts of the first, so the first one that is there is taken.
+_BACKGROUNDS = ("images_background", "images_background_small1", "images_background_small2")
+_EVALUATION = "images_evaluation"
+_MAX_BYTES = 1 << 20  # a drawing takes some 300 bytes
+
+Alphabets = dict[str, dict[str, list[ImageSource]]]  # alphabet, character, drawings
+
+
+@dataclass(frozen=True, slots=True)
+class ZippedImage:
+    """An image in a zip file that stays open for as long as one of its images is known."""
+
+    archive: ZipFile
+    member: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.archive.filename}: {self.member}"
+
+    def open(self) -> Image.Image:
+        return open_image(BytesIO(self.archive.read(self.member)))
+
+
+def read_omniglot(source: Path) -> Dataset:
+    """Describe Omniglot from a folder that holds its zip files or extracted folders, or from one of them by itself."""
+    background, evaluation = _find(source)
+    alphabets = sorted(background)
+    held_out = max(1, len(alphabets) // 6)
+    n_parts = 2 if evaluation else 3
+    if len(alphabets) < n_parts:
+        raise TridentError(
+            f"{source} has {len(alphabets)} background alphabets: at least {n_parts} are needed to split"
+        )
+    split_of = dict.fromkeys(alphabets, "train")
+    if not evaluation:
+        split_of |= dict.fromkeys(alphabets[-held_out:], "test")
+        alphabets = alphabets[:-held_out]
+    split_of |= dict.fromkeys(alphabets[-held_out:], "val")
+    classes = [
+        ClassImages(f"{alphabet}/{character}", split_of[alphabet] if part is background else "test", drawings)
+        for part in (background, evaluation)
+        for alphabet, characters in part.items()
+        for character, drawings in characters.items()
+    ]
+    return Dataset("omniglot", ordered_classes(source, classes), image_size=28, channels=1, inverted=True)
+
+
+def _find(source: Path) -> tuple[Alphabets, Alphabets]:
+    """The background and the evaluation alphabets, of which either may be empty."""
+    if source.is_file():
+        set_name, alphabets = _read_zip(source)
+        return ({}, alphabets) if set_name == _EVALUATION else (alphabets, {})
+    if source.resolve().name in _BACKGROUNDS and not any((source / name).exists() for name in _BACKGROUNDS):
+        return _read_folder(source), {}
+    background = next((found for name in _BACKGROUNDS if (found := _read_set(source, name))), None)
+    if background is None:
+        raise TridentError(
+            f"{source} has no images_background.zip, nor a folder images_background: expected Omniglot's files"
+        )
+    return background, _read_set(source, _EVALUATION)
+
+
+def _read_set(source: Path, name: str) -> Alphabets:
+    archive = source / f"{name}.zip"
+    if archive.is_file():
+        return _read_zip(archive)[1]
+    return _read_folder(source / name) if (source / name).is_dir() else {}
+
+
+def _read_folder(folder: Path) -> Alphabets:
+    return {
+        alphabet.name: {
+            character.name: list(image_files([character], frozenset({".png"}))) for character in subfolders(alphabet)
+        }
+        for alphabet in subfolders(folder)
+    }
+
+
+def _read_zip(path: Path) -> tuple[str, Alphabets]:
+    """The name of the set in a zip file and its alphabets; members are checked by name and size, and not yet read."""
+    try:
+        archive = ZipFile(path)
+    except (BadZipFile, OSError, NotImplementedError) as error:
+        raise TridentError(f"{path} is not a whole zip file: {error}") from error
+    set_names, alphabets = set(), Alphabets()
+    seen: set[str] = set()
+    for member in sorted(archive.infolist(), key=lambda member: member.filename):
+        parts = PurePosixPath(member.filename).parts
+        if member.is_dir() or not parts or parts[0] == "__MACOSX" or parts[-1].startswith("."):
+            continue
+        if len(parts) != 4 or ".." in parts or parts[0] == "/" or not parts[3].lower().endswith(".png"):
+            raise TridentError(
+                f"{path}: member {member.filename!r} is not of the form SET/ALPHABET/CHARACTER/IMAGE.png"
+            )
+        if member.file_size > _MAX_BYTES:
+            raise TridentError(f"{path}: member {member.filename} has {member.file_size} bytes, too many for a drawing")
+        if member.filename in seen:
+            raise TridentError(f"{path}: member {member.filename} is there twice")
+        seen.add(member.filename)
+        set_names.add(parts[0])
+        alphabets.setdefault(parts[1], {}).setdefault(parts[2], []).append(ZippedImage(archive, member.filename))
+    if len(set_names) != 1:
+        raise TridentError(f"{path} holds {len(set_names)} sets of images, expected one of Omniglot's")
+    return set_names.pop(), alphabets

@@ -1,0 +1,98 @@
+"""Images that lie in pickles: one pickle in memory at a time, and images taken out of it by number."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from trident.data.images import open_image
+from trident.data.unpickle import load_pickle
+from trident.errors import TridentError
+
+Images = Sequence[Any] | np.ndarray
+
+
+def load_fields(path: Path, *names: str) -> dict[str, Any]:
+    """Read a pickle that is to be a dict with these fields."""
+    content = load_pickle(path)
+    if not isinstance(content, Mapping):
+        raise TridentError(f"{path} holds a {type(content).__name__}, not a dict with {' and '.join(names)}")
+    missing = [name for name in names if name not in content]
+    if missing:
+        raise TridentError(f"{path} has no '{missing[0]}': expected a dict with {' and '.join(names)}")
+    return dict(content)
+
+
+def pixel_array(path: Path, images: Any) -> np.ndarray:
+    """Check that a pickle's images are one array of RGB pixels."""
+    if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:
+        found = f"{images.dtype} {images.shape}" if isinstance(images, np.ndarray) else type(images).__name__
+        raise TridentError(f"{path}: its images are {found}, expected one uint8 array (image, height, width, 3)")
+    return images
+
+
+def as_text(name: Any) -> str:
+    """A class name, which numpy and Python 2 may have kept as bytes."""
+    return name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
+
+
+def image_numbers(path: Path, labels: Any, n_images: int) -> dict[int, list[int]]:
+    """Group image numbers by label, where `labels` has one whole number for each image."""
+    try:
+        array = np.asarray(labels)
+    except ValueError:  # lists of unequal lengths
+        array = np.empty(0, object)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise TridentError(f"{path}: its labels are not a list of whole numbers")
+    if len(array) != n_images:
+        raise TridentError(f"{path}: {len(array)} labels for {n_images} images")
+    grouped: dict[int, list[int]] = {}
+    for number, label in enumerate(array.tolist()):
+        grouped.setdefault(label, []).append(number)
+    return grouped
+
+
+class PickleShelf:
+    """Holds the images of the pickle that was asked for last, so that no two splits are in memory at once."""
+
+    def __init__(self, load: Callable[[Path], Images]) -> None:
+        self._load = load
+        self._path: Path | None = None
+        self._images: Images = ()
+
+    def images(self, path: Path) -> Images:
+        if path != self._path:
+            self._path, self._images = None, ()  # let go of one before the next is loaded
+            self._images = self._load(path)
+            self._path = path
+        return self._images
+
+    def sources(self, path: Path, numbers: Sequence[int]) -> list["PickledImage"]:
+        return [PickledImage(self, path, number) for number in numbers]
+
+
+@dataclass(frozen=True, slots=True)
+class PickledImage:
+    """One image of a pickle: either its pixels, or an image file packed into an array of bytes."""
+
+    shelf: PickleShelf
+    path: Path
+    number: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.path}: image {self.number}"
+
+    def open(self) -> Image.Image:
+        image = self.shelf.images(self.path)[self.number]
+        if isinstance(image, np.ndarray) and image.dtype == np.uint8:
+            if image.ndim == 3:
+                return Image.fromarray(image)
+            image = image.tobytes()
+        if not isinstance(image, bytes):
+            raise ValueError(f"it is a {type(image).__name__}, not an array of bytes")
+        return open_image(BytesIO(image))

@@ -1,0 +1,103 @@
+"""Turning a dataset as its owners offer it into a packed store."""
+
+from collections.abc import Callable, Iterator
+from difflib import get_close_matches
+from pathlib import Path
+
+import numpy as np
+
+from trident.data.cifar_fs import read_cifar_fs
+from trident.data.cub import read_cub
+from trident.data.folder import read_folder
+from trident.data.images import UnreadableImageError, decode, strict_pillow
+from trident.data.mini_imagenet import read_mini_imagenet
+from trident.data.omniglot import read_omniglot
+from trident.data.readers import Dataset
+from trident.data.store import ImageStore, class_table, open_store, write_store
+from trident.data.tiered_imagenet import read_tiered_imagenet
+from trident.errors import TridentError
+
+Progress = Callable[[int, int], None]  # images done, images in all
+
+_WITH_OWN_SPLIT: dict[str, Callable[[Path], Dataset]] = {
+    "tiered-imagenet": read_tiered_imagenet,
+    "cub": read_cub,
+    "omniglot": read_omniglot,
+    "cifar-fs": read_cifar_fs,
+}
+_WITH_SPLIT_FILE: dict[str, Callable[[Path, Path | None], Dataset]] = {
+    "mini-imagenet": read_mini_imagenet,
+    "folder": read_folder,
+}
+DATASET_NAMES = ("mini-imagenet", "tiered-imagenet", "cub", "omniglot", "cifar-fs", "folder")
+_IMAGE_SIZES = range(8, 1025)
+
+
+def prepare(
+    name: str,
+    source: Path,
+    target: Path,
+    *,
+    image_size: int | None = None,
+    split_file: Path | None = None,
+    progress: Progress | None = None,
+) -> ImageStore:
+    """Decode every image of a dataset once and write them as a store; on any error nothing is written.
+
+    Images that are not of the wanted size are scaled until their shorter side fits, and the middle of the longer side
+    is kept. An image that cannot be read is an error, told once all others have been tried.
+    """
+    source, target = Path(source), Path(target)
+    if image_size is not None and image_size not in _IMAGE_SIZES:
+        raise TridentError(f"image size {image_size} is not between {_IMAGE_SIZES[0]} and {_IMAGE_SIZES[-1]}")
+    if target.is_dir():
+        raise TridentError(f"cannot write {target}: it is a folder, expected the name of a file")
+    if not target.parent.is_dir():
+        raise TridentError(f"cannot write {target}: the folder {target.parent} does not exist")
+    dataset = read_dataset(name, source, split_file)
+    table = class_table((entry.name, entry.split, len(entry.sources)) for entry in dataset.classes)
+    with strict_pillow():
+        write_store(target, dataset.name, table, _pixels(dataset, image_size or dataset.image_size, progress))
+    return open_store(target)
+
+
+def read_dataset(name: str, source: Path, split_file: Path | None = None) -> Dataset:
+    """Describe the dataset that lies in `source`, and check all that can be checked without decoding an image."""
+    if name not in DATASET_NAMES:
+        nearest = get_close_matches(name, DATASET_NAMES, 1, 0.4)
+        hint = f"did you mean '{nearest[0]}'? It can be" if nearest else "it can be"
+        raise TridentError(f"there is no dataset '{name}': {hint} {', '.join(DATASET_NAMES)}")
+    if not source.exists():
+        raise TridentError(f"{source} does not exist: expected the folder with {name}")
+    if not source.is_dir() and name != "omniglot":
+        raise TridentError(f"{source} is not a folder: expected the folder with {name}")
+    if split_file is not None and name not in _WITH_SPLIT_FILE:
+        raise TridentError(f"{name} has a split of its own and takes no split file")
+    try:
+        if name in _WITH_SPLIT_FILE:
+            return _WITH_SPLIT_FILE[name](source, split_file)
+        return _WITH_OWN_SPLIT[name](source)
+    except OSError as error:
+        raise TridentError(f"cannot read {error.filename or source}: {error.strerror or error}") from error
+
+
+def _pixels(dataset: Dataset, size: int, progress: Progress | None) -> Iterator[np.ndarray]:
+    """Decode image after image; after the first that cannot be read go on only to count how many there are."""
+    total = sum(len(entry.sources) for entry in dataset.classes)
+    done, n_unreadable, first = 0, 0, ""
+    for entry in dataset.classes:
+        for source in entry.sources:
+            try:
+                pixels = decode(source, size, dataset.channels, dataset.inverted)
+            except UnreadableImageError as error:
+                n_unreadable += 1
+                first = first or str(error)
+            else:
+                if not n_unreadable:
+                    yield pixels
+            done += 1
+            if progress:
+                progress(done, total)
+    if n_unreadable:
+        count = f"{n_unreadable} images cannot be read, the first is" if n_unreadable > 1 else "1 image cannot be read,"
+        raise TridentError(f"{count} {first}")

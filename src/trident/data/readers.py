@@ -1,0 +1,155 @@
+"""What all readers share: the description of a dataset that they return, and how folders and split files are read.
+
+A reader looks at what lies on disk and returns a `Dataset`. It checks all that can be checked without decoding an
+image: files that are missing, classes that are empty or in two splits, labels out of range.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from trident.data.images import IMAGE_SUFFIXES, ImageFile, ImageSource
+from trident.data.store import SPLITS
+from trident.errors import TridentError
+
+
+@dataclass(frozen=True)
+class ClassImages:
+    """One class and its images, none of them decoded."""
+
+    name: str
+    split: str
+    sources: Sequence[ImageSource]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A dataset as it lies on disk: its classes ordered by split and name, and what its images are stored as."""
+
+    name: str
+    classes: tuple[ClassImages, ...]
+    image_size: int  # unless the user asks for another
+    channels: int = 3
+    inverted: bool = False  # whether dark is stored as bright
+
+
+def ordered_classes(where: Path, classes: Iterable[ClassImages]) -> tuple[ClassImages, ...]:
+    """Check that each class has images and is in one split only, and order them by split and name."""
+    split_of: dict[str, str] = {}
+    ordered = sorted(classes, key=lambda entry: (SPLITS.index(entry.split), entry.name))
+    for entry in ordered:
+        if not entry.sources:
+            raise TridentError(f"{where}: class '{entry.name}' of split {entry.split} has no images")
+        other = split_of.setdefault(entry.name, entry.split)
+        if other != entry.split:
+            raise TridentError(
+                f"{where}: class '{entry.name}' is in both {other} and {entry.split}: each class belongs to one split"
+            )
+    if not ordered:
+        raise TridentError(f"{where}: there is not one class of images in it")
+    if len(ordered) != len(split_of):
+        twice = next(entry for entry, following in pairwise(ordered) if entry.name == following.name)
+        raise TridentError(f"{where}: two classes of split {twice.split} are named '{twice.name}'")
+    return tuple(ordered)
+
+
+def require_files(folder: Path, names: Iterable[str]) -> list[Path]:
+    """The paths of files that must all be there."""
+    names = list(names)
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise TridentError(f"{folder} has no {missing[0]}: expected {', '.join(names)}")
+    return [folder / name for name in names]
+
+
+def require_images(paths: Iterable[Path], listed_in: Path) -> None:
+    """Check that images that a list names are there."""
+    missing = [path for path in paths if not path.is_file()]
+    if missing:
+        count = f"{len(missing)} images" if len(missing) > 1 else "1 image"
+        raise TridentError(f"{count} listed in {listed_in} cannot be found, the first is {missing[0]}")
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a text file that are not blank."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise TridentError(f"{path} is not a text file: {error}") from error
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def subfolders(folder: Path) -> list[Path]:
+    """The folders in a folder by name, without hidden ones and what archivers leave behind."""
+    found = (path for path in folder.iterdir() if not path.name.startswith((".", "__MACOSX")) and path.is_dir())
+    return sorted(found, key=lambda path: path.name)
+
+
+def image_files(folders: Iterable[Path], suffixes: frozenset[str] = IMAGE_SUFFIXES) -> list[ImageFile]:
+    """The images that lie directly in these folders, by name; hidden files and files of other kinds do not count."""
+    paths = [
+        path
+        for folder in folders
+        for path in folder.iterdir()
+        if path.suffix.lower() in suffixes and not path.name.startswith(".") and path.is_file()
+    ]
+    return [ImageFile(path) for path in sorted(paths, key=lambda path: (path.name, path))]
+
+
+def split_folders(root: Path) -> dict[str, Path]:
+    """The folders train, val and test, those that are there with class folders in them."""
+    return {name: root / name for name in SPLITS if (root / name).is_dir() and subfolders(root / name)}
+
+
+def class_folders(root: Path) -> dict[str, list[Path]]:
+    """The folders of each class: directly in `root`, or those of the same name in its train, val and test joined."""
+    parents = list(split_folders(root).values()) or [root]
+    found: dict[str, list[Path]] = {}
+    for parent in parents:
+        for folder in subfolders(parent):
+            found.setdefault(folder.name, []).append(folder)
+    if not found:
+        raise TridentError(f"{root} has no class folders: expected {root}/CLASS/IMAGE.jpg")
+    return found
+
+
+def read_split_file(path: Path) -> dict[str, str]:
+    """Read a JSON file {"train": [class, ...], "val": [...], "test": [...]} to the split of each class."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise TridentError(f"cannot read the split file {path}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise TridentError(f"the split file {path} is not JSON: {error}") from error
+    if not isinstance(content, dict) or not content or not set(content) <= set(SPLITS):
+        raise TridentError(f'the split file {path} is not of the form {{"train": [...], "val": [...], "test": [...]}}')
+    split_of: dict[str, str] = {}
+    for split, names in content.items():
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise TridentError(f"the split file {path} has no list of class names for {split}")
+        for name in names:
+            if name in split_of:
+                where = f"in both {split_of[name]} and {split}" if split_of[name] != split else f"twice in {split}"
+                raise TridentError(f"the split file {path} has class '{name}' {where}: each class belongs to one split")
+            split_of[name] = split
+    return split_of
+
+
+def classes_by_split(
+    folders: Mapping[str, Sequence[Path]], split_of: Mapping[str, str], listed_in: Path, root: Path
+) -> list[ClassImages]:
+    """The classes that a split names, with the images of their folders."""
+    missing = [name for name in split_of if name not in folders]
+    if missing:
+        count = f"{len(missing)} classes have" if len(missing) > 1 else "1 class has"
+        raise TridentError(f"{listed_in}: {count} no folder in {root}, the first is '{missing[0]}'")
+    return [ClassImages(name, split, image_files(folders[name])) for name, split in split_of.items()]
+
+
+def refuse_unlisted(folders: Iterable[str], split_of: Mapping[str, str], listed_in: Path) -> None:
+    """Check that a split leaves no class out."""
+    unlisted = [name for name in folders if name not in split_of]
+    if unlisted:
+        raise TridentError(f"{listed_in} has no split for class '{unlisted[0]}': list each class folder in one split")

@@ -1,0 +1,215 @@
+"""Reading pickles of arrays and plain containers without running anything they ask for.
+
+A pickle is a program for a small stack machine, and the one in the standard library will import and call whatever the
+file names. Here only the instructions that build data are kept, and the few names that data needs are bound to
+functions of this file. numpy's own dtype and array constructors are not among them: a forged state could make them
+read memory that is not theirs.
+
+The machine underneath is the standard library's one in Python rather than the one in C, because its set of instructions
+can be cut down and because the C one lets a file of twenty bytes claim gigabytes of memory.
+"""
+
+import pickle
+import re
+import struct
+from collections import OrderedDict
+from collections.abc import Callable
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trident.errors import TridentError
+
+_DATA_INSTRUCTIONS = (
+    "PROTO FRAME STOP MARK POP POP_MARK DUP NONE NEWTRUE NEWFALSE "
+    "INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT "
+    "STRING BINSTRING SHORT_BINSTRING BINBYTES SHORT_BINBYTES BINBYTES8 BYTEARRAY8 "
+    "UNICODE BINUNICODE SHORT_BINUNICODE BINUNICODE8 "
+    "EMPTY_LIST APPEND APPENDS LIST EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 "
+    "EMPTY_DICT DICT SETITEM SETITEMS EMPTY_SET ADDITEMS FROZENSET "
+    "GET BINGET LONG_BINGET PUT BINPUT LONG_BINPUT MEMOIZE GLOBAL STACK_GLOBAL INST REDUCE BUILD"
+)
+_PLAIN_DTYPE = re.compile(r"(b1|[iu][1248]|f[248]|[SU][1-9][0-9]{0,5}|O[48]?)")
+
+
+class _ForbiddenError(Exception):
+    """The pickle asks for something that is not data."""
+
+
+def _text(value: Any) -> str:
+    """A short string of numpy's, which Python 2 wrote as bytes."""
+    text = value.decode("latin1") if isinstance(value, bytes) else value
+    if not isinstance(text, str):
+        raise pickle.UnpicklingError("an array's type is malformed")
+    return text
+
+
+def _raw(value: Any) -> bytes:
+    """The content of an array, which in a Python 2 pickle may come as text."""
+    if isinstance(value, str):
+        return value.encode("latin1")
+    if not isinstance(value, bytes):
+        raise pickle.UnpicklingError("an array's content is not bytes")
+    return value
+
+
+class _Dtype:
+    """Stands for numpy.dtype while a pickle is read: numbers, strings and objects, and no records."""
+
+    def __init__(self, code: Any, align: Any = False, copy: Any = False) -> None:
+        self.code = _text(code)
+        self.byte_order = "="
+        if not _PLAIN_DTYPE.fullmatch(self.code):
+            raise _ForbiddenError(f"an array of type '{self.code}'")
+
+    def set_state(self, state: Any) -> None:
+        """Take the byte order; what else a state can hold belongs to records or follows from the code."""
+        byte_order = _text(state[1])
+        if byte_order not in ("<", ">", "=", "|") or any(part is not None for part in state[2:5]):
+            raise _ForbiddenError("an array of records")
+        self.byte_order = byte_order
+
+
+def _numpy_dtype(dtype: Any) -> np.dtype:
+    if not isinstance(dtype, _Dtype):
+        raise pickle.UnpicklingError("an array's type is malformed")
+    return np.dtype("O") if dtype.code[0] == "O" else np.dtype(dtype.byte_order + dtype.code)
+
+
+class _ArrayType:
+    """Stands for numpy.ndarray, which a pickle only ever hands to _reconstruct."""
+
+
+def _reconstruct(array_type: Any, shape: Any, code: Any) -> np.ndarray:
+    if array_type is not _ArrayType:
+        raise _ForbiddenError("an array of a type of its own")
+    return np.empty((0,), np.int8)  # its shape, type and content come in the state
+
+
+def _fill(array: np.ndarray, state: Any) -> None:
+    """Give an array made by _reconstruct the content that follows it in the pickle."""
+    shape, dtype, is_fortran, content = state[-4:]  # a version number may stand first
+    if array.shape != (0,) or not all(isinstance(length, int) and length >= 0 for length in shape):
+        raise pickle.UnpicklingError("an array's state is malformed")
+    kind = _numpy_dtype(dtype)
+    if kind.hasobject:
+        if not isinstance(content, list) or len(content) != prod(shape):
+            raise pickle.UnpicklingError(f"an array of shape {shape} has the wrong number of objects")
+    else:
+        content = _raw(content)
+        if len(content) != prod(shape) * kind.itemsize:
+            raise pickle.UnpicklingError(f"an array of shape {shape} has {len(content)} bytes")
+    restore: Any = array.__setstate__
+    restore((1, tuple(shape), kind, bool(is_fortran), content))
+
+
+def _from_buffer(content: Any, dtype: Any, shape: Any, order: Any) -> np.ndarray:
+    return np.frombuffer(_raw(content), _numpy_dtype(dtype)).reshape(shape, order="F" if _text(order) == "F" else "C")
+
+
+def _scalar(dtype: Any, content: Any) -> Any:
+    return np.frombuffer(_raw(content), _numpy_dtype(dtype), 1)[0]
+
+
+def _encode(text: str, encoding: str) -> bytes:
+    """How Python 3 writes bytes into a pickle that Python 2 can read."""
+    if encoding != "latin1":
+        raise _ForbiddenError(f"the text encoding '{encoding}'")
+    return text.encode("latin1")
+
+
+def _no_bytes() -> bytes:
+    """How the same pickles write bytes of length 0."""
+    return b""
+
+
+_NAMES: dict[tuple[str, str], Any] = {
+    ("numpy", "ndarray"): _ArrayType,
+    ("numpy", "dtype"): _Dtype,
+    ("collections", "OrderedDict"): OrderedDict,
+    ("_codecs", "encode"): _encode,
+}
+for _core in ("numpy.core", "numpy._core"):  # before and since numpy 2
+    _NAMES[f"{_core}.multiarray", "_reconstruct"] = _reconstruct
+    _NAMES[f"{_core}.multiarray", "scalar"] = _scalar
+    _NAMES[f"{_core}.numeric", "_frombuffer"] = _from_buffer
+for _builtins in ("builtins", "__builtin__"):  # Python 3 and Python 2
+    _NAMES[_builtins, "set"] = set
+    _NAMES[_builtins, "frozenset"] = frozenset
+    _NAMES[_builtins, "bytes"] = _no_bytes
+
+
+def _load_build(machine: Any) -> None:
+    """The instruction that gives an object its state, for the two kinds of object that have one here."""
+    state = machine.stack.pop()
+    target = machine.stack[-1]
+    if isinstance(target, _Dtype):
+        target.set_state(state)
+    elif isinstance(target, np.ndarray):
+        _fill(target, state)
+    else:
+        raise _ForbiddenError(f"a state for a {type(target).__name__}")
+
+
+def _load_long_string(machine: Any) -> None:
+    """A Python 2 string of over 255 bytes stays bytes: it is an array's content, and to make text of it doubles it."""
+    (length,) = struct.unpack("<I", machine.read(4))
+    machine.append(machine.read(length))
+
+
+def _load_byte_array(machine: Any) -> None:
+    """Read what is there: the standard library's own sets aside the length that the file claims."""
+    (length,) = struct.unpack("<Q", machine.read(8))
+    machine.append(machine.read(length))
+
+
+class _Instructions(dict[int, Callable[..., None]]):
+    """What the machine does for each instruction that builds data; any other is refused."""
+
+    def __missing__(self, code: int) -> Callable[..., None]:
+        if code in pickle._Unpickler.dispatch:
+            raise _ForbiddenError("an instruction that makes objects")
+        raise pickle.UnpicklingError(f"byte {code} is no instruction of a pickle")
+
+
+class _PlainUnpickler(pickle._Unpickler):
+    dispatch = _Instructions(
+        {
+            code: pickle._Unpickler.dispatch[code]
+            for code in (getattr(pickle, name)[0] for name in _DATA_INSTRUCTIONS.split())
+        }
+    )
+    dispatch[pickle.BUILD[0]] = _load_build
+    dispatch[pickle.BINSTRING[0]] = _load_long_string
+    dispatch[pickle.BYTEARRAY8[0]] = _load_byte_array
+
+    def find_class(self, module: str, name: str) -> Callable[..., Any]:
+        if (module, name) not in _NAMES:
+            raise _ForbiddenError(f"'{module}.{name}'")
+        found: Callable[..., Any] = _NAMES[module, name]
+        return found
+
+
+def load_pickle(path: Path) -> Any:
+    """Read a pickle of numpy arrays and plain containers, written by Python 2 or 3; anything else is an error."""
+    try:
+        with Path(path).open("rb") as file:
+            return _PlainUnpickler(file, encoding="latin1").load()
+    except _ForbiddenError as error:
+        raise TridentError(
+            f"{path} is refused, nothing of it was run: it asks for {_one_line(error)}, "
+            "and a dataset's pickle holds numpy arrays, numbers, strings, lists and dicts only"
+        ) from error
+    except OSError as error:
+        raise TridentError(f"cannot read {path}: {error.strerror or error}") from error
+    except Exception as error:  # a damaged pickle can make the machine stumble in any way
+        raise TridentError(
+            f"{path} is not a whole pickle ({type(error).__name__}: {_one_line(error)}): fetch it again"
+        ) from error
+
+
+def _one_line(error: Exception) -> str:
+    """What an error says, without line breaks and control characters that the file may have put there."""
+    return "".join(letter if letter.isprintable() else " " for letter in str(error))[:200]

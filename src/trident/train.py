@@ -1,0 +1,271 @@
+"""Meta-training: the outer loop, with validation, logs and checkpoints in a run's folder.
+
+A run's folder holds `last.safetensors` (everything needed to go on), `best.safetensors` (the weights that did best on
+the validation classes), `log.jsonl` and, if TensorBoard is installed, its event files.
+"""
+
+import math
+import platform
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor
+
+import trident
+from trident.adapt import Learner, MetaGradient
+from trident.checkpoint import BEST, LAST, Checkpoint, load_checkpoint, save_checkpoint
+from trident.data.store import ImageStore
+from trident.episodes import EpisodeSampler
+from trident.errors import TridentError
+from trident.evaluate import Evaluation, check_images, evaluate
+from trident.model import Trident
+from trident.nn.parameters import Parameters
+from trident.objective import LossParts
+from trident.run_log import RunLog
+from trident.settings import Recipe, TrainingSettings
+from trident.tasks import TaskSource
+
+RUNNING_MOMENTUM = 0.01  # weight of a new step in the running batch-norm statistics
+
+
+class Observer(Protocol):
+    """Whoever watches a training run, a progress bar for instance."""
+
+    def on_step(self, step: int, values: dict[str, float]) -> None: ...
+
+    def on_validation(self, step: int, evaluation: Evaluation, best: bool) -> None: ...
+
+
+def start_run(recipe: Recipe, store: ImageStore, data: str, out: Path, device: str) -> Checkpoint:
+    """Check everything, then make the run's folder with its first checkpoint. `data` is how to find the store again."""
+    if recipe.protocol.batch_norm == "running":
+        raise TridentError(
+            "protocol.batch_norm is 'running': these statistics are gathered in training and serve evaluation only; "
+            "train with 'transductive' or 'support'"
+        )
+    check_images(recipe, store)
+    for split in ("train", "val"):
+        EpisodeSampler(store, split, recipe.episode, recipe.protocol)
+    if (out / LAST).exists():
+        raise TridentError(f"{out} already holds a run: continue it with --resume {out}, or choose another folder")
+    if out.exists() and not out.is_dir():
+        raise TridentError(f"{out} is a file: --out needs a folder")
+    provenance = {
+        "trident": trident.__version__,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "device": device,
+        "data": data,
+        "dataset": store.dataset,
+        "fingerprint": store.fingerprint,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    model = Trident(recipe.model, recipe.episode)
+    start = Checkpoint(
+        recipe, model.initial(recipe.training.seed), model.initial_running(), step=0, provenance=provenance
+    )
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TridentError(f"cannot make the folder {out}: {error.strerror}") from error
+    save_checkpoint(out / LAST, start)
+    return start
+
+
+def resume_run(checkpoint: Checkpoint, store: ImageStore, out: Path) -> Checkpoint:
+    """The checkpoint itself, once it is clear that the data are the ones it was trained on."""
+    if checkpoint.provenance["fingerprint"] != store.fingerprint:
+        raise TridentError(
+            f"{out} was trained on other data: its {checkpoint.provenance['dataset']} has the fingerprint "
+            f"{checkpoint.provenance['fingerprint'][:12]}, this one {store.fingerprint[:12]}"
+        )
+    return checkpoint
+
+
+def check_resumable(before: Recipe, after: Recipe) -> None:
+    """Refuse changes that would make the run something other than one long run."""
+    free = {"steps", "tasks_per_chunk", "validate_every", "validation_tasks", "save_every", "log_every"}
+    if before.training.schedule == "cosine":
+        free.discard("steps")  # the rate at every step hangs on their number
+    kept = {name: getattr(before.training, name) for name in free}
+    if replace(after, training=replace(after.training, **kept)) != before:
+        raise TridentError(f"a resumed run can only change {', '.join(f'training.{name}' for name in sorted(free))}")
+
+
+def train(start: Checkpoint, store: ImageStore, out: Path, device: str, observer: Observer) -> Checkpoint:
+    """Train from a checkpoint to the recipe's last step, or until interrupted; returns the last state, saved in `out`."""
+    recipe, settings = start.recipe, start.recipe.training
+    model = Trident(recipe.model, recipe.episode)
+    learner = Learner(model, recipe.objective, recipe.adaptation, recipe.protocol.batch_norm)
+    sampler = EpisodeSampler(store, "train", recipe.episode, recipe.protocol)
+    source = TaskSource(sampler, recipe.model, recipe.adaptation, settings.seed, "train", device=device)
+    parameters = {key: value.to(device).requires_grad_() for key, value in start.parameters.items()}
+    running = {key: value.to(device) for key, value in start.running.items()}
+    optimizer = _optimizer(parameters, start)
+    best, step = start.best, start.step
+
+    def current() -> Checkpoint:
+        state = _optimizer_state(parameters, optimizer)
+        return replace(start, parameters=parameters, running=running, step=step, optimizer=state, best=best)
+
+    with RunLog(out, start.step) as log, _interrupts() as interrupted:
+        while step < settings.steps and not interrupted:
+            began = time.perf_counter()
+            result = _summed_over_chunks(learner, parameters, source, settings, step)
+            norm = _checked_norm(result, step + 1, out, current)
+            rate = _rate(settings, step)
+            _update(parameters, optimizer, result.gradient, norm, rate, settings)
+            for key, value in result.statistics.items():
+                running[key] = torch.lerp(running[key], value.mean(0), RUNNING_MOMENTUM)
+            step += 1
+            values = {name: float(part.mean()) for name, part in result.loss._asdict().items()}
+            values |= {"accuracy": 100 * float(result.accuracy.mean()), "gradient_norm": norm, "rate": rate}
+            values["seconds"] = time.perf_counter() - began
+            log.step(step, values, last_of_window=step % settings.log_every == 0 or step == settings.steps)
+            observer.on_step(step, values)
+
+            if step % settings.validate_every == 0 or step == settings.steps:
+                evaluation = evaluate(
+                    recipe,
+                    _detached(parameters),
+                    running,
+                    store,
+                    split="val",
+                    tasks=settings.validation_tasks,
+                    seed=settings.seed,
+                    device=device,
+                )
+                is_best = best is None or evaluation.accuracy > best["accuracy"]
+                if is_best:
+                    best = {"step": step, **evaluation.to_json()}
+                    save_checkpoint(out / BEST, replace(current(), optimizer={}))
+                log.validation(step, evaluation)
+                observer.on_validation(step, evaluation, is_best)
+            if step % settings.save_every == 0 and step < settings.steps:
+                save_checkpoint(out / LAST, current())
+        save_checkpoint(out / LAST, current())
+    return current()
+
+
+def _summed_over_chunks(
+    learner: Learner, parameters: Parameters, source: TaskSource, settings: TrainingSettings, step: int
+) -> MetaGradient:
+    """The meta-gradient of one step's tasks, a chunk at a time where memory is short."""
+    first = step * settings.tasks_per_step
+    size = settings.tasks_per_chunk or settings.tasks_per_step
+    chunks = [
+        learner.meta_gradient(
+            parameters, source.batch(range(first + at, first + min(at + size, settings.tasks_per_step)))
+        )
+        for at in range(0, settings.tasks_per_step, size)
+    ]
+    if len(chunks) == 1:
+        return chunks[0]
+    return MetaGradient(
+        {key: torch.stack([chunk.gradient[key] for chunk in chunks]).sum(0) for key in parameters},
+        LossParts(*(torch.cat(parts) for parts in zip(*(chunk.loss for chunk in chunks), strict=True))),
+        torch.cat([chunk.accuracy for chunk in chunks]),
+        {key: torch.cat([chunk.statistics[key] for chunk in chunks]) for key in chunks[0].statistics},
+    )
+
+
+def _checked_norm(result: MetaGradient, step: int, out: Path, current: Any) -> float:
+    """The norm of the summed meta-gradient; anything that is not finite ends the run before it touches the weights."""
+    norm = float(torch.stack([value.norm() for value in result.gradient.values()]).norm())
+    bad = [name for name, part in result.loss._asdict().items() if not bool(torch.isfinite(part).all())]
+    if bad or not math.isfinite(norm):
+        save_checkpoint(out / LAST, current())
+        # The parts come before the total, so the first culprit is the part that blew up.
+        culprit = f"{next((name for name in bad if name != 'total'), 'total')} loss" if bad else "meta-gradient"
+        raise TridentError(
+            f"step {step}: the {culprit} is not finite. The state after step {step - 1} is kept in {out / LAST}; "
+            "a lower adaptation.rate or training.rate, or a model.log_var_bound, may help"
+        )
+    return norm
+
+
+def _rate(settings: TrainingSettings, step: int) -> float:
+    if settings.schedule == "constant":
+        return settings.rate
+    return settings.rate * 0.5 * (1 + math.cos(math.pi * step / settings.steps))
+
+
+def _update(
+    parameters: Parameters,
+    optimizer: torch.optim.Adam,
+    gradient: Parameters,
+    norm: float,
+    rate: float,
+    settings: TrainingSettings,
+) -> None:
+    tasks = settings.tasks_per_step
+    if settings.clip_norm is None:
+        factor = 1 / tasks
+    elif settings.clip_applies_to == "sum":
+        factor = min(1.0, settings.clip_norm / max(norm, 1e-12)) / tasks
+    else:
+        factor = min(1.0, settings.clip_norm / max(norm / tasks, 1e-12)) / tasks
+    for key, value in parameters.items():
+        value.grad = gradient[key] * factor
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    optimizer.step()
+
+
+def _optimizer(parameters: Parameters, start: Checkpoint) -> torch.optim.Adam:
+    optimizer = torch.optim.Adam(parameters.values(), lr=start.recipe.training.rate)
+    if start.optimizer:
+        state = optimizer.state_dict()
+        state["state"] = {
+            place: {
+                "step": torch.tensor(float(start.step)),
+                "exp_avg": start.optimizer[f"exp_avg/{key}"],
+                "exp_avg_sq": start.optimizer[f"exp_avg_sq/{key}"],
+            }
+            for place, key in enumerate(parameters)
+        }
+        optimizer.load_state_dict(state)
+    return optimizer
+
+
+def _optimizer_state(parameters: Parameters, optimizer: torch.optim.Adam) -> Parameters:
+    state: Parameters = {}
+    for key, value in parameters.items():
+        moments = cast(dict[str, Tensor], optimizer.state[value])
+        state |= {f"{name}/{key}": moments[name] for name in ("exp_avg", "exp_avg_sq") if name in moments}
+    return state
+
+
+def _detached(parameters: Parameters) -> Parameters:
+    return {key: value.detach() for key, value in parameters.items()}
+
+
+@contextmanager
+def _interrupts() -> Iterator[list[int]]:
+    """A list that is empty until Ctrl-C or a request to terminate arrives; a second Ctrl-C stops at once."""
+    received: list[int] = []
+
+    def note(number: int, _: object) -> None:
+        if received:
+            raise KeyboardInterrupt
+        received.append(number)
+
+    signals = (signal.SIGINT, signal.SIGTERM)
+    try:
+        before = [signal.signal(number, note) for number in signals]
+    except ValueError:  # not in the main thread, where signals do not arrive
+        yield received
+        return
+    try:
+        yield received
+    finally:
+        for number, handler in zip(signals, before, strict=True):
+            signal.signal(number, handler)
