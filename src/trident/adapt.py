@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from trident.model import Noise, TaskImages, Target, Trident
+from trident.model import Noise, Target, TaskImages, Trident
 from trident.nn.batch_norm import BatchNormStatistics
 from trident.nn.parameters import Parameters
 from trident.objective import LossParts, loss_parts
@@ -35,7 +35,8 @@ class TaskBatch(NamedTuple):
     support_noise: tuple[Noise, ...]  # one for each inner step
     query_noise: tuple[Noise, ...]  # one for each prediction; the first is the outer loss's
 
-    def __len__(self) -> int:
+    @property
+    def n_tasks(self) -> int:
         return len(self.support_labels)
 
 
@@ -73,7 +74,8 @@ class Learner:
         statistics = self.statistics()
         output = self.model(parameters, tasks.images, target, noise, statistics)
         labels = tasks.support_labels if target == "support" else tasks.query_labels
-        parts = loss_parts(output, tasks.images.of(target), labels, self.objective)
+        targets = tasks.images.pixels[:, tasks.images.rows(target)]
+        parts = loss_parts(output, targets, labels, self.objective)
         return parts, output.logits, statistics.seen
 
     def inner_step(
@@ -89,7 +91,7 @@ class Learner:
 
     def adapt(self, parameters: Parameters, tasks: TaskBatch) -> list[tuple[Parameters, InnerState]]:
         """The parameters of each task before each inner step, and after the last: n + 1 entries."""
-        current = {key: value.detach().expand(len(tasks), *value.shape) for key, value in parameters.items()}
+        current = {key: value.detach().expand(tasks.n_tasks, *value.shape) for key, value in parameters.items()}
         zeros = {key: torch.zeros_like(value) for key, value in current.items()}
         empty = InnerState({}, {}) if self.adaptation.optimizer == "sgd" else InnerState(zeros, zeros)
         trajectory = [(current, empty)]

@@ -80,17 +80,24 @@ def load_checkpoint(path: Path) -> Checkpoint:
         group, _, name = key.partition("/")
         groups[group][name] = value
     recipe = recipe_from(about["recipe"], str(path))
-    checkpoint = Checkpoint(recipe, **groups, step=about["step"], best=about["best"], provenance=about["provenance"])
-    _check_architecture(checkpoint, path)
-    return checkpoint
+    model = Trident(recipe.model, recipe.episode)
+    return Checkpoint(
+        recipe,
+        _as_in(model.initial(0), groups["parameters"], path),
+        _as_in(model.initial_running(), groups["running"], path),
+        about["step"],
+        groups["optimizer"],
+        about["best"],
+        about["provenance"],
+    )
 
 
-def _check_architecture(checkpoint: Checkpoint, path: Path) -> None:
-    expected = {key: tuple(value.shape) for key, value in checkpoint.model.initial(0).items()}
-    actual = {key: tuple(value.shape) for key, value in checkpoint.parameters.items()}
-    for key in sorted(expected.keys() | actual.keys()):
-        if expected.get(key) != actual.get(key):
+def _as_in(expected: Parameters, found: Parameters, path: Path) -> Parameters:
+    """The tensors in the model's own order, on which the last bit of a sum over them depends."""
+    for key in sorted(expected.keys() | found.keys()):
+        shapes = [tuple(group[key].shape) if key in group else "missing" for group in (found, expected)]
+        if shapes[0] != shapes[1]:
             raise TridentError(
-                f"{path} holds weights of another architecture: '{key}' is {actual.get(key, 'missing')} "
-                f"where its settings need {expected.get(key, 'nothing')}"
+                f"{path} holds weights of another architecture: '{key}' is {shapes[0]}, its settings need {shapes[1]}"
             )
+    return {key: found[key] for key in expected}

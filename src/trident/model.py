@@ -23,6 +23,7 @@ from trident.nn.attfex import PositionalAttfex
 from trident.nn.batch_norm import BatchNormStatistics
 from trident.nn.conv4 import Conv4, feature_sizes
 from trident.nn.conv_layer import ConvLayer
+from trident.nn.convolution import patches_of
 from trident.nn.decoder import Decoder
 from trident.nn.gaussian import Gaussian, GaussianHead
 from trident.nn.linear import Linear
@@ -33,13 +34,18 @@ Target = Literal["support", "query"]
 
 
 class TaskImages(NamedTuple):
-    """The images of some tasks, values in 0 .. 1."""
+    """The images of some tasks, values in 0 .. 1, the support set first."""
 
-    support: Tensor  # (task, n_support, height, width, channel)
-    query: Tensor  # (task, n_queries, height, width, channel)
+    pixels: Tensor  # (task, n_images, height, width, channel)
+    patches: Tensor  # (task, n_images, height, width, 9 * channel): what the encoders' first layers read
+    n_support: int
 
-    def of(self, target: Target) -> Tensor:
-        return self.support if target == "support" else self.query
+    @classmethod
+    def of(cls, pixels: Tensor, n_support: int) -> "TaskImages":
+        return cls(pixels, patches_of(pixels), n_support)
+
+    def rows(self, target: Target) -> slice:
+        return slice(self.n_support) if target == "support" else slice(self.n_support, None)
 
 
 class Noise(NamedTuple):
@@ -150,19 +156,18 @@ class Trident:
         reconstruct: bool = True,
     ) -> Output:
         """Infer the latents of the target set, classify it and, if asked, reconstruct it."""
-        n_support = images.support.shape[1]
-        inferred, n_context = images.of(target), 0
+        rows, n_context = images.rows(target), 0
         if statistics.source == "support" and target == "query":
             # The support set comes along, at its latents' means, to give its statistics; its results are dropped.
-            inferred, n_context = torch.cat(images, 1), n_support
-            noise = Noise(*(torch.cat([x.new_zeros(len(x), n_support, x.shape[2]), x], 1) for x in noise))
+            rows, n_context = slice(None), images.n_support
+            noise = Noise(*(torch.cat([x.new_zeros(len(x), n_context, x.shape[2]), x], 1) for x in noise))
 
-        semantic_features = self.semantic_encoder(parameters, inferred, statistics).flatten(2)
+        semantic_features = self.semantic_encoder(parameters, images.patches[:, rows], statistics).flatten(2)
         semantic = self.semantic_head(parameters, semantic_features)
         z_semantic = semantic.sample(noise.semantic)
 
-        features = self.label_encoder(parameters, torch.cat(images, 1), statistics)  # (task, n_images, h, w, c)
-        target_features = features[:, :n_support] if target == "support" else features[:, n_support - n_context :]
+        features = self.label_encoder(parameters, images.patches, statistics)  # (task, n_images, h, w, c)
+        target_features = features[:, rows]
         if self.attfex is not None:
             target_features = target_features * self.attfex(parameters, features)
         label = self.label_head(parameters, torch.cat([target_features.flatten(2), z_semantic], 2))

@@ -45,13 +45,13 @@ class TaskSource:
             episodes.append(self.sampler.draw(generator))
             noises.append(self._noise(generator))
         support, support_labels, query, query_labels = (np.stack(part) for part in zip(*episodes, strict=True))
-        images = TaskImages(self._images(support), self._images(query))
+        pixels = self._pixels(np.concatenate([support, query], 1))
         stacked = [
             Noise(*(torch.from_numpy(np.stack(part)).to(self.device) for part in zip(*draws, strict=True)))
             for draws in zip(*noises, strict=True)
         ]
         return TaskBatch(
-            images,
+            TaskImages.of(pixels, self.sampler.spec.n_support),
             torch.from_numpy(support_labels).to(self.device),
             torch.from_numpy(query_labels).to(self.device),
             tuple(stacked[: self.inner_steps]),
@@ -69,7 +69,7 @@ class TaskSource:
         semantic, label = self.sizes
         return [(draw((n, semantic)), draw((n, label))) for n in rows]
 
-    def _images(self, places: np.ndarray) -> Tensor:
+    def _pixels(self, places: np.ndarray) -> Tensor:
         if self.resident is None:
             pixels = torch.from_numpy(self.sampler.store.images[places])
         else:

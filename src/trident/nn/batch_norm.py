@@ -35,26 +35,33 @@ class BatchNorm:
         return {f"{self.name}.mean": torch.zeros(self.channels), f"{self.name}.variance": torch.ones(self.channels)}
 
     def __call__(self, parameters: Parameters, x: Tensor, bias: Tensor, statistics: BatchNormStatistics) -> Tensor:
-        """Normalise `x + bias`, where x is (task, image, h, w, channel) and bias the convolution's, (task, channel)."""
-        mean, variance = self._mean_and_variance(x, bias, statistics)
-        scale = parameters[f"{self.name}.gain"] * torch.rsqrt(variance + EPSILON)
-        offset = parameters[f"{self.name}.shift"] - mean * scale
-        return torch.addcmul(_over_pixels(offset), x, _over_pixels(scale))
-
-    def _mean_and_variance(self, x: Tensor, bias: Tensor, statistics: BatchNormStatistics) -> tuple[Tensor, Tensor]:
-        """Of x without its bias, (task, channel) each.
+        """Normalise `x + bias`, where x is (task, image, h, w, channel) and bias the convolution's, (task, channel).
 
         The bias cancels where the statistics come from the batch itself. Never adding it saves a pass over the feature
         maps and makes its gradient exactly zero, where rounding noise would move an inner Adam at full rate.
         """
         if statistics.source == "running":
-            mean, variance = statistics.running[f"{self.name}.mean"], statistics.running[f"{self.name}.variance"]
-            return mean - bias, variance.expand_as(bias)
-        batch = x[:, : statistics.n_support] if statistics.source == "support" else x
-        variance, mean = torch.var_mean(batch, (1, 2, 3), correction=0)
-        statistics.seen[f"{self.name}.mean"] = (mean + bias).detach()
-        statistics.seen[f"{self.name}.variance"] = variance.detach()
-        return mean, variance
+            mean = statistics.running[f"{self.name}.mean"] - bias
+            variance = statistics.running[f"{self.name}.variance"].expand_as(bias)
+            centred = x - _over_pixels(mean)
+        else:
+            among = slice(statistics.n_support) if statistics.source == "support" else slice(None)
+            mean = _mean_over_pixels(x[:, among])
+            centred = x - _over_pixels(mean)
+            variance = _mean_over_pixels(centred[:, among].square())
+            statistics.seen[f"{self.name}.mean"] = (mean + bias).detach()
+            statistics.seen[f"{self.name}.variance"] = variance.detach()
+        scale = parameters[f"{self.name}.gain"] * torch.rsqrt(variance + EPSILON)  # (task, channel)
+        return torch.addcmul(_over_pixels(parameters[f"{self.name}.shift"]), centred, _over_pixels(scale))
+
+
+def _mean_over_pixels(x: Tensor) -> Tensor:
+    """(task, image, h, w, channel) -> (task, channel).
+
+    On channels-last CPU tensors two such passes take a tenth of the time of torch.var_mean; and the gradient of a sum
+    is a view, where that of a mean is a new tensor of x's size.
+    """
+    return x.sum((1, 2, 3)) * (x.shape[4] / x[0].numel())
 
 
 def _over_pixels(per_channel: Tensor) -> Tensor:

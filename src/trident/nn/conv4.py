@@ -25,14 +25,17 @@ class Conv4:
     @property
     def layers(self) -> tuple[ConvLayer, ...]:
         widths = (self.image_channels, *[self.channels] * BLOCKS)
-        return tuple(ConvLayer(f"{self.name}.{i}", widths[i], widths[i + 1], True) for i in range(BLOCKS))
+        return tuple(
+            ConvLayer(f"{self.name}.{i}", widths[i], widths[i + 1], batch_norm=True, from_patches=i == 0)
+            for i in range(BLOCKS)
+        )
 
     def initial(self, generator: torch.Generator) -> Parameters:
         return {key: value for layer in self.layers for key, value in layer.initial(generator).items()}
 
-    def __call__(self, parameters: Parameters, images: Tensor, statistics: BatchNormStatistics) -> Tensor:
-        """(task, image, size, size, image_channels) -> (task, image, size // 16, size // 16, channels)."""
-        features = images
+    def __call__(self, parameters: Parameters, patches: Tensor, statistics: BatchNormStatistics) -> Tensor:
+        """Patches of images (task, image, size, size, 9 * image_channels) -> (task, image, size // 16, ..., channels)."""
+        features = patches
         for layer in self.layers:
             features = layer(parameters, features, statistics)
             if self.block_order == "activation_pool":

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from trident.nn.batch_norm import BatchNorm, BatchNormStatistics
-from trident.nn.convolution import convolve
+from trident.nn.convolution import convolve, convolve_patches
 from trident.nn.parameters import Parameters, uniform
 
 
@@ -16,6 +16,7 @@ class ConvLayer:
     inputs: int
     outputs: int
     batch_norm: bool
+    from_patches: bool = False  # the input is `patches_of(images)`: made once where the images stay the same
 
     @property
     def norm(self) -> BatchNorm:
@@ -34,7 +35,8 @@ class ConvLayer:
 
     def __call__(self, parameters: Parameters, images: Tensor, statistics: BatchNormStatistics) -> Tensor:
         bias = parameters[f"{self.name}.bias"]  # (task, outputs)
-        features = convolve(images, parameters[f"{self.name}.weight"])  # (task, image, h, w, outputs)
+        convolution = convolve_patches if self.from_patches else convolve
+        features = convolution(images, parameters[f"{self.name}.weight"])  # (task, image, h, w, outputs)
         if self.batch_norm:
             return self.norm(parameters, features, bias, statistics)
         return features + bias[:, None, None, None, :]

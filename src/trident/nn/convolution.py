@@ -17,16 +17,39 @@ def convolve(images: Tensor, weight: Tensor) -> Tensor:
     return output
 
 
-def _patches(images: Tensor) -> Tensor:
-    """The 3x3 neighbourhood of every pixel: (task, image, h, w, c) -> (task, image * h * w, 9 * c)."""
+def convolve_patches(patches: Tensor, weight: Tensor) -> Tensor:
+    """The same, from patches made before: (task, image, h, w, 9 * inputs) -> (task, image, h, w, outputs)."""
+    tasks, n, height, width, size = patches.shape
+    flat = torch.bmm(patches.reshape(tasks, -1, size), weight.reshape(tasks, size, -1))
+    return flat.view(tasks, n, height, width, -1)
+
+
+def _convolve_few_outputs(images: Tensor, weight: Tensor) -> Tensor:
+    """The same by a product at each pixel whose nine results are then added up where they belong.
+
+    Nine numbers for each output, where patches hold nine for each input: the way to go where outputs are few, as in the
+    decoder's last layer.
+    """
+    tasks, n, height, width, inputs = images.shape
+    outputs = weight.shape[4]
+    flat = weight.permute(0, 3, 1, 2, 4).reshape(tasks, inputs, 9 * outputs)
+    taps = torch.bmm(images.reshape(tasks, -1, inputs), flat).view(tasks, n, height, width, 9 * outputs)
+    padded = F.pad(taps, (0, 0, 1, 1, 1, 1)).view(tasks, n, height + 2, width + 2, 9, outputs)
+    total = padded[:, :, 1 : 1 + height, 1 : 1 + width, 4].contiguous()
+    for tap in (0, 1, 2, 3, 5, 6, 7, 8):
+        row, column = divmod(tap, 3)
+        total += padded[:, :, row : row + height, column : column + width, tap]
+    return total
+
+
+def patches_of(images: Tensor) -> Tensor:
+    """The 3x3 neighbourhood of every pixel: (task, image, h, w, c) -> (task, image, h, w, 9 * c)."""
     tasks, n, height, width, channels = images.shape
     padded = F.pad(images, (0, 0, 1, 1, 1, 1))
     task, image, row, column, channel = padded.stride()
     # Three neighbours in a row lie side by side in memory, so a row of a patch is one run of 3 * c numbers.
-    windows = padded.as_strided(
-        (tasks, n, height, width, 3, 3 * channels), (task, image, row, column, row, channel)
-    )
-    return windows.reshape(tasks, n * height * width, 9 * channels)
+    windows = padded.as_strided((tasks, n, height, width, 3, 3 * channels), (task, image, row, column, row, channel))
+    return windows.reshape(tasks, n, height, width, 9 * channels)
 
 
 def _turned(weight: Tensor) -> Tensor:
@@ -38,9 +61,9 @@ class _Convolve(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, images: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(images, weight)
-        tasks, n, height, width, channels = images.shape
-        flat = weight.reshape(tasks, 9 * channels, -1)
-        return torch.bmm(_patches(images), flat).view(tasks, n, height, width, -1)
+        if weight.shape[4] < weight.shape[3]:
+            return _convolve_few_outputs(images, weight)
+        return convolve_patches(patches_of(images), weight)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -56,10 +79,13 @@ class _Correlate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, images: Tensor, gradient: Tensor) -> Tensor:
         ctx.save_for_backward(images, gradient)
-        tasks, _, _, _, channels = images.shape
-        outputs = gradient.shape[-1]
-        patches = _patches(images).transpose(1, 2)  # (task, 9 * c, pixel)
-        return torch.bmm(patches, gradient.reshape(tasks, -1, outputs)).view(tasks, 3, 3, channels, outputs)
+        tasks, inputs, outputs = len(images), images.shape[4], gradient.shape[4]
+        if outputs < inputs:  # patches of whichever side is narrower
+            flat = images.reshape(tasks, -1, inputs).transpose(1, 2)  # (task, inputs, pixel)
+            taps = torch.bmm(flat, patches_of(gradient).view(tasks, -1, 9 * outputs))
+            return taps.view(tasks, inputs, 3, 3, outputs).flip(2, 3).permute(0, 2, 3, 1, 4)
+        flat = patches_of(images).view(tasks, -1, 9 * inputs).transpose(1, 2)  # (task, 9 * inputs, pixel)
+        return torch.bmm(flat, gradient.reshape(tasks, -1, outputs)).view(tasks, 3, 3, inputs, outputs)
 
     @staticmethod
     def backward(ctx: Any, direction: Tensor) -> tuple[Tensor | None, Tensor | None]:

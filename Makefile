@@ -1,0 +1,43 @@
+# `make demo` and `make test` do everything from a fresh clone: they make .venv and install what they need into it.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+RUN ?= runs/demo-$(shell date +%Y%m%d-%H%M%S)
+
+.PHONY: demo test check format bench clean
+
+demo: .venv/.installed
+	$(BIN)/trident train glyphs --out $(RUN)
+	@echo "Evaluating on scripts never seen in training:" >&2
+	@$(BIN)/trident evaluate $(RUN) --tasks 300
+	@echo "Files of this run: $(RUN)"
+
+test: .venv/.installed-dev
+	$(BIN)/python -m pytest
+
+check: .venv/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: .venv/.installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: .venv/.installed
+	$(BIN)/python benchmarks/meta_iteration.py
+
+clean:
+	rm -rf .venv build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+.venv/.installed: pyproject.toml constraints.txt
+	@echo "Installing into .venv (about a minute, longer if torch must be downloaded) ..." >&2
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "trident needs Python 3.11 or newer: make PYTHON=/path/to/python3.11")'
+	$(PYTHON) -m venv .venv
+	$(PIP) torch
+	$(PIP) --editable .
+	@touch $@
+
+.venv/.installed-dev: .venv/.installed
+	$(PIP) --editable '.[dev]'
+	@touch $@

@@ -1,0 +1,116 @@
+"""What several tests need: a network small enough to check exactly, tasks for it, and the command as a user runs it."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from trident.adapt import Learner, TaskBatch
+from trident.data.store import ImageStore, class_table, store_in_memory
+from trident.episodes import EpisodeSampler, EpisodeSpec, Protocol
+from trident.model import Noise, TaskImages, Trident
+from trident.nn.parameters import Parameters
+from trident.settings import AdaptationSettings, ModelSettings, ObjectiveSettings, Recipe, TrainingSettings
+from trident.tasks import TaskSource
+
+TINY_EPISODE = EpisodeSpec(n_way=3, n_shot=2, n_query=2)
+TINY_MODEL = ModelSettings(
+    image_size=16,
+    image_channels=1,
+    channels=4,
+    label_latents=5,
+    semantic_latents=6,
+    classifier_width=4,
+    attfex_width_m=6,
+    attfex_width_n=4,
+    attention_activation=True,
+    decoder_batch_norm=True,
+)
+TINY_RECIPE = Recipe(
+    name="tiny",
+    summary="for tests",
+    dataset="noise",
+    episode=TINY_EPISODE,
+    model=TINY_MODEL,
+    adaptation=AdaptationSettings(rate=1e-3, steps=2),
+    training=TrainingSettings(
+        steps=20, tasks_per_step=2, rate=1e-3, validate_every=10, validation_tasks=4, save_every=5, log_every=2
+    ),
+)
+
+
+def tiny_store(images_per_class: int = 8, size: int = 16) -> ImageStore:
+    """Five classes for each split, each a pattern of its own with a little noise."""
+    generator = np.random.default_rng(7)
+    patterns = generator.integers(0, 200, (15, 1, size, size, 1))
+    images = patterns + generator.integers(0, 56, (15, images_per_class, size, size, 1))
+    names = [(f"class {i}", split, images_per_class) for i, split in enumerate(["train"] * 5 + ["val"] * 5 + ["test"] * 5)]
+    return store_in_memory("noise", images.reshape(-1, size, size, 1).astype(np.uint8), class_table(names))
+
+
+def tiny_tasks(
+    n_tasks: int = 2, inner_steps: int = 3, seed: int = 0, episode: EpisodeSpec = TINY_EPISODE
+) -> TaskBatch:
+    """Random tasks in float64."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def noise(n: int) -> Noise:
+        shapes = ((n_tasks, n, TINY_MODEL.semantic_latents), (n_tasks, n, TINY_MODEL.label_latents))
+        return Noise(*(torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes))
+
+    size = TINY_MODEL.image_size
+    pixels = torch.rand(n_tasks, episode.n_images, size, size, 1, generator=generator, dtype=torch.float64)
+    ways = torch.arange(episode.n_way)
+    labels = torch.stack([torch.randperm(episode.n_queries, generator=generator) % episode.n_way for _ in range(n_tasks)])
+    return TaskBatch(
+        TaskImages.of(pixels, episode.n_support),
+        ways.repeat_interleave(episode.n_shot).expand(n_tasks, -1),
+        labels,
+        tuple(noise(episode.n_support) for _ in range(inner_steps)),
+        (noise(episode.n_queries),),
+    )
+
+
+def tiny_learner(adaptation: AdaptationSettings, batch_norm: str = "transductive", **model: object) -> Learner:
+    settings = replace(TINY_MODEL, **model)  # type: ignore[arg-type]
+    return Learner(Trident(settings, TINY_EPISODE), ObjectiveSettings(), adaptation, batch_norm)
+
+
+def doubles(parameters: Parameters) -> Parameters:
+    return {key: value.double() for key, value in parameters.items()}
+
+
+def source_for(recipe: Recipe, store: ImageStore, stream: str = "train", **options: object) -> TaskSource:
+    sampler = EpisodeSampler(store, stream, recipe.episode, Protocol())
+    return TaskSource(sampler, recipe.model, recipe.adaptation, 0, stream, **options)  # type: ignore[arg-type]
+
+
+Trident_command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def trident(tmp_path: Path) -> Trident_command:
+    """Run the command in an empty folder, as a user would."""
+
+    def run(*arguments: object, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "trident", *map(str, arguments)]
+        environment = os.environ | (env or {})
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+
+    return run
+
+
+def assert_one_line_error(result: subprocess.CompletedProcess[str], *words: str) -> None:
+    assert result.returncode == 2, result.stderr
+    assert result.stdout == ""
+    lines = result.stderr.strip().splitlines()
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("trident: error: ")
+    for word in words:
+        assert word in lines[0], lines[0]

@@ -1,0 +1,185 @@
+"""Each layer against torch's own, on fresh random inputs, and its derivatives of first and second order."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import TINY_EPISODE, TINY_MODEL, doubles, tiny_tasks
+from torch import Tensor
+
+from trident.model import Trident
+from trident.nn.attfex import PositionalAttfex
+from trident.nn.batch_norm import BatchNorm, BatchNormStatistics
+from trident.nn.conv4 import max_pool
+from trident.nn.convolution import convolve, convolve_patches, patches_of
+from trident.nn.decoder import upsample
+from trident.nn.gaussian import Gaussian
+from trident.nn.parameters import Parameters
+
+TASKS, IMAGES, CHANNELS = 2, 3, 4
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def to_torch(x: Tensor) -> Tensor:
+    """One task's channels-last images as torch wants them."""
+    return x.permute(0, 3, 1, 2)
+
+
+@pytest.mark.parametrize("outputs", [1, 3, 5])
+@pytest.mark.parametrize("size", [5, 6])
+def test_convolution_is_torchs(size: int, outputs: int) -> None:
+    images, weight = random(TASKS, IMAGES, size, size, CHANNELS), random(TASKS, 3, 3, CHANNELS, outputs)
+    expected = torch.stack(
+        [F.conv2d(to_torch(x), w.permute(3, 2, 0, 1), padding=1).permute(0, 2, 3, 1) for x, w in zip(images, weight, strict=True)]
+    )
+    torch.testing.assert_close(convolve(images, weight), expected)
+    torch.testing.assert_close(convolve_patches(patches_of(images), weight), expected)
+
+
+@pytest.mark.parametrize("outputs", [1, 2, 3])
+def test_convolution_has_exact_first_and_second_derivatives(outputs: int) -> None:
+    images = random(1, 2, 3, 4, 2).requires_grad_()
+    weight = random(1, 3, 3, 2, outputs).requires_grad_()
+    assert torch.autograd.gradcheck(convolve, (images, weight))
+    assert torch.autograd.gradgradcheck(convolve, (images, weight))
+
+
+@pytest.mark.parametrize("size", [6, 7])
+def test_pooling_is_torchs(size: int) -> None:
+    images = random(TASKS, IMAGES, size, size, CHANNELS)
+    expected = torch.stack([F.max_pool2d(to_torch(x), 2).permute(0, 2, 3, 1) for x in images])
+    assert torch.equal(max_pool(images), expected)
+
+
+@pytest.mark.parametrize(("small", "large"), [(5, 10), (10, 21), (21, 42), (42, 84), (1, 3), (3, 7), (7, 14)])
+def test_upsampling_is_torchs_nearest_neighbour(small: int, large: int) -> None:
+    images = random(TASKS, IMAGES, small, small, CHANNELS)
+    expected = torch.stack([F.interpolate(to_torch(x), size=large, mode="nearest").permute(0, 2, 3, 1) for x in images])
+    assert torch.equal(upsample(images, large), expected)
+
+
+def batch_norm_parameters() -> Parameters:
+    return {"norm.gain": random(TASKS, CHANNELS), "norm.shift": random(TASKS, CHANNELS)}
+
+
+def test_transductive_batch_norm_is_torchs_in_training_mode() -> None:
+    x, bias, parameters = random(TASKS, IMAGES, 4, 4, CHANNELS), random(TASKS, CHANNELS), batch_norm_parameters()
+    statistics = BatchNormStatistics()
+    actual = BatchNorm("norm", CHANNELS)(parameters, x, bias, statistics)
+    for task in range(TASKS):
+        given = to_torch(x[task] + bias[task])
+        expected = F.batch_norm(
+            given, None, None, parameters["norm.gain"][task], parameters["norm.shift"][task], training=True
+        )
+        torch.testing.assert_close(to_torch(actual[task]), expected)
+        torch.testing.assert_close(statistics.seen["norm.mean"][task], given.mean((0, 2, 3)))
+        torch.testing.assert_close(statistics.seen["norm.variance"][task], given.var((0, 2, 3), correction=0))
+
+
+def test_running_batch_norm_is_torchs_in_evaluation_mode() -> None:
+    x, bias, parameters = random(TASKS, IMAGES, 4, 4, CHANNELS), random(TASKS, CHANNELS), batch_norm_parameters()
+    mean, variance = random(CHANNELS), random(CHANNELS).exp()
+    statistics = BatchNormStatistics("running", running={"norm.mean": mean, "norm.variance": variance})
+    actual = BatchNorm("norm", CHANNELS)(parameters, x, bias, statistics)
+    for task in range(TASKS):
+        expected = F.batch_norm(
+            to_torch(x[task] + bias[task]), mean, variance, parameters["norm.gain"][task], parameters["norm.shift"][task]
+        )
+        torch.testing.assert_close(to_torch(actual[task]), expected)
+
+
+def test_support_batch_norm_never_looks_at_the_queries() -> None:
+    x, bias, parameters = random(TASKS, IMAGES, 4, 4, CHANNELS), random(TASKS, CHANNELS), batch_norm_parameters()
+    norm = BatchNorm("norm", CHANNELS)
+    before = norm(parameters, x, bias, BatchNormStatistics("support", n_support=2))
+    changed = x.clone()
+    changed[:, 2:] += 1
+    after = norm(parameters, changed, bias, BatchNormStatistics("support", n_support=2))
+    assert torch.equal(before[:, :2], after[:, :2])
+    alone = norm(parameters, x[:, :2], bias, BatchNormStatistics())
+    torch.testing.assert_close(before[:, :2], alone)
+
+
+def test_kl_is_torch_distributions() -> None:
+    loc, log_var = random(2, 3, 7), random(2, 3, 7)
+    prior = torch.distributions.Normal(torch.zeros_like(loc), torch.ones_like(loc))
+    posterior = torch.distributions.Normal(loc, torch.exp(0.5 * log_var))
+    expected = torch.distributions.kl_divergence(posterior, prior).sum(-1)
+    torch.testing.assert_close(Gaussian(loc, log_var).kl_to_standard_normal(), expected)
+
+
+def test_sampling_shifts_and_scales_the_noise() -> None:
+    gaussian = Gaussian(torch.tensor([[[1.0, -2.0]]]), torch.tensor([[[0.0, math.log(9.0)]]]))
+    assert torch.equal(gaussian.sample(torch.zeros(1, 1, 2)), gaussian.loc)
+    torch.testing.assert_close(gaussian.sample(torch.tensor([[[0.5, 2.0]]])), torch.tensor([[[1.5, 4.0]]]))
+
+
+def attfex_by_the_equations(
+    features: Tensor, parameters: Parameters, activation: bool, scale_inside: bool
+) -> Tensor:
+    """The paper's equations for M, N, Q, K, V and G, one channel and one weight at a time.
+
+    `features` is F of one task, (image, channel, height, width); the result is G, (channel, height, width). The sum
+    over j weighs V_j: the paper prints V_i, which would make every weighted sum the same single map.
+    """
+    weights = {key.split(".")[1]: value for key, value in parameters.items()}
+    transposed = features.transpose(0, 1)  # F': (channel, image, height, width)
+    channels, _, height, width = transposed.shape
+
+    def conv1x1(x: Tensor, w: Tensor) -> Tensor:
+        return F.conv2d(x[None], w[:, :, None, None])[0]
+
+    n = []
+    for i in range(channels):
+        m_i = F.leaky_relu(conv1x1(transposed[i], weights["w_m"]), 0.2)
+        n.append(F.leaky_relu(conv1x1(m_i, weights["w_n"]), 0.2))
+    maps: dict[str, list[Tensor]] = {"query": [], "key": [], "value": []}
+    for part, found in maps.items():
+        for i in range(channels):
+            x = conv1x1(n[i], weights[part])[0]
+            found.append(F.leaky_relu(x, 0.2) if activation else x)
+    root = math.sqrt(width * height)
+    mask = []
+    for i in range(channels):
+        similarity = torch.stack([(maps["query"][i] * maps["key"][j]).sum() for j in range(channels)])
+        if scale_inside:
+            exponentials = torch.exp(similarity / root)
+            weight = exponentials / exponentials.sum()
+        else:
+            exponentials = torch.exp(similarity)
+            weight = exponentials / (root * exponentials.sum())
+        mask.append(sum((weight[j] * maps["value"][j] for j in range(channels)), torch.zeros(height, width)))
+    return torch.stack(mask)
+
+
+@pytest.mark.parametrize("activation", [True, False])
+@pytest.mark.parametrize("scale", ["inside", "outside"])
+def test_attfex_is_the_papers_equations(activation: bool, scale: str) -> None:
+    attfex = PositionalAttfex("attfex", IMAGES, 6, 5, "leaky_relu", activation, scale)
+    start = doubles(attfex.initial(torch.Generator().manual_seed(1)))
+    parameters = {key: torch.stack([value, 2 * value]) for key, value in start.items()}
+    features = random(TASKS, IMAGES, 3, 2, CHANNELS)
+    actual = attfex(parameters, features)
+    assert actual.shape == (TASKS, 1, 3, 2, CHANNELS)
+    for task in range(TASKS):
+        own = {key: value[task] for key, value in parameters.items()}
+        expected = attfex_by_the_equations(to_torch(features[task]), own, activation, scale == "inside")
+        torch.testing.assert_close(actual[task, 0].permute(2, 0, 1), expected)
+
+
+@pytest.mark.parametrize("activation", ["leaky_relu", "relu"])
+def test_both_orders_in_a_block_give_the_same_numbers(activation: str) -> None:
+    tasks = tiny_tasks()
+    outputs = []
+    for order in ("activation_pool", "pool_activation"):
+        settings = replace(TINY_MODEL, activation=activation, block_order=order)  # type: ignore[arg-type]
+        model = Trident(settings, TINY_EPISODE)
+        parameters = {key: value.expand(2, *value.shape) for key, value in doubles(model.initial(0)).items()}
+        outputs.append(model(parameters, tasks.images, "query", tasks.query_noise[0], BatchNormStatistics()))
+    torch.testing.assert_close(outputs[0].logits, outputs[1].logits)
+    torch.testing.assert_close(outputs[0].reconstruction, outputs[1].reconstruction)
