@@ -50,13 +50,13 @@ def tiny_store(images_per_class: int = 8, size: int = 16) -> ImageStore:
     generator = np.random.default_rng(7)
     patterns = generator.integers(0, 200, (15, 1, size, size, 1))
     images = patterns + generator.integers(0, 56, (15, images_per_class, size, size, 1))
-    names = [(f"class {i}", split, images_per_class) for i, split in enumerate(["train"] * 5 + ["val"] * 5 + ["test"] * 5)]
+    names = [
+        (f"class {i}", split, images_per_class) for i, split in enumerate(["train"] * 5 + ["val"] * 5 + ["test"] * 5)
+    ]
     return store_in_memory("noise", images.reshape(-1, size, size, 1).astype(np.uint8), class_table(names))
 
 
-def tiny_tasks(
-    n_tasks: int = 2, inner_steps: int = 3, seed: int = 0, episode: EpisodeSpec = TINY_EPISODE
-) -> TaskBatch:
+def tiny_tasks(n_tasks: int = 2, inner_steps: int = 3, seed: int = 0, episode: EpisodeSpec = TINY_EPISODE) -> TaskBatch:
     """Random tasks in float64."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -67,7 +67,9 @@ def tiny_tasks(
     size = TINY_MODEL.image_size
     pixels = torch.rand(n_tasks, episode.n_images, size, size, 1, generator=generator, dtype=torch.float64)
     ways = torch.arange(episode.n_way)
-    labels = torch.stack([torch.randperm(episode.n_queries, generator=generator) % episode.n_way for _ in range(n_tasks)])
+    labels = torch.stack(
+        [torch.randperm(episode.n_queries, generator=generator) % episode.n_way for _ in range(n_tasks)]
+    )
     return TaskBatch(
         TaskImages.of(pixels, episode.n_support),
         ways.repeat_interleave(episode.n_shot).expand(n_tasks, -1),

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 import torch
-from conftest import TINY_RECIPE, doubles, source_for, tiny_learner, tiny_store, tiny_tasks
 
+from conftest import TINY_RECIPE, doubles, source_for, tiny_learner, tiny_store, tiny_tasks
 from trident.adapt import Learner, TaskBatch
 from trident.model import Noise, TaskImages, Trident
 from trident.nn.parameters import Parameters
@@ -41,7 +41,9 @@ def test_meta_gradient_against_finite_differences(optimizer: str, batch_norm: st
     gradient = learner.meta_gradient(parameters, tasks).gradient
     generator = torch.Generator().manual_seed(5)
     for _ in range(10):
-        along = {key: torch.randn(value.shape, generator=generator, dtype=value.dtype) for key, value in parameters.items()}
+        along = {
+            key: torch.randn(value.shape, generator=generator, dtype=value.dtype) for key, value in parameters.items()
+        }
         length = torch.stack([value.norm() for value in along.values()]).norm()
         along = {key: value / length for key, value in along.items()}
         expected = directional_derivative(learner, parameters, tasks, along)
@@ -57,7 +59,9 @@ def test_meta_gradient_is_that_of_the_unrolled_loop() -> None:
     current = {key: value.expand(tasks.n_tasks, *value.shape) for key, value in leaves.items()}
     for step in range(3):
         parts, _, _ = learner.loss(current, tasks, "support", tasks.support_noise[step])
-        inner = torch.autograd.grad(parts.total.sum(), list(current.values()), create_graph=True, materialize_grads=True)
+        inner = torch.autograd.grad(
+            parts.total.sum(), list(current.values()), create_graph=True, materialize_grads=True
+        )
         current = {key: value - 1e-2 * g for (key, value), g in zip(current.items(), inner, strict=True)}
     parts, _, _ = learner.loss(current, tasks, "query", tasks.query_noise[0])
     expected = torch.autograd.grad(parts.total.sum(), list(leaves.values()), materialize_grads=True)
@@ -119,14 +123,17 @@ def test_inner_adam_is_torchs() -> None:
 
 
 def test_adaptation_lowers_the_support_loss() -> None:
-    learner = Learner(Trident(TINY_RECIPE.model, TINY_RECIPE.episode), TINY_RECIPE.objective, AdaptationSettings(steps=5))
+    learner = Learner(
+        Trident(TINY_RECIPE.model, TINY_RECIPE.episode), TINY_RECIPE.objective, AdaptationSettings(steps=5)
+    )
     tasks = source_for(TINY_RECIPE, tiny_store()).batch(range(4))
     tasks = tasks._replace(support_noise=(tasks.support_noise[0],) * 5)
     parameters = learner.model.initial(0)
     trajectory = learner.adapt(parameters, tasks)
     with torch.no_grad():
         before, after = (
-            learner.loss(entry, tasks, "support", tasks.support_noise[0])[0].total for entry, _ in (trajectory[0], trajectory[-1])
+            learner.loss(entry, tasks, "support", tasks.support_noise[0])[0].total
+            for entry, _ in (trajectory[0], trajectory[-1])
         )
     assert bool((after < before).all())
 

@@ -5,10 +5,10 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from conftest import TINY_RECIPE, source_for, tiny_store
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conftest import TINY_RECIPE, source_for, tiny_store
 from trident.data.glyphs import open_glyphs
 from trident.data.store import class_table, store_in_memory
 from trident.episodes import EpisodeSampler, EpisodeSpec, Protocol, _share_out, task_generator
@@ -45,9 +45,9 @@ def test_every_task_is_well_formed(
     labels = np.concatenate([episode.support_labels, episode.query_labels])
     pairs = set(zip((places // 40).tolist(), labels.tolist(), strict=True))
     assert len(pairs) == n_way, "a class with two labels, or a label with two classes"
-    assert Counter(episode.support_labels.tolist()) == {label: n_shot for label in range(n_way)}
+    assert Counter(episode.support_labels.tolist()) == dict.fromkeys(range(n_way), n_shot)
     if balance == "balanced":
-        assert Counter(episode.query_labels.tolist()) == {label: n_query for label in range(n_way)}
+        assert Counter(episode.query_labels.tolist()) == dict.fromkeys(range(n_way), n_query)
     if order == "class_sorted":
         assert (np.diff(episode.query_labels) >= 0).all()
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import TINY_EPISODE, TINY_MODEL, doubles, tiny_tasks
 from torch import Tensor
 
+from conftest import TINY_EPISODE, TINY_MODEL, doubles, tiny_tasks
 from trident.model import Trident
 from trident.nn.attfex import PositionalAttfex
 from trident.nn.batch_norm import BatchNorm, BatchNormStatistics
@@ -35,7 +35,10 @@ def to_torch(x: Tensor) -> Tensor:
 def test_convolution_is_torchs(size: int, outputs: int) -> None:
     images, weight = random(TASKS, IMAGES, size, size, CHANNELS), random(TASKS, 3, 3, CHANNELS, outputs)
     expected = torch.stack(
-        [F.conv2d(to_torch(x), w.permute(3, 2, 0, 1), padding=1).permute(0, 2, 3, 1) for x, w in zip(images, weight, strict=True)]
+        [
+            F.conv2d(to_torch(x), w.permute(3, 2, 0, 1), padding=1).permute(0, 2, 3, 1)
+            for x, w in zip(images, weight, strict=True)
+        ]
     )
     torch.testing.assert_close(convolve(images, weight), expected)
     torch.testing.assert_close(convolve_patches(patches_of(images), weight), expected)
@@ -88,7 +91,11 @@ def test_running_batch_norm_is_torchs_in_evaluation_mode() -> None:
     actual = BatchNorm("norm", CHANNELS)(parameters, x, bias, statistics)
     for task in range(TASKS):
         expected = F.batch_norm(
-            to_torch(x[task] + bias[task]), mean, variance, parameters["norm.gain"][task], parameters["norm.shift"][task]
+            to_torch(x[task] + bias[task]),
+            mean,
+            variance,
+            parameters["norm.gain"][task],
+            parameters["norm.shift"][task],
         )
         torch.testing.assert_close(to_torch(actual[task]), expected)
 
@@ -119,9 +126,7 @@ def test_sampling_shifts_and_scales_the_noise() -> None:
     torch.testing.assert_close(gaussian.sample(torch.tensor([[[0.5, 2.0]]])), torch.tensor([[[1.5, 4.0]]]))
 
 
-def attfex_by_the_equations(
-    features: Tensor, parameters: Parameters, activation: bool, scale_inside: bool
-) -> Tensor:
+def attfex_by_the_equations(features: Tensor, parameters: Parameters, activation: bool, scale_inside: bool) -> Tensor:
     """The paper's equations for M, N, Q, K, V and G, one channel and one weight at a time.
 
     `features` is F of one task, (image, channel, height, width); the result is G, (channel, height, width). The sum

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import TINY_EPISODE, TINY_MODEL, doubles, tiny_tasks
 from torch import Tensor
 
+from conftest import TINY_EPISODE, TINY_MODEL, doubles, tiny_tasks
 from trident.adapt import TaskBatch
 from trident.model import Noise, Output, TaskImages, Trident
 from trident.nn.batch_norm import BatchNormStatistics

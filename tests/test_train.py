@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import TINY_RECIPE, tiny_store
 from safetensors.torch import load_file
 
+from conftest import TINY_RECIPE, tiny_store
 from trident.checkpoint import BEST, LAST, Checkpoint, load_checkpoint
 from trident.data.store import ImageStore, write_store
 from trident.errors import TridentError
@@ -37,7 +37,9 @@ class Silent:
         pass
 
 
-def run(out: Path, recipe: Recipe = TINY_RECIPE, store: ImageStore | None = None, observer: Silent | None = None) -> Checkpoint:
+def run(
+    out: Path, recipe: Recipe = TINY_RECIPE, store: ImageStore | None = None, observer: Silent | None = None
+) -> Checkpoint:
     store = store or tiny_store()
     return train(start_run(recipe, store, "noise", out, "cpu"), store, out, "cpu", observer or Silent())
 
@@ -97,7 +99,10 @@ def test_the_best_weights_are_kept_and_ready_for_use(tmp_path: Path) -> None:
     assert best.optimizer == {}
     assert best.recipe == TINY_RECIPE
     assert best.provenance["fingerprint"] == tiny_store().fingerprint
-    assert set(load_file(tmp_path / "run" / BEST)) >= {"parameters/label.loc.weight", "running/label_encoder.0.norm.mean"}
+    assert set(load_file(tmp_path / "run" / BEST)) >= {
+        "parameters/label.loc.weight",
+        "running/label_encoder.0.norm.mean",
+    }
 
 
 def test_logs_hold_every_part_of_the_loss(tmp_path: Path) -> None:
@@ -168,7 +173,16 @@ def command_line_run(tmp_path: Path) -> list[str]:
     write_store(tmp_path / "noise.store", "noise", store.classes, iter(store.images))
     (tmp_path / "recipe.toml").write_text(RECIPE)
     data = ["--data", str(tmp_path / "noise.store")]
-    return [sys.executable, "-m", "trident", "train", str(tmp_path / "recipe.toml"), "--out", str(tmp_path / "run"), *data]
+    return [
+        sys.executable,
+        "-m",
+        "trident",
+        "train",
+        str(tmp_path / "recipe.toml"),
+        "--out",
+        str(tmp_path / "run"),
+        *data,
+    ]
 
 
 def wait_for(path: Path, process: subprocess.Popen[str]) -> None:

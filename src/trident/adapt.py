@@ -32,7 +32,7 @@ class TaskBatch(NamedTuple):
     images: TaskImages
     support_labels: Tensor  # (task, n_support) int64
     query_labels: Tensor  # (task, n_queries) int64
-    support_noise: tuple[Noise, ...]  # one for each inner step
+    support_noise: tuple[Noise, ...]  # one for each inner step, and at least one
     query_noise: tuple[Noise, ...]  # one for each prediction; the first is the outer loss's
 
     @property
@@ -89,9 +89,20 @@ class Learner:
             return {key: value - rate * gradient[key] for key, value in parameters.items()}, state
         return _adam_step(parameters, state, gradient, step, rate)
 
+    def start(self, parameters: Parameters, tasks: TaskBatch) -> Parameters:
+        """The parameters with a task axis, as each task finds them before its first inner step."""
+        current = {key: value.expand(tasks.n_tasks, *value.shape) for key, value in parameters.items()}
+        if self.model.settings.classifier_start == "learned":
+            return current
+        noise = tasks.support_noise[0]
+        return current | self.model.prototype_classifier(
+            current, tasks.images, tasks.support_labels, noise, self.statistics()
+        )
+
     def adapt(self, parameters: Parameters, tasks: TaskBatch) -> list[tuple[Parameters, InnerState]]:
         """The parameters of each task before each inner step, and after the last: n + 1 entries."""
-        current = {key: value.detach().expand(tasks.n_tasks, *value.shape) for key, value in parameters.items()}
+        with torch.no_grad():
+            current = self.start(parameters, tasks)
         zeros = {key: torch.zeros_like(value) for key, value in current.items()}
         empty = InnerState({}, {}) if self.adaptation.optimizer == "sgd" else InnerState(zeros, zeros)
         trajectory = [(current, empty)]
@@ -111,9 +122,14 @@ class Learner:
             moments = InnerState(*({key: torch.zeros_like(x) for key, x in m.items()} for m in trajectory[-1][1]))
             for step in reversed(range(self.adaptation.steps)):
                 pulled, moments = self._pull_back(pulled, moments, *trajectory[step], tasks, step)
+        leaves = _leaves(parameters)
+        started = self.start(leaves, tasks)
+        gradients = torch.autograd.grad(
+            [started[key] for key in pulled], list(leaves.values()), list(pulled.values()), materialize_grads=True
+        )
         accuracy = (logits.detach().argmax(-1) == tasks.query_labels).float().mean(1)
         return MetaGradient(
-            {key: value.sum(0) for key, value in pulled.items()},
+            dict(zip(leaves, gradients, strict=True)),
             LossParts(*(part.detach() for part in parts)),
             accuracy,
             statistics,
@@ -156,9 +172,7 @@ def _adam_step(
 
 
 def _gradient(loss: Tensor, parameters: Parameters, create_graph: bool = False) -> Parameters:
-    gradients = torch.autograd.grad(
-        loss, list(parameters.values()), create_graph=create_graph, materialize_grads=True
-    )
+    gradients = torch.autograd.grad(loss, list(parameters.values()), create_graph=create_graph, materialize_grads=True)
     return dict(zip(parameters, gradients, strict=True))
 
 

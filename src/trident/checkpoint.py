@@ -43,7 +43,9 @@ class Checkpoint:
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     groups = {"parameters": checkpoint.parameters, "running": checkpoint.running, "optimizer": checkpoint.optimizer}
     tensors: dict[str, Tensor] = {
-        f"{group}/{key}": value.detach().cpu().contiguous() for group, part in groups.items() for key, value in part.items()
+        f"{group}/{key}": value.detach().cpu().contiguous()
+        for group, part in groups.items()
+        for key, value in part.items()
     }
     about = {
         "recipe": recipe_values(checkpoint.recipe),

@@ -25,7 +25,9 @@ app = typer.Typer(
     help="Few-shot image classification with TRIDENT.\n\n"
     "Try it:  trident train glyphs --out runs/first   then   trident evaluate runs/first",
 )
-data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Turn datasets into packed stores, look into them.")
+data_app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Turn datasets into packed stores, look into them."
+)
 app.add_typer(data_app, name="data")
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, to standard output.")]
@@ -113,7 +115,9 @@ def train(
     settings: Settings = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the run's files; made if need be.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Continue this run from its last checkpoint.")] = None,
-    data: Annotated[str | None, typer.Option(help="A store made by 'trident data prepare'. The glyphs need none.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="A store made by 'trident data prepare'. The glyphs need none.")
+    ] = None,
     device: Device = "auto",
 ) -> None:
     """Meta-train a model. Ctrl-C saves and stops; --resume goes on where it stopped, bit for bit."""
@@ -237,9 +241,13 @@ def evaluate(
 @data_app.command()
 def prepare(
     name: Annotated[DatasetName, typer.Argument(help="Which dataset it is.")],
-    source: Annotated[Path, typer.Option("--from", help="Where the dataset's files are; docs/data.md says in which form.")],
+    source: Annotated[
+        Path, typer.Option("--from", help="Where the dataset's files are; docs/data.md says in which form.")
+    ],
     target: Annotated[Path, typer.Option("--to", help="The store file to write.")],
-    image_size: Annotated[int | None, typer.Option(min=8, help="Pixels; by default 84 (Omniglot 28, CIFAR-FS 32).")] = None,
+    image_size: Annotated[
+        int | None, typer.Option(min=8, help="Pixels; by default 84 (Omniglot 28, CIFAR-FS 32).")
+    ] = None,
     split_file: Annotated[Path | None, typer.Option(help="JSON with the classes of train, val and test.")] = None,
 ) -> None:
     """Decode a dataset once, check it, and write a packed store that opens at once."""
@@ -292,7 +300,9 @@ def _data_of(recipe: "Recipe", given: str | None, checkpoint: "Checkpoint | None
         return str(checkpoint.provenance["data"])
     if recipe.dataset == "glyphs":
         return "glyphs"
-    raise TridentError(f"recipe {recipe.name} needs {recipe.dataset}: give --data STORE, made by 'trident data prepare'")
+    raise TridentError(
+        f"recipe {recipe.name} needs {recipe.dataset}: give --data STORE, made by 'trident data prepare'"
+    )
 
 
 def _open(source: str) -> "ImageStore":
@@ -321,5 +331,3 @@ def _device(name: str) -> str:
 
 def _shown(value: Any) -> str:
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-

@@ -57,7 +57,9 @@ class TrainingProgress:
         self._progress.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._progress.__exit__(kind, error, trace)
 
     def on_step(self, step: int, values: dict[str, float]) -> None:
@@ -75,6 +77,7 @@ class TrainingProgress:
 
     def on_validation(self, step: int, evaluation: Evaluation, best: bool) -> None:
         stderr.print(
-            f"step {step}: validation {evaluation.accuracy:.2f} ± {evaluation.ci95:.2f} %{', the best so far' if best else ''}",
+            f"step {step}: validation {evaluation.accuracy:.2f} ± {evaluation.ci95:.2f} %"
+            f"{', the best so far' if best else ''}",
             soft_wrap=True,
         )

@@ -14,10 +14,10 @@ from trident.checkpoint import Checkpoint
 from trident.data.store import ImageStore
 from trident.episodes import EpisodeSampler, EpisodeSpec, Protocol
 from trident.errors import TridentError
+from trident.model import Trident
 from trident.nn.parameters import Parameters
 from trident.settings import AdaptationSettings, Recipe
 from trident.tasks import TaskSource
-from trident.model import Trident
 
 Progress = Callable[[int, int], None]
 
@@ -133,7 +133,7 @@ def check_images(recipe: Recipe, store: ImageStore) -> None:
 def check_episode(checkpoint: Checkpoint, episode: EpisodeSpec) -> None:
     """Some weights are made for one shape of task; say so before torch does."""
     trained = checkpoint.recipe.episode
-    if episode.n_way != trained.n_way:
+    if episode.n_way != trained.n_way and checkpoint.recipe.model.classifier_start == "learned":
         raise TridentError(f"these weights classify {trained.n_way} ways, not {episode.n_way}")
     if checkpoint.recipe.model.attfex == "positional" and episode.n_images != trained.n_images:
         raise TridentError(

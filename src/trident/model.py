@@ -31,6 +31,7 @@ from trident.nn.parameters import Parameters
 from trident.settings import ModelSettings
 
 Target = Literal["support", "query"]
+PROTOTYPE_SCALE = 0.1  # start of the learned scale of distances to prototypes
 
 
 class TaskImages(NamedTuple):
@@ -53,6 +54,16 @@ class Noise(NamedTuple):
 
     semantic: Tensor  # (task, image, semantic_latents)
     label: Tensor  # (task, image, label_latents)
+
+
+class Latents(NamedTuple):
+    """Inferred of the target images and, before them, of `n_context` others that only lent their statistics."""
+
+    semantic: Gaussian
+    label: Gaussian
+    z_semantic: Tensor  # (task, n_context + image, semantic_latents)
+    z_label: Tensor  # (task, n_context + image, label_latents)
+    n_context: int
 
 
 class Output(NamedTuple):
@@ -132,13 +143,16 @@ class Trident:
     def initial(self, seed: int) -> Parameters:
         """Random weights, without a task axis."""
         generator = torch.Generator().manual_seed(seed)
-        start: Parameters = {}
-        for part in (self.semantic_encoder, self.semantic_head, self.label_encoder, self.label_head):
-            start |= part.initial(generator)
+        start = self.semantic_encoder.initial(generator) | self.semantic_head.initial(generator)
+        start |= self.label_encoder.initial(generator) | self.label_head.initial(generator)
         if self.attfex is not None:
             start |= self.attfex.initial(generator)
-        for part in (*self.classifier, self.decoder):
-            start |= part.initial(generator)
+        for layer in self.classifier:
+            start |= layer.initial(generator)
+        start |= self.decoder.initial(generator)
+        if self.settings.classifier_start == "prototypes":
+            del start["classifier.1.weight"], start["classifier.1.bias"]  # `prototype_classifier` makes them
+            start["classifier.scale"] = torch.tensor(PROTOTYPE_SCALE)
         return start
 
     def initial_running(self) -> Parameters:
@@ -156,6 +170,29 @@ class Trident:
         reconstruct: bool = True,
     ) -> Output:
         """Infer the latents of the target set, classify it and, if asked, reconstruct it."""
+        latents = self.infer(parameters, images, target, noise, statistics)
+        first = latents.n_context
+        logits = self.classifier[1](parameters, self._classifier_features(parameters, latents.z_label))
+        reconstruction = None
+        if reconstruct:
+            codes = torch.cat([latents.z_semantic, latents.z_label], 2)
+            reconstruction = self.decoder(parameters, codes, statistics)[:, first:]
+        return Output(
+            logits[:, first:],
+            Gaussian(*(x[:, first:] for x in latents.label)),
+            Gaussian(*(x[:, first:] for x in latents.semantic)),
+            reconstruction,
+        )
+
+    def infer(
+        self,
+        parameters: Parameters,
+        images: TaskImages,
+        target: Target,
+        noise: Noise,
+        statistics: BatchNormStatistics,
+    ) -> Latents:
+        """q(z_semantic | x), then q(z_label | x, z_semantic): lines 1 to 3 of Algorithm 1."""
         rows, n_context = images.rows(target), 0
         if statistics.source == "support" and target == "query":
             # The support set comes along, at its latents' means, to give its statistics; its results are dropped.
@@ -171,17 +208,26 @@ class Trident:
         if self.attfex is not None:
             target_features = target_features * self.attfex(parameters, features)
         label = self.label_head(parameters, torch.cat([target_features.flatten(2), z_semantic], 2))
-        z_label = label.sample(noise.label)
+        return Latents(semantic, label, z_semantic, label.sample(noise.label), n_context)
 
-        hidden, last = self.classifier
-        logits = last(parameters, activate(hidden(parameters, z_label), self.settings.activation))
-        reconstruction = None
-        if reconstruct:
-            latents = torch.cat([z_semantic, z_label], 2)
-            reconstruction = self.decoder(parameters, latents, statistics)[:, n_context:]
-        return Output(
-            logits[:, n_context:],
-            Gaussian(*(x[:, n_context:] for x in label)),
-            Gaussian(*(x[:, n_context:] for x in semantic)),
-            reconstruction,
-        )
+    def prototype_classifier(
+        self,
+        parameters: Parameters,
+        images: TaskImages,
+        labels: Tensor,
+        noise: Noise,
+        statistics: BatchNormStatistics,
+    ) -> Parameters:
+        """A last layer whose logits are scaled negative squared distances to the support classes' mean features."""
+        z_label = self.infer(parameters, images, "support", noise, statistics).z_label
+        features = self._classifier_features(parameters, z_label)  # (task, n_support, classifier_width)
+        members = (labels[:, None, :] == torch.arange(self.episode.n_way, device=labels.device)[:, None]).to(features)
+        prototypes = torch.bmm(members / members.sum(2, keepdim=True), features)  # (task, n_way, classifier_width)
+        scale = parameters["classifier.scale"]  # (task,)
+        return {
+            "classifier.1.weight": 2 * scale[:, None, None] * prototypes,
+            "classifier.1.bias": -scale[:, None] * prototypes.square().sum(2),
+        }
+
+    def _classifier_features(self, parameters: Parameters, z_label: Tensor) -> Tensor:
+        return activate(self.classifier[0](parameters, z_label), self.settings.activation)

@@ -31,6 +31,9 @@ class ModelSettings:
     label_latents: int = setting(64, "size of z_label")
     semantic_latents: int = setting(64, "size of z_semantic")
     classifier_width: int = setting(32, "hidden units between z_label and the logits")
+    classifier_start: Literal["learned", "prototypes"] = setting(
+        "learned", "last layer before adaptation: learned (paper), or the support classes' mean features, for any n_way"
+    )
     attfex: Literal["positional", "off"] = setting(
         "positional", "the paper's AttFEX with one weight per image position, or none"
     )

@@ -1,4 +1,4 @@
-"""From places in a store to tensors: the images, labels and noise of some tasks, on the device where they are needed."""
+"""From places in a store to tensors: the images, labels and noise of some tasks, where they are needed."""
 
 from collections.abc import Sequence
 
@@ -33,7 +33,7 @@ class TaskSource:
         self.device = torch.device(device)
         self.sampled = latents != "mean"
         self.sizes = (model.semantic_latents, model.label_latents)
-        self.inner_steps = adaptation.steps
+        self.support_draws = max(1, adaptation.steps)  # a start from prototypes needs noise even without inner steps
         self.predictions = predictions
         # A GPU holds the whole store as uint8; on the CPU the memory map is read as needed.
         self.resident = None if self.device.type == "cpu" else torch.from_numpy(sampler.store.images).to(self.device)
@@ -54,14 +54,14 @@ class TaskSource:
             TaskImages.of(pixels, self.sampler.spec.n_support),
             torch.from_numpy(support_labels).to(self.device),
             torch.from_numpy(query_labels).to(self.device),
-            tuple(stacked[: self.inner_steps]),
-            tuple(stacked[self.inner_steps :]),
+            tuple(stacked[: self.support_draws]),
+            tuple(stacked[self.support_draws :]),
         )
 
     def _noise(self, generator: np.random.Generator) -> list[tuple[np.ndarray, np.ndarray]]:
         """For each inner step the support's, then for each prediction the queries': (image, latent) each."""
         spec = self.sampler.spec
-        rows = [spec.n_support] * self.inner_steps + [spec.n_queries] * self.predictions
+        rows = [spec.n_support] * self.support_draws + [spec.n_queries] * self.predictions
 
         def draw(shape: tuple[int, int]) -> np.ndarray:
             return generator.standard_normal(shape, np.float32) if self.sampled else np.zeros(shape, np.float32)

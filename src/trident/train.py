@@ -20,7 +20,7 @@ from torch import Tensor
 
 import trident
 from trident.adapt import Learner, MetaGradient
-from trident.checkpoint import BEST, LAST, Checkpoint, load_checkpoint, save_checkpoint
+from trident.checkpoint import BEST, LAST, Checkpoint, save_checkpoint
 from trident.data.store import ImageStore
 from trident.episodes import EpisodeSampler
 from trident.errors import TridentError
@@ -101,7 +101,7 @@ def check_resumable(before: Recipe, after: Recipe) -> None:
 
 
 def train(start: Checkpoint, store: ImageStore, out: Path, device: str, observer: Observer) -> Checkpoint:
-    """Train from a checkpoint to the recipe's last step, or until interrupted; returns the last state, saved in `out`."""
+    """Train from a checkpoint to the recipe's last step, or until interrupted; the last state is saved in `out`."""
     recipe, settings = start.recipe, start.recipe.training
     model = Trident(recipe.model, recipe.episode)
     learner = Learner(model, recipe.objective, recipe.adaptation, recipe.protocol.batch_norm)

@@ -102,7 +102,9 @@ def write_store(path: Path, dataset: str, classes: Sequence[ClassEntry], images:
         free = os.statvfs(path.parent)
         if free.f_bavail * free.f_frsize < n_bytes + len(header_bytes):
             have = free.f_bavail * free.f_frsize
-            raise TridentError(f"cannot write {path}: it needs {n_bytes / 1e6:.1f} MB, and {have / 1e6:.1f} MB are free")
+            raise TridentError(
+                f"cannot write {path}: it needs {n_bytes / 1e6:.1f} MB, and {have / 1e6:.1f} MB are free"
+            )
         file.write(struct.pack("<Q", len(header_bytes)) + header_bytes)
         written, image = 0, first
         while True:

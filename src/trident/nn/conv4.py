@@ -34,7 +34,7 @@ class Conv4:
         return {key: value for layer in self.layers for key, value in layer.initial(generator).items()}
 
     def __call__(self, parameters: Parameters, patches: Tensor, statistics: BatchNormStatistics) -> Tensor:
-        """Patches of images (task, image, size, size, 9 * image_channels) -> (task, image, size // 16, ..., channels)."""
+        """Patches (task, image, size, size, 9 * image_channels) -> (task, image, size // 16, size // 16, channels)."""
         features = patches
         for layer in self.layers:
             features = layer(parameters, features, statistics)

@@ -96,7 +96,9 @@ def _build(kind: Any, values: Any, where: str) -> Any:
     if unknown:
         raise TridentError(f"unknown setting '{where}{unknown[0]}'{_nearest(unknown[0], list(hints))}")
     missing = [
-        entry.name for entry in dataclasses.fields(kind) if entry.default is dataclasses.MISSING and entry.name not in values
+        entry.name
+        for entry in dataclasses.fields(kind)
+        if entry.default is dataclasses.MISSING and entry.name not in values
     ]
     if missing:
         raise TridentError(f"setting '{where}{missing[0]}' is missing")
@@ -133,7 +135,16 @@ def _parse(text: str, hint: Any, key: str) -> Any:
         inner, _ = typing.get_args(hint)
         return None if text.lower() == "none" else _parse(text, inner, key)
     if hint is bool:
-        words = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+        words = {
+            "true": True,
+            "yes": True,
+            "on": True,
+            "1": True,
+            "false": False,
+            "no": False,
+            "off": False,
+            "0": False,
+        }
         return words.get(text.lower(), text)
     if hint in (int, float):
         try:

@@ -1,0 +1,70 @@
+"""The shape of the code: imports run one way, help needs no torch, files stay small."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "src" / "trident"
+MODULES = sorted(path.relative_to(PACKAGE.parent) for path in PACKAGE.rglob("*.py"))
+
+
+def imported_by(module: Path) -> set[str]:
+    """Modules of ours that a file imports when it is itself imported; those inside functions count too."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse((PACKAGE.parent / module).read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+        elif isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+    return {name for name in names if name.startswith("trident")}
+
+
+def test_data_and_networks_do_not_know_each_other() -> None:
+    for module in MODULES:
+        if "data" in module.parts:
+            assert not any(name.startswith("trident.nn") for name in imported_by(module)), module
+        if "nn" in module.parts:
+            assert all(name.startswith(("trident.nn", "trident.errors")) for name in imported_by(module)), module
+
+
+def test_nothing_imports_the_command_line() -> None:
+    leaves = {"trident.cli", "trident.console"}
+    for module in MODULES:
+        if module.name not in ("cli.py", "__main__.py"):
+            assert not leaves & imported_by(module), module
+
+
+def test_no_import_cycles() -> None:
+    graph = {
+        ".".join(module.with_suffix("").parts).removesuffix(".__init__"): imported_by(module) for module in MODULES
+    }
+    graph = {name: {other for other in found if other in graph and other != "trident"} for name, found in graph.items()}
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        assert name not in path, " -> ".join((*path, name))
+        for other in graph[name]:
+            visit(other, (*path, name))
+
+    for name in graph:
+        visit(name, ())
+
+
+@pytest.mark.parametrize("module", MODULES, ids=str)
+def test_files_can_be_taken_in_at_once(module: Path) -> None:
+    assert len((PACKAGE.parent / module).read_text("utf-8").splitlines()) <= 350
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    """Timing is left to benchmarks; what makes help slow is importing torch, and that can be seen exactly."""
+    code = (
+        "import sys; sys.argv = ['trident', '--help']\n"
+        "from trident.cli import main\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        "assert not {'torch', 'numpy', 'PIL'} & set(sys.modules), 'heavy imports'"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "evaluate" in result.stdout

@@ -1,0 +1,250 @@
+"""The command as a user runs it: results, and bad input told in one line with exit code 2 and nothing written."""
+
+import json
+import pickle
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from conftest import TINY_RECIPE, Trident_command, assert_one_line_error, tiny_store
+from trident.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from trident.data.store import open_store, write_store
+from trident.model import Trident
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    images = tiny_store()
+    write_store(tmp_path / "noise.store", "noise", images.classes, iter(images.images))
+    return tmp_path / "noise.store"
+
+
+@pytest.fixture
+def weights(tmp_path: Path, store: Path) -> Path:
+    """Untrained weights in a file of their own."""
+    model = Trident(TINY_RECIPE.model, TINY_RECIPE.episode)
+    provenance = {"data": str(store), "dataset": "noise", "fingerprint": open_store(store).fingerprint}
+    checkpoint = Checkpoint(TINY_RECIPE, model.initial(0), model.initial_running(), 0, provenance=provenance)
+    save_checkpoint(tmp_path / "weights.safetensors", checkpoint)
+    return tmp_path / "weights.safetensors"
+
+
+def files_in(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+def test_parameter_counts(trident: Trident_command) -> None:
+    def total(*arguments: str) -> int:
+        result = trident("params", *arguments, "--json")
+        return int(json.loads(result.stdout)["total"])
+
+    assert total("mini-5w5s") == 412_238
+    assert total("mini-5w1s") == 410_760
+    assert total("mini-5w1s", "model.decoder_batch_norm=true") == 410_958
+    assert total("mini-5w1s", "--decoder-batch-norm", "on") == 410_958
+
+
+def test_recipes_are_listed_and_explained(trident: Trident_command) -> None:
+    assert "mini-5w5s" in trident("recipes").stdout
+    shown = trident("recipes", "mini-5w5s").stdout
+    assert "training.steps=22500" in shown
+    assert "the paper's alpha_2" in shown
+
+
+def test_train_and_evaluate(trident: Trident_command, tmp_path: Path) -> None:
+    result = trident(
+        "train",
+        "glyphs",
+        "--out",
+        "run",
+        "training.steps=2",
+        "tasks_per_step=1",
+        "validation_tasks=2",
+        "--device",
+        "cpu",
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == ""
+    assert "Files in run" in result.stderr
+    arguments = ["evaluate", "run", "--tasks", "4", "--split", "test", "--query-order", "shuffled"]
+    evaluated = trident(*arguments, "--json")
+    answer: dict[str, Any] = json.loads(evaluated.stdout)
+    assert 0 <= answer["accuracy"] <= 100
+    assert answer["ci95"] > 0
+    protocol = answer["protocol"]
+    assert protocol["dataset"] == "glyphs"
+    assert (protocol["n_way"], protocol["n_shot"], protocol["n_query"], protocol["tasks"]) == (5, 1, 5, 4)
+    assert (protocol["split"], protocol["query_order"], protocol["balance"]) == ("test", "shuffled", "balanced")
+    assert (protocol["seed"], protocol["latents"], protocol["batch_norm"]) == (0, "mean", "transductive")
+    in_words = trident(*arguments)
+    assert f"{answer['accuracy']:.2f} ± {answer['ci95']:.2f} %" in in_words.stdout
+    assert "shuffled queries, balanced, transductive batch norm, latent means, 4 tasks" in in_words.stdout
+    again = trident("train", "--resume", "run")
+    assert again.returncode == 0, again.stderr
+
+
+@pytest.mark.parametrize(
+    "protocol",
+    [
+        ["--query-order", "class_sorted"],
+        ["--balance", "dirichlet", "--dirichlet-alpha", "1.5"],
+        ["--batch-norm", "support"],
+        ["--batch-norm", "running"],
+        ["--latents", "sample"],
+        ["--latents", "average", "--latent-samples", "3"],
+        ["--inner-steps", "0"],
+    ],
+)
+def test_every_protocol_can_be_asked_for(trident: Trident_command, weights: Path, protocol: list[str]) -> None:
+    result = trident("evaluate", weights, "--tasks", "3", "--json", *protocol)
+    assert result.returncode == 0, result.stderr
+    answered = json.loads(result.stdout)["protocol"]
+    key, value = protocol[0][2:].replace("-", "_"), protocol[1]
+    assert str(answered["adaptation"]["steps"] if key == "inner_steps" else answered[key]) == value
+
+
+def test_prepare_and_show(trident: Trident_command, tmp_path: Path) -> None:
+    for split, letter in (("train", "a"), ("val", "b"), ("test", "c")):
+        for n in range(2):
+            folder = tmp_path / "pictures" / split / f"{letter}{n}"
+            folder.mkdir(parents=True)
+            for i in range(3):
+                Image.new("RGB", (30, 20), (10 * i, 99, 5)).save(folder / f"{i}.png")
+    made = trident("data", "prepare", "folder", "--from", "pictures", "--to", "pictures.store", "--image-size", "16")
+    assert made.returncode == 0, made.stderr
+    about = json.loads(trident("data", "show", "pictures.store", "--json").stdout)
+    assert about["splits"]["train"]["classes"] == 2
+    assert about["images"] == 18
+    assert "image_size     16" in trident("data", "show", "pictures.store").stdout
+
+
+def test_missing_folder(trident: Trident_command, tmp_path: Path) -> None:
+    result = trident("data", "prepare", "cub", "--from", "nowhere", "--to", "out.store")
+    assert_one_line_error(result, "nowhere")
+    assert files_in(tmp_path) == set()
+
+
+def test_corrupt_jpeg(trident: Trident_command, tmp_path: Path) -> None:
+    folder = tmp_path / "pictures" / "train" / "cat"
+    folder.mkdir(parents=True)
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)).save(folder / "good.jpg")
+    content = (folder / "good.jpg").read_bytes()
+    (folder / "bad.jpg").write_bytes(content[: len(content) // 2])
+    before = files_in(tmp_path)
+    assert_one_line_error(trident("data", "prepare", "folder", "--from", "pictures", "--to", "out.store"), "bad.jpg")
+    assert files_in(tmp_path) == before
+
+
+def test_class_in_two_splits(trident: Trident_command, tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        folder = tmp_path / "pictures" / split / "cat"
+        folder.mkdir(parents=True)
+        Image.new("RGB", (20, 20)).save(folder / "1.png")
+    before = files_in(tmp_path)
+    assert_one_line_error(trident("data", "prepare", "folder", "--from", "pictures", "--to", "o.store"), "cat", "two")
+    assert files_in(tmp_path) == before
+
+
+def test_malicious_pickle(trident: Trident_command, tmp_path: Path) -> None:
+    class Attack:
+        def __reduce__(self) -> tuple[object, ...]:
+            return (Path.touch, (tmp_path / "attacked",))
+
+    folder = tmp_path / "mini"
+    folder.mkdir()
+    for split in ("train", "val", "test"):
+        (folder / f"mini-imagenet-cache-{split}.pkl").write_bytes(pickle.dumps(Attack()))
+    before = files_in(tmp_path)
+    assert_one_line_error(trident("data", "prepare", "mini-imagenet", "--from", folder, "--to", "o.store"), "pathlib")
+    assert files_in(tmp_path) == before
+
+
+def test_too_few_images_in_a_class(trident: Trident_command, tmp_path: Path, store: Path) -> None:
+    result = trident("train", "mini-5w1s", "--data", store, "--out", "run", "model.image_size=16", "image_channels=1")
+    assert_one_line_error(result, "has 8 images", "11 are needed")
+    assert not (tmp_path / "run").exists()
+
+
+def test_wrong_image_size_for_the_weights(trident: Trident_command, tmp_path: Path, weights: Path) -> None:
+    assert_one_line_error(trident("evaluate", weights, "--data", "glyphs"), "28x28", "16x16")
+
+
+def test_weights_of_another_architecture(trident: Trident_command, tmp_path: Path, weights: Path) -> None:
+    checkpoint = load_checkpoint(weights)
+    del checkpoint.parameters["attfex.w_n.weight"]
+    save_checkpoint(tmp_path / "other.safetensors", checkpoint)
+    assert_one_line_error(
+        trident("evaluate", "other.safetensors"), "another architecture", "attfex.w_n.weight", "missing"
+    )
+    wider = replace(TINY_RECIPE, model=replace(TINY_RECIPE.model, channels=8))
+    save_checkpoint(tmp_path / "wider.safetensors", replace(load_checkpoint(weights), recipe=wider))
+    assert_one_line_error(trident("evaluate", "wider.safetensors"), "another architecture")
+    save_file({"layer.weight": torch.zeros(2)}, tmp_path / "foreign.safetensors")
+    assert_one_line_error(trident("evaluate", "foreign.safetensors"), "not written by trident")
+    (tmp_path / "text.safetensors").write_text("hello")
+    assert_one_line_error(trident("evaluate", "text.safetensors"), "not a safetensors file")
+
+
+def test_tasks_the_weights_were_not_made_for(trident: Trident_command, weights: Path) -> None:
+    assert_one_line_error(trident("evaluate", weights, "--n-query", "3"), "takes 12 images", "not 15")
+    assert_one_line_error(trident("evaluate", weights, "--n-way", "4"), "classify 3 ways, not 4")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["train", "glyphs", "--out", "run", "training.stesp=3"], ["'training.stesp'", "'training.steps'"]),
+        (["train", "glyphs", "--out", "run", "--training.stesp", "3"], ["'training.stesp'", "'training.steps'"]),
+        (["train", "glyph", "--out", "run"], ["'glyph'", "'glyphs'"]),
+        (["train", "glyphs"], ["--out RUN"]),
+        (["train"], ["which recipe"]),
+        (["train", "mini-5w1s", "--out", "run"], ["--data STORE"]),
+        (["train", "mini-5w1s", "--out", "run", "--data", "nowhere.store"], ["no store at"]),
+        (["train", "--resume", "nowhere"], ["there is no run at nowhere"]),
+        (["train", "glyphs", "--out", "run", "--device", "abacus"], ["'abacus' is not a device"]),
+        (["train", "glyphs", "--out", "run", "protocol.batch_norm=running"], ["serve evaluation only"]),
+        (["evaluate", "nowhere"], ["no run or weights file at nowhere"]),
+        (["evaluate", "nowhere", "--tasks", "1"], ["--tasks", "x>=2"]),
+        (["evaluate", "nowhere", "--split", "tset"], ["'tset'", "'test'"]),
+        (["data", "show", "nowhere.store"], ["no store at"]),
+        (["data", "prepare", "imagenet", "--from", ".", "--to", "x"], ["'imagenet'", "'mini-imagenet'"]),
+        (["params", "mini-5w1s", "decoder_batch_norm=perhaps"], ["true or false"]),
+        (["fly"], ["fly"]),
+    ],
+)
+def test_mistakes_on_the_command_line(
+    trident: Trident_command, tmp_path: Path, arguments: list[str], words: list[str]
+) -> None:
+    assert_one_line_error(trident(*arguments), *words)
+    assert files_in(tmp_path) == set()
+
+
+def test_a_run_is_never_overwritten(trident: Trident_command, tmp_path: Path, weights: Path) -> None:
+    (tmp_path / "run").mkdir()
+    shutil.copy(weights, tmp_path / "run" / "last.safetensors")
+    assert_one_line_error(trident("train", "glyphs", "--out", "run"), "already holds a run", "--resume run")
+
+
+def test_full_disk(trident: Trident_command, tmp_path: Path, store: Path) -> None:
+    """A limit on the size of files makes the kernel refuse the write, as a full disk does."""
+    recipe = tmp_path / "big.toml"
+    recipe.write_text(
+        'summary = "s"\ndataset = "noise"\n[episode]\nn_way = 3\nn_query = 2\n[model]\nimage_size = 16\nimage_channels = 1\n'
+    )
+    before = files_in(tmp_path)
+    limited = {"PYTHONPATH": str(tmp_path / "limit")}
+    (tmp_path / "limit").mkdir()
+    (tmp_path / "limit" / "sitecustomize.py").write_text(
+        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))"
+    )
+    result = trident("train", recipe, "--data", store, "--out", "run", env=limited)
+    assert_one_line_error(result, "cannot write", "last.safetensors", "File too large")
+    left = {name for name in files_in(tmp_path) - before if not name.startswith("limit")}
+    assert left == {"run"}, "only the empty folder may be left"

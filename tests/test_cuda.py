@@ -1,0 +1,39 @@
+"""One code path on CPU and GPU: the same seed and noise give the same meta-step. Needs a CUDA GPU."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from trident.adapt import Learner, TaskBatch
+from trident.model import Noise, TaskImages, Trident
+from trident.recipes import load_recipe
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
+from meta_iteration import random_tasks, relative_error
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA GPU here")
+
+
+def on_gpu(tasks: TaskBatch) -> TaskBatch:
+    images = TaskImages.of(tasks.images.pixels.cuda(), tasks.images.n_support)
+    support, query = (
+        tuple(Noise(*(part.cuda() for part in noise)) for noise in noises)
+        for noises in (tasks.support_noise, tasks.query_noise)
+    )
+    return TaskBatch(images, tasks.support_labels.cuda(), tasks.query_labels.cuda(), support, query)
+
+
+@pytest.mark.parametrize("name", ["mini-5w1s", "mini-5w5s", "tiered-5w1s", "glyphs"])
+def test_the_same_meta_step_on_cpu_and_gpu(name: str) -> None:
+    recipe = load_recipe(name)
+    learner = Learner(Trident(recipe.model, recipe.episode), recipe.objective, recipe.adaptation)
+    parameters, tasks = learner.model.initial(0), random_tasks(recipe, 2)
+    cpu = learner.meta_gradient(parameters, tasks)
+    gpu = learner.meta_gradient({key: value.cuda() for key, value in parameters.items()}, on_gpu(tasks))
+    loss_error = float(((gpu.loss.total.cpu() - cpu.loss.total) / cpu.loss.total).abs().max())
+    gradient_error = relative_error({key: value.cpu() for key, value in gpu.gradient.items()}, cpu.gradient)
+    print(f"\n{name}: relative error of the loss {loss_error:.1e}, of the meta-gradient {gradient_error:.1e}")
+    assert loss_error < 1e-4
+    assert gradient_error < 1e-2
