@@ -115,7 +115,7 @@ def test_inner_adam_is_torchs() -> None:
     for step in range(3):
         optimizer.zero_grad()
         parts, _, _ = learner.loss(leaves, tasks, "support", tasks.support_noise[step])
-        parts.total.sum().backward()
+        parts.total.sum().backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     for key, value in leaves.items():
         # Apart only by the epsilon under the root, which moves tiny gradients a little.

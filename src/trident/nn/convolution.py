@@ -13,8 +13,14 @@ from torch import Tensor
 
 def convolve(images: Tensor, weight: Tensor) -> Tensor:
     """(task, image, h, w, inputs) * (task, 3, 3, inputs, outputs) -> (task, image, h, w, outputs)."""
-    output: Tensor = _Convolve.apply(images, weight)
+    output: Tensor = _Convolve.apply(images, weight)  # type: ignore[no-untyped-call]
     return output
+
+
+def _correlate(images: Tensor, gradient: Tensor) -> Tensor:
+    """The weight gradient: how each neighbour of the input goes together with each output."""
+    weight: Tensor = _Correlate.apply(images, gradient)  # type: ignore[no-untyped-call]
+    return weight
 
 
 def convolve_patches(patches: Tensor, weight: Tensor) -> Tensor:
@@ -68,14 +74,12 @@ class _Convolve(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
         images, weight = ctx.saved_tensors
-        for_images = _Convolve.apply(gradient, _turned(weight)) if ctx.needs_input_grad[0] else None
-        for_weight = _Correlate.apply(images, gradient) if ctx.needs_input_grad[1] else None
+        for_images = convolve(gradient, _turned(weight)) if ctx.needs_input_grad[0] else None
+        for_weight = _correlate(images, gradient) if ctx.needs_input_grad[1] else None
         return for_images, for_weight
 
 
 class _Correlate(torch.autograd.Function):
-    """The weight gradient: how each neighbour of the input goes together with each output."""
-
     @staticmethod
     def forward(ctx: Any, images: Tensor, gradient: Tensor) -> Tensor:
         ctx.save_for_backward(images, gradient)
@@ -90,6 +94,6 @@ class _Correlate(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, direction: Tensor) -> tuple[Tensor | None, Tensor | None]:
         images, gradient = ctx.saved_tensors
-        for_images = _Convolve.apply(gradient, _turned(direction)) if ctx.needs_input_grad[0] else None
-        for_gradient = _Convolve.apply(images, direction) if ctx.needs_input_grad[1] else None
+        for_images = convolve(gradient, _turned(direction)) if ctx.needs_input_grad[0] else None
+        for_gradient = convolve(images, direction) if ctx.needs_input_grad[1] else None
         return for_images, for_gradient

@@ -1,0 +1,64 @@
+"""Every command and the Python example of the README, run in order in an empty folder."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import Trident_command
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text("utf-8")
+SHORT = ["training.steps=2", "training.tasks_per_step=1", "training.validation_tasks=2", "training.save_every=1"]
+NOT_AT_HAND = ("downloads/mini-imagenet", "mini.store", "cub.store")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def commands() -> list[list[str]]:
+    lines = [line for block in blocks("sh") for line in block.splitlines()]
+    return [line.split()[1:] for line in lines if line.startswith("trident ")]
+
+
+def test_every_command_works(trident: Trident_command, tmp_path: Path) -> None:
+    assert len(commands()) >= 10
+    for command in commands():
+        given = list(command)
+        if given[0] == "train" and "--resume" not in given:
+            given += SHORT
+        if given[0] == "evaluate":
+            given[given.index("--tasks") + 1] = "2"
+        result = trident(*given)
+        if any(name in command for name in NOT_AT_HAND):
+            # The options are right if the only complaint is about files that are not here.
+            assert result.returncode == 2, result.stderr
+            assert any(name in result.stderr for name in (*NOT_AT_HAND, "runs/mini")), result.stderr
+        else:
+            assert result.returncode == 0, (command, result.stderr)
+    for block in blocks("python"):
+        code = block.replace("tasks=100", "tasks=2")
+        done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert "shuffled queries" in done.stdout
+
+
+def test_make_targets_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    targets = re.findall(r"^make (\w+)", "\n".join(blocks("sh")), re.MULTILINE)
+    assert targets == ["demo", "test"]
+    assert all(f"\n{target}:" in makefile for target in targets)
+    assert "make test" in (ROOT / ".ci" / "run").read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    "document", ["README.md", "CONTRIBUTING.md", *[f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")]]
+)
+def test_links_lead_somewhere(document: str) -> None:
+    text = (ROOT / document).read_text("utf-8")
+    for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", text):
+        if not target.startswith("http"):
+            assert ((ROOT / document).parent / target).exists(), target
