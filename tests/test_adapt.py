@@ -22,9 +22,10 @@ def query_loss_after_adaptation(learner: Learner, parameters: Parameters, tasks:
     return float(parts.total.sum())
 
 
-def directional_derivative(learner: Learner, parameters: Parameters, tasks: TaskBatch, along: Parameters) -> float:
-    """Central differences of fourth order. The step is small, for the network has kinks that it must not cross."""
-    step = 1e-6
+def directional_derivative(
+    learner: Learner, parameters: Parameters, tasks: TaskBatch, along: Parameters, step: float
+) -> float:
+    """Central differences of fourth order."""
 
     def at(distance: float) -> float:
         moved = {key: value + distance * step * along[key] for key, value in parameters.items()}
@@ -33,10 +34,20 @@ def directional_derivative(learner: Learner, parameters: Parameters, tasks: Task
     return (8 * (at(1) - at(-1)) - (at(2) - at(-2))) / (12 * step)
 
 
-@pytest.mark.parametrize("batch_norm", ["transductive", "support"])
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_meta_gradient_against_finite_differences(optimizer: str, batch_norm: str) -> None:
-    learner = tiny_learner(AdaptationSettings(optimizer, RATES[optimizer], 3), batch_norm)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("optimizer", "batch_norm", "classifier_start"),
+    [
+        ("sgd", "transductive", "learned"),
+        ("adam", "transductive", "learned"),
+        ("sgd", "support", "learned"),
+        ("adam", "support", "learned"),
+        ("sgd", "transductive", "prototypes"),
+        ("adam", "support", "prototypes"),
+    ],
+)
+def test_meta_gradient_against_finite_differences(optimizer: str, batch_norm: str, classifier_start: str) -> None:
+    adaptation = AdaptationSettings(optimizer, RATES[optimizer], 3)  # type: ignore[arg-type]
+    learner = tiny_learner(adaptation, batch_norm, classifier_start=classifier_start)
     parameters, tasks = doubles(learner.model.initial(1)), tiny_tasks()
     gradient = learner.meta_gradient(parameters, tasks).gradient
     generator = torch.Generator().manual_seed(5)
@@ -46,9 +57,11 @@ def test_meta_gradient_against_finite_differences(optimizer: str, batch_norm: st
         }
         length = torch.stack([value.norm() for value in along.values()]).norm()
         along = {key: value / length for key, value in along.items()}
-        expected = directional_derivative(learner, parameters, tasks, along)
         actual = float(sum((gradient[key] * along[key]).sum() for key in gradient))
-        assert actual == pytest.approx(expected, rel=1e-6)
+        # The network has kinks. A long step may cross one, a short one drowns small derivatives in rounding; a wrong
+        # gradient agrees with neither.
+        expected = [directional_derivative(learner, parameters, tasks, along, step) for step in (1e-6, 1e-5)]
+        assert min(abs(actual / value - 1) for value in expected) < 1e-6
 
 
 def test_meta_gradient_is_that_of_the_unrolled_loop() -> None:

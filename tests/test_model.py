@@ -9,7 +9,7 @@ from torch import Tensor
 
 from conftest import TINY_EPISODE, TINY_MODEL, doubles, tiny_tasks
 from trident.adapt import TaskBatch
-from trident.model import Noise, Output, TaskImages, Trident
+from trident.model import PROTOTYPE_SCALE, Noise, Output, TaskImages, Trident
 from trident.nn.batch_norm import BatchNormStatistics
 from trident.nn.gaussian import Gaussian
 from trident.nn.parameters import Parameters
@@ -123,6 +123,24 @@ def test_inductive_statistics_keep_queries_apart(source: str) -> None:
     assert not torch.allclose(before.logits[:, -1], after.logits[:, -1])
     assert before.reconstruction is not None
     assert before.reconstruction.shape == (2, TINY_EPISODE.n_queries, 16, 16, 1)
+
+
+def test_prototypes_start_from_distances_to_the_class_means() -> None:
+    """Logits are scaled negative squared distances, up to a term that all classes share; labels in any order."""
+    settings = replace(TINY_MODEL, classifier_start="prototypes", classifier_width=7)
+    model, tasks = Trident(settings, TINY_EPISODE), tiny_tasks()
+    parameters = for_tasks(doubles(model.initial(0)), tasks.n_tasks)
+    labels = torch.tensor([[0, 1, 2, 2, 1, 0], [1, 1, 0, 0, 2, 2]])
+    noise = tasks.support_noise[0]
+    layer = model.prototype_classifier(parameters, tasks.images, labels, noise, BatchNormStatistics())
+    z_label = model.infer(parameters, tasks.images, "support", noise, BatchNormStatistics()).z_label
+    features = model._classifier_features(parameters, z_label)
+    logits = model.classifier[1](parameters | layer, features)
+    for task in range(tasks.n_tasks):
+        means = torch.stack([features[task][labels[task] == way].mean(0) for way in range(3)])
+        distances = torch.cdist(features[task], means).square()
+        expected = -PROTOTYPE_SCALE * (distances - features[task].square().sum(1, keepdim=True))
+        torch.testing.assert_close(logits[task], expected)
 
 
 def test_log_variance_can_be_started_low_and_bounded() -> None:
