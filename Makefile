@@ -2,7 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-RUN ?= runs/demo-$(shell date +%Y%m%d-%H%M%S)
+ifndef RUN
+RUN := runs/demo-$(shell date +%Y%m%d-%H%M%S)
+endif
 
 .PHONY: demo test check format bench clean
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import save_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from conftest import TINY_RECIPE, Trident_command, assert_one_line_error, tiny_store
 from trident.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
@@ -193,7 +194,11 @@ def test_weights_of_another_architecture(trident: Trident_command, tmp_path: Pat
 
 
 def test_tasks_the_weights_were_not_made_for(trident: Trident_command, weights: Path) -> None:
-    assert_one_line_error(trident("evaluate", weights, "--n-query", "3"), "takes 12 images", "not 15")
+    assert_one_line_error(
+        trident("evaluate", weights, "--n-query", "3"), "takes 3-way 2-shot tasks with 2 queries", "with 3"
+    )
+    swapped = trident("evaluate", weights, "--n-shot", "1", "--n-query", "3")
+    assert_one_line_error(swapped, "not 3-way 1-shot with 3")
     assert_one_line_error(trident("evaluate", weights, "--n-way", "4"), "classify 3 ways, not 4")
 
 
@@ -209,6 +214,9 @@ def test_tasks_the_weights_were_not_made_for(trident: Trident_command, weights: 
         (["train", "mini-5w1s", "--out", "run", "--data", "nowhere.store"], ["no store at"]),
         (["train", "--resume", "nowhere"], ["there is no run at nowhere"]),
         (["train", "glyphs", "--out", "run", "--device", "abacus"], ["'abacus' is not a device"]),
+        (["train", "glyphs", "--out", "run", "--device", "cuda:99"], ["there is no cuda:99"]),
+        (["train", "glyphs", "--out", "r" * 300], ["File name too long"]),
+        (["train", "glyphs", "--out", "run", "model.initial_log_var=nan"], ["must be finite"]),
         (["train", "glyphs", "--out", "run", "protocol.batch_norm=running"], ["serve evaluation only"]),
         (["evaluate", "nowhere"], ["no run or weights file at nowhere"]),
         (["evaluate", "nowhere", "--tasks", "1"], ["--tasks", "2"]),
@@ -224,6 +232,42 @@ def test_mistakes_on_the_command_line(
 ) -> None:
     assert_one_line_error(trident(*arguments), *words)
     assert files_in(tmp_path) == set()
+
+
+@pytest.mark.parametrize("about", ["{", "{}", None])
+def test_damaged_metadata(trident: Trident_command, tmp_path: Path, weights: Path, about: str | None) -> None:
+    with safe_open(weights, "pt") as file:
+        metadata = {key: value for key, value in {**file.metadata(), "trident": about}.items() if value is not None}
+    save_file(load_file(weights), tmp_path / "broken.safetensors", metadata)
+    assert_one_line_error(trident("evaluate", "broken.safetensors"), "broken.safetensors", "damaged")
+
+
+def test_predictions_that_are_not_finite_have_no_accuracy(
+    trident: Trident_command, tmp_path: Path, weights: Path
+) -> None:
+    checkpoint = load_checkpoint(weights)
+    checkpoint.parameters["classifier.1.bias"].fill_(torch.nan)
+    save_checkpoint(tmp_path / "nan.safetensors", checkpoint)
+    assert_one_line_error(trident("evaluate", "nan.safetensors", "--tasks", "3"), "test task 0", "not finite")
+
+
+def test_a_damaged_log_does_not_stop_a_good_run(trident: Trident_command, tmp_path: Path) -> None:
+    settings = ["training.steps=2", "tasks_per_step=1", "validation_tasks=2", "log_every=1"]
+    assert trident("train", "glyphs", "--out", "r[b]", *settings).returncode == 0
+    log = tmp_path / "r[b]" / "log.jsonl"
+    good = log.read_bytes()
+    log.write_bytes(b'{"step": 1,}\n\xff\n{"a": 1}\n' + good + b'{"step": 1, "half')
+    again = trident("train", "--resume", "r[b]")
+    assert again.returncode == 0, again.stderr
+    assert "Files in r[b]" in again.stderr
+    assert log.read_bytes() == good
+
+
+def test_help_without_arguments(trident: Trident_command) -> None:
+    for arguments in ([], ["data"]):
+        result = trident(*arguments)
+        assert "Commands:\n" in result.stdout
+        assert "error" not in result.stderr
 
 
 def test_a_run_is_never_overwritten(trident: Trident_command, tmp_path: Path, weights: Path) -> None:
@@ -246,4 +290,4 @@ def test_full_disk(trident: Trident_command, tmp_path: Path, store: Path) -> Non
     result = trident("train", recipe, "--data", store, "--out", "run", env=limited)
     assert_one_line_error(result, "cannot write", "last.safetensors", "File too large")
     left = {name for name in files_in(tmp_path) - before if not name.startswith("limit")}
-    assert left == {"run"}, "only the empty folder may be left"
+    assert left == set()

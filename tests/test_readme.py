@@ -46,6 +46,12 @@ def test_every_command_works(trident: Trident_command, tmp_path: Path) -> None:
         assert "shuffled queries" in done.stdout
 
 
+def test_the_demos_result_is_shown_with_its_protocol() -> None:
+    (shown,) = blocks("text")
+    assert re.search(r"accuracy \d\d\.\d\d ± \d\.\d\d %", shown)
+    assert "shuffled queries" in shown
+
+
 def test_make_targets_exist() -> None:
     makefile = (ROOT / "Makefile").read_text("utf-8")
     targets = re.findall(r"^make (\w+)", "\n".join(blocks("sh")), re.MULTILINE)

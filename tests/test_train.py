@@ -75,6 +75,19 @@ def test_ten_steps_resume_ten_steps_are_twenty(tmp_path: Path, schedule: str) ->
     assert steps == sorted(steps)
 
 
+def test_a_validation_that_was_interrupted_is_made_up_for(tmp_path: Path) -> None:
+    """Stopped before its validation: the step is saved, and resuming starts with the validation it owes."""
+    store = tiny_store()
+    whole = run(tmp_path / "whole")
+    run(tmp_path / "half", observer=Silent(interrupt_at=10))
+    stopped = load_checkpoint(tmp_path / "half" / LAST)
+    assert (stopped.step, stopped.validated_step, stopped.best) == (10, 0, None)
+    resumed = train(stopped, store, tmp_path / "half", "cpu", Silent())
+    assert resumed.best == whole.best
+    kinds = [json.loads(line)["kind"] for line in (tmp_path / "half" / "log.jsonl").read_text().splitlines()]
+    assert kinds.count("validation") == 2
+
+
 def test_chunks_of_the_meta_batch_give_the_same_result(tmp_path: Path) -> None:
     whole = run(tmp_path / "whole")
     chunked = run(tmp_path / "chunked", replace(TINY_RECIPE, training=replace(TINY_RECIPE.training, tasks_per_chunk=1)))

@@ -1,6 +1,6 @@
 """Render the embedded glyphs: `python tools/render_glyphs.py` rewrites src/trident/data/glyphs.npz.
 
-Letters of 11 scripts, each drawn 20 times in random faces of DejaVu (which matplotlib ships) with small warps, 28 x 28
+Letters of 12 scripts, each drawn 20 times in random faces of DejaVu (which matplotlib ships) with small warps, 28 x 28
 pixels, one bit each. Only needed to change the set: the file is part of the package.
 """
 

@@ -22,6 +22,7 @@ from trident.settings import Recipe
 
 LAST = "last.safetensors"
 BEST = "best.safetensors"
+MOMENTS = ("exp_avg", "exp_avg_sq")  # the meta-optimiser's state
 _FORMAT = "trident-checkpoint-1"
 
 
@@ -34,6 +35,8 @@ class Checkpoint:
     optimizer: Parameters = field(default_factory=dict)  # empty in files meant for use, not for resuming
     best: dict[str, Any] | None = None  # the best validation so far: step, accuracy, ci95, tasks
     provenance: dict[str, Any] = field(default_factory=dict)
+    validated_step: int = 0  # the last step whose validation is done
+    path: Path | None = None  # the file it was read from
 
     @property
     def model(self) -> Trident:
@@ -52,6 +55,7 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
         "step": checkpoint.step,
         "best": checkpoint.best,
         "provenance": checkpoint.provenance,
+        "validated_step": checkpoint.validated_step,
     }
     content = save(tensors, {"format": _FORMAT, "trident": json.dumps(about)})
     with atomic_file(path) as file:
@@ -76,30 +80,40 @@ def load_checkpoint(path: Path) -> Checkpoint:
         raise TridentError(f"{path} is not a safetensors file: {error}") from error
     if metadata.get("format") != _FORMAT:
         raise TridentError(f"{path} holds weights of another program: it was not written by trident")
-    about = json.loads(metadata["trident"])
-    groups: dict[str, Parameters] = {"parameters": {}, "running": {}, "optimizer": {}}
-    for key, value in tensors.items():
-        group, _, name = key.partition("/")
-        groups[group][name] = value
-    recipe = recipe_from(about["recipe"], str(path))
-    model = Trident(recipe.model, recipe.episode)
-    return Checkpoint(
-        recipe,
-        _as_in(model.initial(0), groups["parameters"], path),
-        _as_in(model.initial_running(), groups["running"], path),
-        about["step"],
-        groups["optimizer"],
-        about["best"],
-        about["provenance"],
-    )
+    try:
+        about = json.loads(metadata["trident"])
+        groups: dict[str, Parameters] = {"parameters": {}, "running": {}, "optimizer": {}}
+        for key, value in tensors.items():
+            group, _, name = key.partition("/")
+            groups[group][name] = value
+        recipe = recipe_from(about["recipe"], str(path))
+        parameters = Trident(recipe.model, recipe.episode).initial(0)
+        moments = {f"{moment}/{key}": value for moment in MOMENTS for key, value in parameters.items()}
+        return Checkpoint(
+            recipe,
+            _as_in(parameters, groups["parameters"], path),
+            _as_in(Trident(recipe.model, recipe.episode).initial_running(), groups["running"], path),
+            int(about["step"]),
+            _as_in(moments, groups["optimizer"], path) if groups["optimizer"] else {},
+            about["best"],
+            {"data": None, "dataset": recipe.dataset, "fingerprint": ""} | about["provenance"],
+            int(about["validated_step"]),
+            path,
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise TridentError(f"{path} is damaged: {error!r}") from error
 
 
 def _as_in(expected: Parameters, found: Parameters, path: Path) -> Parameters:
     """The tensors in the model's own order, on which the last bit of a sum over them depends."""
     for key in sorted(expected.keys() | found.keys()):
-        shapes = [tuple(group[key].shape) if key in group else "missing" for group in (found, expected)]
-        if shapes[0] != shapes[1]:
+        actual, needed = _kind(found.get(key)), _kind(expected.get(key))
+        if actual != needed:
             raise TridentError(
-                f"{path} holds weights of another architecture: '{key}' is {shapes[0]}, its settings need {shapes[1]}"
+                f"{path} holds weights of another architecture: '{key}' is {actual}, its settings need {needed}"
             )
     return {key: found[key] for key in expected}
+
+
+def _kind(tensor: Tensor | None) -> str:
+    return "missing" if tensor is None else f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"

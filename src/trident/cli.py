@@ -1,6 +1,7 @@
 """The `trident` command. Heavy imports stay inside the commands, so that help is there at once."""
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -48,8 +49,15 @@ def main() -> None:
     except KeyboardInterrupt:
         print("trident: stopped", file=sys.stderr)
         sys.exit(130)
+    except OSError as error:
+        _fail(f"{error.filename or 'output'}: {error.strerror or error}")
     except Exception as error:
-        # Command-line mistakes; told apart by shape, since their class's home differs between typer's versions.
+        # Told apart by name and shape, since where these classes live differs between versions and torch loads late.
+        if type(error).__name__ == "OutOfMemoryError":
+            _fail("out of memory: compute fewer tasks at once, with training.tasks_per_chunk or --tasks-per-chunk")
+        if type(error).__name__ == "NoArgsIsHelpError":
+            print(error)
+            sys.exit(0)
         if not hasattr(error, "format_message"):
             raise
         _fail(error.format_message())
@@ -135,10 +143,9 @@ def train(
 
     loaded = load_recipe(recipe, _overrides(settings))
     source = _data_of(loaded, data, None)
-    store = _open(source)
+    store, device = _open(source), _device(device)
     from trident.train import start_run
 
-    device = _device(device)
     _train(start_run(loaded, store, source, out, device), store, out, device)
 
 
@@ -190,15 +197,14 @@ def evaluate(
     latents: Annotated[Literal["sample", "mean", "average"] | None, typer.Option()] = None,
     latent_samples: Annotated[int | None, typer.Option(min=1, help="Samples behind --latents average.")] = None,
     inner_steps: Annotated[int | None, typer.Option(min=0, help="Inner steps, if other than in training.")] = None,
+    tasks_per_chunk: Annotated[int | None, typer.Option(min=1, help="Tasks at once; fewer need less memory.")] = None,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
     """Measure accuracy on tasks from classes never seen in training. What is not given is as in training."""
-    from dataclasses import replace
-
     from trident.checkpoint import load_checkpoint
     from trident.console import counting
-    from trident.evaluate import check_episode
+    from trident.evaluate import TASKS_PER_CHUNK, check_episode
     from trident.evaluate import evaluate as measure
     from trident.recipes import with_overrides
 
@@ -218,8 +224,7 @@ def evaluate(
     overrides = [f"{key}={value}" for key, value in given.items() if value is not None]
     recipe = with_overrides(checkpoint.recipe, overrides)
     check_episode(checkpoint, recipe.episode)
-    store = _open(_data_of(recipe, data, checkpoint))
-    checkpoint = replace(checkpoint, recipe=recipe)
+    store, device = _open(_data_of(recipe, data, checkpoint)), _device(device)
     with counting("evaluating tasks") as progress:
         result = measure(
             recipe,
@@ -229,13 +234,16 @@ def evaluate(
             split=split,
             tasks=tasks,
             seed=seed,
-            device=_device(device),
+            device=device,
+            tasks_per_chunk=tasks_per_chunk or TASKS_PER_CHUNK,
             progress=progress,
         )
     if as_json:
-        print(json.dumps(result.to_json()))
+        weights = {"file": str(checkpoint.path), "recipe": recipe.name, "step": checkpoint.step}
+        print(json.dumps({**result.to_json(), "weights": weights}, allow_nan=False))
     else:
-        print(f"accuracy {result.accuracy:.2f} ± {result.ci95:.2f} %\n({result.describe_protocol()})")
+        print(f"accuracy {result.accuracy:.2f} ± {result.ci95:.2f} %")
+        print(f"({result.describe_protocol()}; {recipe.name} after {checkpoint.step} steps)")
 
 
 @data_app.command()
@@ -246,7 +254,7 @@ def prepare(
     ],
     target: Annotated[Path, typer.Option("--to", help="The store file to write.")],
     image_size: Annotated[
-        int | None, typer.Option(min=8, help="Pixels; by default 84 (Omniglot 28, CIFAR-FS 32).")
+        int | None, typer.Option(min=16, help="Pixels; by default 84 (Omniglot 28, CIFAR-FS 32).")
     ] = None,
     split_file: Annotated[Path | None, typer.Option(help="JSON with the classes of train, val and test.")] = None,
 ) -> None:
@@ -296,7 +304,7 @@ def _overrides(words: list[str] | None) -> list[str]:
 def _data_of(recipe: "Recipe", given: str | None, checkpoint: "Checkpoint | None") -> str:
     if given is not None:
         return given if given == "glyphs" else str(Path(given).resolve())
-    if checkpoint is not None:
+    if checkpoint is not None and checkpoint.provenance["data"] is not None:
         return str(checkpoint.provenance["data"])
     if recipe.dataset == "glyphs":
         return "glyphs"
@@ -320,12 +328,10 @@ def _device(name: str) -> str:
 
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise TridentError(f"'{name}' is not a device: it must be auto, cpu, cuda or cuda:N") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise TridentError("no CUDA GPU can be used here: leave --device away, or give --device cpu")
+    if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", name):
+        raise TridentError(f"'{name}' is not a device: it must be auto, cpu, cuda or cuda:N")
+    if name.startswith("cuda") and int(name[5:] or 0) >= torch.cuda.device_count():
+        raise TridentError(f"there is no {name} here: leave --device away, or give --device cpu")
     return name
 
 

@@ -5,33 +5,42 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
 
 from trident.evaluate import Evaluation
 
-stderr = Console(stderr=True, highlight=False)
+stderr = Console(stderr=True, highlight=False, markup=False, emoji=False)
 _PLAIN_LINES = 20  # progress lines of a whole run where there is no terminal to draw a bar on
 
 
-def _bar(*columns: TextColumn) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        *columns,
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        console=stderr,
-        disable=not stderr.is_terminal,
-    )
+class _Bar(Progress):
+    """One line with the bar, its count and the time left, and one for numbers, so that both fit a narrow terminal."""
+
+    def __init__(self) -> None:
+        self.numbers = ""
+        super().__init__(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=stderr,
+            disable=not stderr.is_terminal,
+        )
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        yield from super().get_renderables()
+        if self.numbers:
+            yield Text(self.numbers)
 
 
 @contextmanager
 def counting(description: str) -> Iterator["Counter"]:
     """A bar for work that is counted: images decoded, tasks evaluated."""
-    with _bar() as progress:
+    with _Bar() as progress:
         yield Counter(progress, description)
 
 
@@ -50,8 +59,8 @@ class TrainingProgress:
     def __init__(self, start: int, steps: int):
         self._steps = steps
         self._smooth: dict[str, float] = {}
-        self._progress = _bar(TextColumn("{task.fields[numbers]}"))
-        self._task = self._progress.add_task("training", total=steps, completed=start, numbers="")
+        self._progress = _Bar()
+        self._task = self._progress.add_task("training", total=steps, completed=start)
 
     def __enter__(self) -> Self:
         self._progress.__enter__()
@@ -67,11 +76,12 @@ class TrainingProgress:
             self._smooth[key] = 0.95 * self._smooth.get(key, value) + 0.05 * value
         s = self._smooth
         numbers = (
-            f"loss {s['total']:.1f} (class {s['classification']:.3f} image {s['reconstruction']:.1f} "
-            f"KL label {s['label_kl']:.1f} semantic {s['semantic_kl']:.1f}) accuracy {s['accuracy']:.1f} % "
-            f"{1 / s['seconds']:.2f} it/s"
+            f"{1 / s['seconds']:.2f} it/s, accuracy {s['accuracy']:.1f} %, loss {s['total']:.1f}: "
+            f"class {s['classification']:.2f}, image {s['reconstruction']:.0f}, "
+            f"KL {s['label_kl']:.0f} + {s['semantic_kl']:.0f}"
         )
-        self._progress.update(self._task, completed=step, numbers=numbers)
+        self._progress.numbers = numbers
+        self._progress.update(self._task, completed=step)
         if not stderr.is_terminal and step % max(1, self._steps // _PLAIN_LINES) == 0:
             stderr.print(f"step {step}/{self._steps}: {numbers}", soft_wrap=True)
 

@@ -14,7 +14,7 @@ from trident.data.store import ClassEntry, ImageStore
 from trident.errors import TridentError
 
 # Random streams of one seed that must never overlap.
-STREAMS = {"initial": 0, "train": 1, "val": 2, "test": 3}
+STREAMS = {"train": 1, "val": 2, "test": 3, "train-evaluation": 4}
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,9 @@ class EpisodeSpec:
         for name in ("n_way", "n_shot", "n_query"):
             if getattr(self, name) < 1:
                 raise TridentError(f"episode.{name} is {getattr(self, name)}: at least 1 is needed")
+
+    def describe(self) -> str:
+        return f"{self.n_way}-way {self.n_shot}-shot"
 
     @property
     def n_support(self) -> int:
@@ -65,8 +68,8 @@ class Protocol:
     latent_samples: int = field(default=10, metadata={"help": "samples behind latents=average"})
 
     def __post_init__(self) -> None:
-        if not self.dirichlet_alpha > 0:
-            raise TridentError(f"protocol.dirichlet_alpha is {self.dirichlet_alpha}: it must be above 0")
+        if not 0 < self.dirichlet_alpha < 1e6:
+            raise TridentError(f"protocol.dirichlet_alpha is {self.dirichlet_alpha}: it must be above 0, below 1e6")
         if self.latent_samples < 1:
             raise TridentError(f"protocol.latent_samples is {self.latent_samples}: at least 1 is needed")
 

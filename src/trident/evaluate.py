@@ -20,6 +20,7 @@ from trident.settings import AdaptationSettings, Recipe
 from trident.tasks import TaskSource
 
 Progress = Callable[[int, int], None]
+TASKS_PER_CHUNK = 16
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Evaluation:
     def describe_protocol(self) -> str:
         spec = self.episode
         return (
-            f"{self.dataset} {self.split}, {spec.n_way}-way {spec.n_shot}-shot, {spec.n_query} queries per class, "
+            f"{self.dataset} {self.split}, {spec.describe()}, {spec.n_query} queries per class, "
             f"{self.protocol.describe()}, {self.tasks} tasks, 95 % interval, seed {self.seed}"
         )
 
@@ -88,7 +89,7 @@ def evaluate(
     tasks: int,
     seed: int,
     device: torch.device | str = "cpu",
-    tasks_per_chunk: int = 16,
+    tasks_per_chunk: int = TASKS_PER_CHUNK,
     progress: Progress | None = None,
 ) -> Evaluation:
     """Accuracy of a model on tasks from one split, under the recipe's episode and protocol."""
@@ -101,7 +102,7 @@ def evaluate(
         recipe.model,
         adaptation,
         seed,
-        split,
+        "train-evaluation" if split == "train" else split,
         protocol.latents,
         protocol.latent_samples if protocol.latents == "average" else 1,
         device,
@@ -110,7 +111,12 @@ def evaluate(
     accuracies = []
     for start in range(0, tasks, tasks_per_chunk):
         batch = source.batch(range(start, min(start + tasks_per_chunk, tasks)))
-        hits = predict(learner, parameters, batch).argmax(-1) == batch.query_labels
+        probabilities = predict(learner, parameters, batch)
+        finite = probabilities.isfinite().all(-1).all(-1)  # (task,)
+        if not bool(finite.all()):
+            task = start + int(finite.logical_not().nonzero()[0])
+            raise TridentError(f"{split} task {task}: the prediction is not finite, so there is no accuracy to report")
+        hits = probabilities.argmax(-1) == batch.query_labels
         accuracies.append(hits.double().mean(1).cpu().numpy())
         if progress:
             progress(min(start + tasks_per_chunk, tasks), tasks)
@@ -125,21 +131,26 @@ def check_images(recipe: Recipe, store: ImageStore) -> None:
     found = (store.image_size, store.image_channels)
     if wanted != found:
         raise TridentError(
-            f"the images of {store.dataset} are {found[0]}x{found[0]} with {found[1]} channels, but the model takes "
-            f"{wanted[0]}x{wanted[0]} with {wanted[1]}: prepare the store with --image-size {wanted[0]}"
+            f"the images of {store.dataset} are {found[0]}x{found[0]} with {_channels(found[1])}, but the model takes "
+            f"{wanted[0]}x{wanted[0]} with {_channels(wanted[1])}"
+            + (f": prepare the store with --image-size {wanted[0]}" if wanted[0] != found[0] else "")
         )
 
 
 def check_episode(checkpoint: Checkpoint, episode: EpisodeSpec) -> None:
-    """Some weights are made for one shape of task; say so before torch does."""
-    trained = checkpoint.recipe.episode
-    if episode.n_way != trained.n_way and checkpoint.recipe.model.classifier_start == "learned":
+    """Some weights are made for one shape of task; say so before torch does, or before positions are mixed up."""
+    trained, model = checkpoint.recipe.episode, checkpoint.recipe.model
+    if episode.n_way != trained.n_way and model.classifier_start == "learned":
         raise TridentError(f"these weights classify {trained.n_way} ways, not {episode.n_way}")
-    if checkpoint.recipe.model.attfex == "positional" and episode.n_images != trained.n_images:
+    if model.attfex == "positional" and episode != trained:
         raise TridentError(
-            f"the positional AttFEX of these weights takes {trained.n_images} images ({trained.n_way}-way "
-            f"{trained.n_shot}-shot with {trained.n_query} queries), not {episode.n_images}"
+            f"the positional AttFEX of these weights takes {trained.describe()} tasks with {trained.n_query} queries "
+            f"per class, not {episode.describe()} with {episode.n_query}"
         )
+
+
+def _channels(number: int) -> str:
+    return f"{number} channel{'s' if number > 1 else ''}"
 
 
 def _on(parameters: Parameters, device: torch.device | str) -> Parameters:

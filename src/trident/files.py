@@ -1,8 +1,9 @@
 """Files that are there whole or not at all."""
 
+import glob
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -15,6 +16,11 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
     path = Path(path)
     if not path.parent.is_dir():
         raise TridentError(f"cannot write {path}: the folder {path.parent} does not exist")
+    if path.exists() and not path.is_file():
+        raise TridentError(f"cannot write {path}: it exists and is not an ordinary file")
+    for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
+        if not _runs(leftover.name.split(".")[-2]):
+            leftover.unlink(missing_ok=True)  # of a process that was killed while it wrote
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with temporary.open("wb") as file:
@@ -30,4 +36,15 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
     except OSError as error:
         raise TridentError(f"cannot write {path}: {error.strerror or error}") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def _runs(process: str) -> bool:
+    try:
+        os.kill(int(process), 0)
+    except ProcessLookupError:
+        return False
+    except (ValueError, OverflowError, PermissionError):
+        return True
+    return True

@@ -2,6 +2,8 @@
 
 import importlib.util
 import json
+import math
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -12,24 +14,27 @@ from trident.files import atomic_file
 
 
 class RunLog:
-    """Step lines hold means over the steps since the last line; validation lines hold the accuracy and its protocol."""
+    """Step lines hold means over the steps since the last line, or since the run was resumed.
+
+    Validation lines hold the accuracy and its protocol.
+    """
 
     def __init__(self, folder: Path, step: int):
         """Lines of steps after `step` are dropped: a run that was killed computes them again."""
         path = folder / "log.jsonl"
-        kept = [line for line in _lines(path) if json.loads(line)["step"] <= step]
+        kept = [line for line in _lines(path) if _step_of(line) <= step]
         with atomic_file(path) as file:
             file.write("".join(kept).encode())
-        try:
-            self._file = path.open("a", encoding="utf-8")
-        except OSError as error:
-            raise TridentError(f"cannot write {path}: {error.strerror}") from error
         self._window: list[dict[str, float]] = []
         self._board: Any = None
-        if importlib.util.find_spec("tensorboard"):
-            from torch.utils.tensorboard import SummaryWriter
+        try:
+            self._file = path.open("a", encoding="utf-8")
+            if importlib.util.find_spec("tensorboard"):
+                from torch.utils.tensorboard import SummaryWriter
 
-            self._board = SummaryWriter(folder / "tensorboard", purge_step=step + 1)
+                self._board = SummaryWriter(folder / "tensorboard", purge_step=step + 1)
+        except OSError as error:
+            raise TridentError(f"cannot write the logs in {folder}: {error.strerror}") from error
 
     def step(self, step: int, values: dict[str, float], last_of_window: bool) -> None:
         self._window.append(values)
@@ -52,8 +57,11 @@ class RunLog:
 
     def _draw(self, step: int, kind: str, values: dict[str, float]) -> None:
         if self._board is not None:
-            for key, value in values.items():
-                self._board.add_scalar(f"{kind}/{key}", value, step)
+            try:
+                for key, value in values.items():
+                    self._board.add_scalar(f"{kind}/{key}", value, step)
+            except OSError as error:
+                raise TridentError(f"cannot write the TensorBoard files: {error.strerror}") from error
 
     def __enter__(self) -> Self:
         return self
@@ -61,13 +69,22 @@ class RunLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.close()
-        if self._board is not None:
-            self._board.close()
+        with suppress(OSError):  # a full disk has been reported where it was met
+            self._file.close()
+        with suppress(OSError):
+            if self._board is not None:
+                self._board.close()
 
 
 def _lines(path: Path) -> list[str]:
-    """The whole lines of a log; a kill can leave half a line at the end."""
     if not path.is_file():
         return []
-    return [line for line in path.read_text("utf-8").splitlines(keepends=True) if line.endswith("}\n")]
+    return path.read_text("utf-8", errors="replace").splitlines(keepends=True)
+
+
+def _step_of(line: str) -> float:
+    """A line's step; infinite where it is not a whole line of ours, as a kill can leave one at the end."""
+    try:
+        return float(json.loads(line)["step"]) if line.endswith("\n") else math.inf
+    except (ValueError, KeyError, TypeError):
+        return math.inf

@@ -61,7 +61,11 @@ class ModelSettings:
         require(self.image_size >= 16, f"model.image_size is {self.image_size}: four poolings need at least 16 pixels")
         require(self.image_channels in (1, 3), f"model.image_channels is {self.image_channels}: it must be 1 or 3")
         require(
-            self.log_var_bound is None or self.log_var_bound > 0,
+            self.initial_log_var is None or math.isfinite(self.initial_log_var),
+            f"model.initial_log_var is {self.initial_log_var}: it must be finite, or 'none'",
+        )
+        require(
+            self.log_var_bound is None or 0 < self.log_var_bound < math.inf,
             f"model.log_var_bound is {self.log_var_bound}: it must be above 0, or 'none'",
         )
 
@@ -117,6 +121,7 @@ class TrainingSettings:
     def __post_init__(self) -> None:
         for name in ("steps", "tasks_per_step", "validate_every", "validation_tasks", "save_every", "log_every"):
             require(getattr(self, name) >= 1, f"training.{name} is {getattr(self, name)}: at least 1 is needed")
+        require(self.validation_tasks >= 2, "training.validation_tasks is 1: an interval needs at least 2")
         require(self.rate > 0 and math.isfinite(self.rate), f"training.rate is {self.rate}: it must be above 0")
         require(
             self.clip_norm is None or self.clip_norm > 0,
@@ -126,7 +131,7 @@ class TrainingSettings:
             self.tasks_per_chunk is None or self.tasks_per_chunk >= 1,
             f"training.tasks_per_chunk is {self.tasks_per_chunk}: at least 1 is needed, or 'none'",
         )
-        require(self.seed >= 0, f"training.seed is {self.seed}: 0 or more is needed")
+        require(0 <= self.seed < 2**63, f"training.seed is {self.seed}: it must be from 0 to 2**63 - 1")
 
 
 @dataclass(frozen=True)

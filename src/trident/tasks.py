@@ -7,9 +7,24 @@ import torch
 from torch import Tensor
 
 from trident.adapt import TaskBatch
+from trident.data.store import ImageStore
 from trident.episodes import EpisodeSampler, task_generator
 from trident.model import Noise, TaskImages
 from trident.settings import AdaptationSettings, ModelSettings
+
+_on_device: dict[tuple[str, torch.device], Tensor] = {}
+
+
+def _resident(store: ImageStore, device: torch.device) -> Tensor:
+    """The whole store as uint8 on a GPU, one copy for training and validation; on the CPU the memory map serves."""
+    key = (store.fingerprint, device)
+    if key not in _on_device:
+        _on_device.clear()
+        whole = torch.empty(store.images.shape, dtype=torch.uint8, device=device)
+        for start in range(0, len(whole), 4096):
+            whole[start : start + 4096] = torch.from_numpy(np.array(store.images[start : start + 4096])).to(device)
+        _on_device[key] = whole
+    return _on_device[key]
 
 
 class TaskSource:
@@ -35,8 +50,7 @@ class TaskSource:
         self.sizes = (model.semantic_latents, model.label_latents)
         self.support_draws = max(1, adaptation.steps)  # a start from prototypes needs noise even without inner steps
         self.predictions = predictions
-        # A GPU holds the whole store as uint8; on the CPU the memory map is read as needed.
-        self.resident = None if self.device.type == "cpu" else torch.from_numpy(sampler.store.images).to(self.device)
+        self.resident = None if self.device.type == "cpu" else _resident(sampler.store, self.device)
 
     def batch(self, indices: Sequence[int]) -> TaskBatch:
         episodes, noises = [], []

@@ -5,6 +5,7 @@ the validation classes), `log.jsonl` and, if TensorBoard is installed, its event
 """
 
 import math
+import os
 import platform
 import signal
 import time
@@ -13,18 +14,18 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
 
 import trident
 from trident.adapt import Learner, MetaGradient
-from trident.checkpoint import BEST, LAST, Checkpoint, save_checkpoint
+from trident.checkpoint import BEST, LAST, MOMENTS, Checkpoint, save_checkpoint
 from trident.data.store import ImageStore
 from trident.episodes import EpisodeSampler
 from trident.errors import TridentError
-from trident.evaluate import Evaluation, check_images, evaluate
+from trident.evaluate import TASKS_PER_CHUNK, Evaluation, check_images, evaluate
 from trident.model import Trident
 from trident.nn.parameters import Parameters
 from trident.objective import LossParts
@@ -53,7 +54,7 @@ def start_run(recipe: Recipe, store: ImageStore, data: str, out: Path, device: s
     check_images(recipe, store)
     for split in ("train", "val"):
         EpisodeSampler(store, split, recipe.episode, recipe.protocol)
-    if (out / LAST).exists():
+    if (out / LAST).exists() or (out / BEST).exists():
         raise TridentError(f"{out} already holds a run: continue it with --resume {out}, or choose another folder")
     if out.exists() and not out.is_dir():
         raise TridentError(f"{out} is a file: --out needs a folder")
@@ -72,11 +73,16 @@ def start_run(recipe: Recipe, store: ImageStore, data: str, out: Path, device: s
     start = Checkpoint(
         recipe, model.initial(recipe.training.seed), model.initial_running(), step=0, provenance=provenance
     )
+    existed = out.exists()
     try:
         out.mkdir(parents=True, exist_ok=True)
+        save_checkpoint(out / LAST, start)
     except OSError as error:
         raise TridentError(f"cannot make the folder {out}: {error.strerror}") from error
-    save_checkpoint(out / LAST, start)
+    except TridentError:
+        if not existed:
+            out.rmdir()
+        raise
     return start
 
 
@@ -110,17 +116,65 @@ def train(start: Checkpoint, store: ImageStore, out: Path, device: str, observer
     parameters = {key: value.to(device).requires_grad_() for key, value in start.parameters.items()}
     running = {key: value.to(device) for key, value in start.running.items()}
     optimizer = _optimizer(parameters, start)
-    best, step = start.best, start.step
+    best, step, validated = start.best, start.step, start.validated_step
 
     def current() -> Checkpoint:
-        state = _optimizer_state(parameters, optimizer)
-        return replace(start, parameters=parameters, running=running, step=step, optimizer=state, best=best)
+        return replace(
+            start,
+            parameters=parameters,
+            running=running,
+            step=step,
+            optimizer=_optimizer_state(parameters, optimizer),
+            best=best,
+            validated_step=validated,
+        )
+
+    def validate() -> Evaluation:
+        def go_on(done: int, total: int) -> None:
+            if interrupted:
+                raise _InterruptedError
+
+        return evaluate(
+            recipe,
+            {key: value.detach() for key, value in parameters.items()},
+            running,
+            store,
+            split="val",
+            tasks=settings.validation_tasks,
+            seed=settings.seed,
+            device=device,
+            tasks_per_chunk=settings.tasks_per_chunk or TASKS_PER_CHUNK,
+            progress=go_on,
+        )
 
     with RunLog(out, start.step) as log, _interrupts() as interrupted:
-        while step < settings.steps and not interrupted:
+        while not interrupted:
+            if step > validated and (step % settings.validate_every == 0 or step == settings.steps):
+                # Saved first: a run that is stopped while it validates owes that validation, and resumes with it.
+                save_checkpoint(out / LAST, current())
+                try:
+                    evaluation = validate()
+                except _InterruptedError:
+                    break
+                validated = step
+                is_best = best is None or evaluation.accuracy > best["accuracy"]
+                if is_best:
+                    best = {"step": step, **evaluation.to_json()}
+                    save_checkpoint(out / BEST, replace(current(), optimizer={}))
+                log.validation(step, evaluation)
+                observer.on_validation(step, evaluation, is_best)
+            if step >= settings.steps:
+                break
             began = time.perf_counter()
             result = _summed_over_chunks(learner, parameters, source, settings, step)
-            norm = _checked_norm(result, step + 1, out, current)
+            norm = float(torch.stack([value.norm() for value in result.gradient.values()]).norm())
+            culprit = _not_finite(result, norm)
+            if culprit is not None:
+                save_checkpoint(out / LAST, current())
+                raise TridentError(
+                    f"step {step + 1}: the {culprit} is not finite. The state after step {step} is kept in "
+                    f"{out / LAST}; try a new run with a lower adaptation.rate or training.rate, or a model.log_var_bound"
+                )
             rate = _rate(settings, step)
             _update(parameters, optimizer, result.gradient, norm, rate, settings)
             for key, value in result.statistics.items():
@@ -131,25 +185,7 @@ def train(start: Checkpoint, store: ImageStore, out: Path, device: str, observer
             values["seconds"] = time.perf_counter() - began
             log.step(step, values, last_of_window=step % settings.log_every == 0 or step == settings.steps)
             observer.on_step(step, values)
-
-            if step % settings.validate_every == 0 or step == settings.steps:
-                evaluation = evaluate(
-                    recipe,
-                    _detached(parameters),
-                    running,
-                    store,
-                    split="val",
-                    tasks=settings.validation_tasks,
-                    seed=settings.seed,
-                    device=device,
-                )
-                is_best = best is None or evaluation.accuracy > best["accuracy"]
-                if is_best:
-                    best = {"step": step, **evaluation.to_json()}
-                    save_checkpoint(out / BEST, replace(current(), optimizer={}))
-                log.validation(step, evaluation)
-                observer.on_validation(step, evaluation, is_best)
-            if step % settings.save_every == 0 and step < settings.steps:
+            if step % settings.save_every == 0:
                 save_checkpoint(out / LAST, current())
         save_checkpoint(out / LAST, current())
     return current()
@@ -177,19 +213,12 @@ def _summed_over_chunks(
     )
 
 
-def _checked_norm(result: MetaGradient, step: int, out: Path, current: Any) -> float:
-    """The norm of the summed meta-gradient; anything that is not finite ends the run before it touches the weights."""
-    norm = float(torch.stack([value.norm() for value in result.gradient.values()]).norm())
+def _not_finite(result: MetaGradient, norm: float) -> str | None:
+    """What blew up, if anything did. The loss's parts come before their total: the part is the culprit."""
     bad = [name for name, part in result.loss._asdict().items() if not bool(torch.isfinite(part).all())]
-    if bad or not math.isfinite(norm):
-        save_checkpoint(out / LAST, current())
-        # The parts come before the total, so the first culprit is the part that blew up.
-        culprit = f"{next((name for name in bad if name != 'total'), 'total')} loss" if bad else "meta-gradient"
-        raise TridentError(
-            f"step {step}: the {culprit} is not finite. The state after step {step - 1} is kept in {out / LAST}; "
-            "a lower adaptation.rate or training.rate, or a model.log_var_bound, may help"
-        )
-    return norm
+    if bad:
+        return f"{next((name for name in bad if name != 'total'), 'total')} loss"
+    return None if math.isfinite(norm) else "meta-gradient"
 
 
 def _rate(settings: TrainingSettings, step: int) -> float:
@@ -227,8 +256,7 @@ def _optimizer(parameters: Parameters, start: Checkpoint) -> torch.optim.Adam:
         state["state"] = {
             place: {
                 "step": torch.tensor(float(start.step)),
-                "exp_avg": start.optimizer[f"exp_avg/{key}"],
-                "exp_avg_sq": start.optimizer[f"exp_avg_sq/{key}"],
+                **{moment: start.optimizer[f"{moment}/{key}"] for moment in MOMENTS},
             }
             for place, key in enumerate(parameters)
         }
@@ -240,12 +268,12 @@ def _optimizer_state(parameters: Parameters, optimizer: torch.optim.Adam) -> Par
     state: Parameters = {}
     for key, value in parameters.items():
         moments = cast(dict[str, Tensor], optimizer.state[value])
-        state |= {f"{name}/{key}": moments[name] for name in ("exp_avg", "exp_avg_sq") if name in moments}
+        state |= {f"{name}/{key}": moments[name] for name in MOMENTS if name in moments}
     return state
 
 
-def _detached(parameters: Parameters) -> Parameters:
-    return {key: value.detach() for key, value in parameters.items()}
+class _InterruptedError(Exception):
+    """Raised inside a validation to leave it."""
 
 
 @contextmanager
@@ -257,6 +285,7 @@ def _interrupts() -> Iterator[list[int]]:
         if received:
             raise KeyboardInterrupt
         received.append(number)
+        os.write(2, b"\nstopping after this step; once more stops at once and loses what is not saved\n")
 
     signals = (signal.SIGINT, signal.SIGTERM)
     try:

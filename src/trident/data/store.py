@@ -146,6 +146,6 @@ def open_store(path: Path) -> ImageStore:
         images = np.memmap(path, np.uint8, "r", offset=8 + length, shape=shape)
         if len(shape) != 4 or shape[0] != sum(entry.count for entry in classes):
             raise ValueError("its class table does not fit its images")
-    except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
+        return ImageStore(str(metadata["dataset"]), images, classes, str(metadata["fingerprint"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
         raise TridentError(f"{path} is not a trident store: {error}") from error
-    return ImageStore(metadata["dataset"], images, classes, metadata["fingerprint"])
