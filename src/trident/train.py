@@ -173,7 +173,7 @@ def train(start: Checkpoint, store: ImageStore, out: Path, device: str, observer
                 save_checkpoint(out / LAST, current())
                 raise TridentError(
                     f"step {step + 1}: the {culprit} is not finite. The state after step {step} is kept in "
-                    f"{out / LAST}; try a new run with a lower adaptation.rate or training.rate, or a model.log_var_bound"
+                    f"{out / LAST}; try a new run with a lower adaptation.rate or training.rate, or a log_var_bound"
                 )
             rate = _rate(settings, step)
             _update(parameters, optimizer, result.gradient, norm, rate, settings)
