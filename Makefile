@@ -15,7 +15,7 @@ demo: .venv/.installed
 	@echo "Files of this run: $(RUN)"
 
 test: .venv/.installed-dev
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 check: .venv/.installed-dev
 	$(BIN)/ruff check .

@@ -218,7 +218,7 @@ def test_thirty_kills_at_random_moments(tmp_path: Path, command_line_run: list[s
         wait_for(last, process)
         while last.stat().st_mtime_ns == before and process.poll() is None:
             time.sleep(0.01)  # until this process has saved a step of its own
-        time.sleep(generator.uniform(0, 0.5))
+        time.sleep(generator.uniform(0, 0.3))
         assert process.poll() is None, process.communicate()
         process.send_signal(signal.SIGKILL)
         process.wait()
