@@ -5,7 +5,7 @@ import pickle
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -16,6 +16,8 @@ from safetensors.torch import load_file, save_file
 
 from conftest import TINY_RECIPE, Trident_command, assert_one_line_error, tiny_store
 from trident.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from trident.cli import DatasetName
+from trident.data.prepare import DATASET_NAMES
 from trident.data.store import open_store, write_store
 from trident.model import Trident
 
@@ -123,7 +125,15 @@ def test_prepare_and_show(trident: Trident_command, tmp_path: Path) -> None:
     about = json.loads(trident("data", "show", "pictures.store", "--json").stdout)
     assert about["splits"]["train"]["classes"] == 2
     assert about["images"] == 18
-    assert "image_size     16" in trident("data", "show", "pictures.store").stdout
+    assert "image_size     16" in trident("data", "show", "pictures.store", "--verify").stdout
+    content = bytearray((tmp_path / "pictures.store").read_bytes())
+    content[-1] ^= 1
+    (tmp_path / "pictures.store").write_bytes(content)
+    assert_one_line_error(trident("data", "show", "pictures.store", "--verify"), "has changed")
+
+
+def test_the_command_line_knows_every_dataset() -> None:
+    assert get_args(DatasetName) == DATASET_NAMES
 
 
 def test_missing_folder(trident: Trident_command, tmp_path: Path) -> None:

@@ -211,3 +211,10 @@ def test_mutated_pickles(folder: Path, content: bytes, changes: list[tuple[int, 
     for place, byte in changes:
         mutated[place % len(mutated)] = byte
     load_or_refuse(folder, bytes(mutated[:cut]))
+
+
+def test_arrays_with_permuted_axes_come_back_as_they_were(tmp_path: Path) -> None:
+    array = np.arange(24, dtype=np.uint8).reshape(2, 3, 4).transpose(1, 2, 0)
+    for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
+        (tmp_path / "array.pkl").write_bytes(pickle.dumps(array, protocol))
+        assert np.array_equal(load_pickle(tmp_path / "array.pkl"), array)

@@ -270,12 +270,16 @@ def prepare(
 @data_app.command()
 def show(
     store: Annotated[str, typer.Argument(help="A store file, or 'glyphs'.")],
+    verify: Annotated[bool, typer.Option("--verify", help="Read every pixel and check the fingerprint.")] = False,
     as_json: Json = False,
 ) -> None:
     """Print what a store holds."""
-    from trident.data.describe import describe
+    from trident.data.describe import describe, verify_fingerprint
 
-    about = describe(_open(store))
+    opened = _open(store)
+    about = describe(opened)
+    if verify and not verify_fingerprint(opened):
+        raise TridentError(f"{store} has changed since it was written: its pixels do not fit its fingerprint")
     if as_json:
         print(json.dumps(about))
         return

@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import math
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -19,10 +18,10 @@ class RunLog:
     Validation lines hold the accuracy and its protocol.
     """
 
-    def __init__(self, folder: Path, step: int):
-        """Lines of steps after `step` are dropped: a run that was killed computes them again."""
+    def __init__(self, folder: Path, step: int, validated_step: int):
+        """Lines about what comes after these steps are dropped: a run that was killed computes it again."""
         path = folder / "log.jsonl"
-        kept = [line for line in _lines(path) if _step_of(line) <= step]
+        kept = [line for line in _lines(path) if _is_settled(line, step, validated_step)]
         with atomic_file(path) as file:
             file.write("".join(kept).encode())
         self._window: list[dict[str, float]] = []
@@ -82,9 +81,10 @@ def _lines(path: Path) -> list[str]:
     return path.read_text("utf-8", errors="replace").splitlines(keepends=True)
 
 
-def _step_of(line: str) -> float:
-    """A line's step; infinite where it is not a whole line of ours, as a kill can leave one at the end."""
+def _is_settled(line: str, step: int, validated_step: int) -> bool:
+    """Whether it is a whole line of ours (a kill can leave half a one) about work that will not be done again."""
     try:
-        return float(json.loads(line)["step"]) if line.endswith("\n") else math.inf
+        entry = json.loads(line)
+        return line.endswith("\n") and entry["step"] <= (validated_step if entry["kind"] == "validation" else step)
     except (ValueError, KeyError, TypeError):
-        return math.inf
+        return False

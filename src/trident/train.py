@@ -147,7 +147,7 @@ def train(start: Checkpoint, store: ImageStore, out: Path, device: str, observer
             progress=go_on,
         )
 
-    with RunLog(out, start.step) as log, _interrupts() as interrupted:
+    with RunLog(out, start.step, start.validated_step) as log, _interrupts() as interrupted:
         while not interrupted:
             if step > validated and (step % settings.validate_every == 0 or step == settings.steps):
                 # Saved first: a run that is stopped while it validates owes that validation, and resumes with it.

@@ -30,7 +30,7 @@ _WITH_SPLIT_FILE: dict[str, Callable[[Path, Path | None], Dataset]] = {
     "folder": read_folder,
 }
 DATASET_NAMES = ("mini-imagenet", "tiered-imagenet", "cub", "omniglot", "cifar-fs", "folder")
-_IMAGE_SIZES = range(8, 1025)
+_IMAGE_SIZES = range(16, 1025)
 
 
 def prepare(

@@ -105,8 +105,11 @@ def _fill(array: np.ndarray, state: Any) -> None:
     restore((1, tuple(shape), kind, bool(is_fortran), content))
 
 
-def _from_buffer(content: Any, dtype: Any, shape: Any, order: Any) -> np.ndarray:
-    return np.frombuffer(_raw(content), _numpy_dtype(dtype)).reshape(shape, order="F" if _text(order) == "F" else "C")
+def _from_buffer(content: Any, dtype: Any, shape: Any, order: Any, axis_order: Any = None) -> np.ndarray:
+    array = np.frombuffer(_raw(content), _numpy_dtype(dtype))
+    if _text(order) == "K" and axis_order is not None:  # how recent numpy writes an array with its axes permuted
+        return array.reshape(shape).transpose(axis_order)
+    return array.reshape(shape, order="F" if _text(order) == "F" else "C")
 
 
 def _scalar(dtype: Any, content: Any) -> Any:
