@@ -48,8 +48,8 @@ def test_prepare_describes_and_verifies(tmp_path: Path, pets: Path) -> None:
 
 def test_image_size_can_be_chosen(tmp_path: Path, pets: Path) -> None:
     assert prepare("folder", pets, tmp_path / "a.st", image_size=32).images.shape == (8, 32, 32, 3)
-    for size in (0, 7, 5000):
-        with pytest.raises(TridentError, match="is not between 8 and 1024"):
+    for size in (0, 15, 5000):
+        with pytest.raises(TridentError, match="is not between 16 and 1024"):
             prepare("folder", pets, tmp_path / "b.st", image_size=size)
 
 
