@@ -1,0 +1,57 @@
+"""Stores: `trident data prepare` and `trident data show`."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from trident.cli.app import data_app
+from trident.cli.options import Json, open_data
+from trident.errors import TridentError
+
+DatasetName = Literal["mini-imagenet", "tiered-imagenet", "cub", "omniglot", "cifar-fs", "folder"]
+
+
+@data_app.command()
+def prepare(
+    name: Annotated[DatasetName, typer.Argument(help="Which dataset it is.")],
+    source: Annotated[
+        Path, typer.Option("--from", help="Where the dataset's files are; docs/data.md says in which form.")
+    ],
+    target: Annotated[Path, typer.Option("--to", help="The store file to write.")],
+    image_size: Annotated[
+        int | None, typer.Option(min=16, help="Pixels; by default 84 (Omniglot 28, CIFAR-FS 32).")
+    ] = None,
+    split_file: Annotated[Path | None, typer.Option(help="JSON with the classes of train, val and test.")] = None,
+) -> None:
+    """Decode a dataset once, check it, and write a packed store that opens at once."""
+    from trident.console import counting, stderr
+    from trident.data.prepare import prepare as write
+
+    with counting("images") as progress:
+        store = write(name, source, target, image_size=image_size, split_file=split_file, progress=progress)
+    stderr.print(f"wrote {target}: {len(store.images)} images of {len(store.classes)} classes", soft_wrap=True)
+
+
+@data_app.command()
+def show(
+    store: Annotated[str, typer.Argument(help="A store file, or 'glyphs'.")],
+    verify: Annotated[bool, typer.Option("--verify", help="Read every pixel and check the fingerprint.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Print what a store holds."""
+    from trident.data.describe import describe, verify_fingerprint
+
+    opened = open_data(store)
+    about = describe(opened)
+    if verify and not verify_fingerprint(opened):
+        raise TridentError(f"{store} has changed since it was written: its pixels do not fit its fingerprint")
+    if as_json:
+        print(json.dumps(about))
+        return
+    for key, value in about.items():
+        if key != "splits":
+            print(f"{key:14} {value}")
+    for split, counts in about["splits"].items():
+        print(f"{split:14} {', '.join(f'{count} {what}' for what, count in counts.items())}")

@@ -1,0 +1,73 @@
+"""What the commands share: common options, and finding the settings, data and device a user means."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trident.errors import TridentError
+
+if TYPE_CHECKING:
+    from trident.checkpoint import Checkpoint
+    from trident.data.store import ImageStore
+    from trident.settings import Recipe
+
+SETTINGS = {"ignore_unknown_options": True}  # --training.steps=5 is taken as a setting, and checked as one
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, to standard output.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda where there is one.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Settings to override; 'trident recipes NAME' lists them."),
+]
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or a weights file.")]
+
+
+def overrides_of(words: list[str] | None) -> list[str]:
+    """`key=value`, `--key=value` and `--key value` all become `key=value`."""
+    found: list[str] = []
+    waiting: str | None = None
+    for word in words or []:
+        if waiting is not None:
+            found.append(f"{waiting}={word}")
+            waiting = None
+        elif word.startswith("--") and "=" not in word:
+            waiting = word
+        else:
+            found.append(word)
+    return [*found, f"{waiting}="] if waiting is not None else found
+
+
+def data_of(recipe: "Recipe", given: str | None, checkpoint: "Checkpoint | None") -> str:
+    if given is not None:
+        return given if given == "glyphs" else str(Path(given).resolve())
+    if checkpoint is not None and checkpoint.provenance["data"] is not None:
+        return str(checkpoint.provenance["data"])
+    if recipe.dataset == "glyphs":
+        return "glyphs"
+    raise TridentError(
+        f"recipe {recipe.name} needs {recipe.dataset}: give --data STORE, made by 'trident data prepare'"
+    )
+
+
+def open_data(source: str) -> "ImageStore":
+    if source == "glyphs":
+        from trident.data.glyphs import open_glyphs
+
+        return open_glyphs()
+    from trident.data.store import open_store
+
+    return open_store(Path(source))
+
+
+def device_of(name: str) -> str:
+    import torch
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", name):
+        raise TridentError(f"'{name}' is not a device: it must be auto, cpu, cuda or cuda:N")
+    if name.startswith("cuda") and int(name[5:] or 0) >= torch.cuda.device_count():
+        raise TridentError(f"there is no {name} here: leave --device away, or give --device cpu")
+    return name
