@@ -41,7 +41,10 @@ def test_no_import_cycles() -> None:
     graph = {
         ".".join(module.with_suffix("").parts).removesuffix(".__init__"): imported_by(module) for module in MODULES
     }
-    graph = {name: {other for other in found if other in graph and other not in ("trident", name)} for name, found in graph.items()}
+    graph = {
+        name: {other for other in found if other in graph and other not in ("trident", name)}
+        for name, found in graph.items()
+    }
 
     def visit(name: str, path: tuple[str, ...]) -> None:
         assert name not in path, " -> ".join((*path, name))
