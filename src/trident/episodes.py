@@ -1,7 +1,8 @@
 """Few-shot tasks: what an episode is, under which protocol it is measured, and how it is drawn.
 
 Task `i` of a sampler depends on (seed, stream, i) alone, so the same seed gives the same tasks on any machine, in any
-order and in any chunking. The two query orders hold the same images, so differences between them are paired.
+order and in any chunking. Under every protocol it has the same classes and the same support images, and under both
+query orders the same queries, so differences between protocols are paired.
 """
 
 from collections.abc import Sequence
@@ -57,6 +58,10 @@ class Protocol:
     balance: Literal["balanced", "dirichlet"] = field(
         default="balanced", metadata={"help": "exactly n_query queries of each class, or Dirichlet-distributed counts"}
     )
+    queries_at_once: Literal["all", "one"] = field(
+        default="all",
+        metadata={"help": "one: each query is a task of its own, so that no query can lean on the others"},
+    )
     dirichlet_alpha: float = field(default=2.0, metadata={"help": "concentration of the Dirichlet distribution"})
     batch_norm: Literal["transductive", "support", "running"] = field(
         default="transductive",
@@ -79,7 +84,8 @@ class Protocol:
         latents = {"sample": "one latent sample", "mean": "latent means"}.get(
             self.latents, f"average of {self.latent_samples} latent samples"
         )
-        return f"{order}, {balance}, {self.batch_norm} batch norm, {latents}"
+        alone = "one query at a time, " if self.queries_at_once == "one" else ""
+        return f"{order}, {alone}{balance}, {self.batch_norm} batch norm, {latents}"
 
 
 class Episode(NamedTuple):
@@ -134,14 +140,16 @@ class EpisodeSampler:
         if self.protocol.balance == "balanced":
             counts = [spec.n_query] * spec.n_way
         else:
-            proportions = generator.dirichlet([self.protocol.dirichlet_alpha] * spec.n_way)
+            # From a generator of its own, so that all else is the same as in the balanced task.
+            (counter,) = generator.spawn(1)
+            proportions = counter.dirichlet([self.protocol.dirichlet_alpha] * spec.n_way)
             room = [entry.count - spec.n_shot for entry in chosen]
             counts = _share_out(spec.n_queries, proportions, room)
         support, query = [], []
         for entry, count in zip(chosen, counts, strict=True):
-            places = entry.start + generator.choice(entry.count, spec.n_shot + count, replace=False)
+            places = entry.start + generator.permutation(entry.count)
             support.append(places[: spec.n_shot])
-            query.append(places[spec.n_shot :])
+            query.append(places[spec.n_shot : spec.n_shot + count])
         ways = np.arange(spec.n_way)
         query_places, query_labels = np.concatenate(query), np.repeat(ways, counts)
         # Drawn in either order, so that everything drawn afterwards is the same in both.

@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,10 +17,24 @@ from trident.errors import TridentError
 from trident.model import Trident
 from trident.nn.parameters import Parameters
 from trident.settings import AdaptationSettings, Recipe
-from trident.tasks import TaskSource
+from trident.tasks import TaskSource, alone
 
 Progress = Callable[[int, int], None]
 TASKS_PER_CHUNK = 16
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What a model said of the queries of some tasks, and the truth beside it."""
+
+    log_probabilities: np.ndarray  # (task, query, n_way) float64
+    labels: np.ndarray  # (task, query) int64
+
+    @property
+    def accuracies(self) -> np.ndarray:
+        """Of each task, in percent: (task,)."""
+        hits = self.log_probabilities.argmax(2) == self.labels
+        return np.asarray(100 * hits.mean(1))
 
 
 @dataclass(frozen=True)
@@ -37,6 +51,7 @@ class Evaluation:
     protocol: Protocol
     adaptation: AdaptationSettings
     seed: int
+    predictions: Predictions = field(repr=False, compare=False)
 
     def describe_protocol(self) -> str:
         spec = self.episode
@@ -60,16 +75,34 @@ class Evaluation:
 
 
 def predict(learner: Learner, parameters: Parameters, tasks: TaskBatch) -> Tensor:
-    """Class probabilities of the queries after adaptation, averaged over the noise draws: (task, query, n_way)."""
+    """Log-probabilities of the queries' classes after adaptation: (task, query, n_way).
+
+    Of the mean probability, where there are several draws of noise.
+    """
     adapted, _ = learner.adapt(parameters, tasks)[-1]
-    total: Tensor | None = None
     with torch.no_grad():
-        for noise in tasks.query_noise:
-            output = learner.model(adapted, tasks.images, "query", noise, learner.statistics(), reconstruct=False)
-            probabilities = torch.softmax(output.logits, -1)
-            total = probabilities if total is None else total + probabilities
-    assert total is not None
-    return total / len(tasks.query_noise)
+        draws = [
+            torch.log_softmax(
+                learner.model(adapted, tasks.images, "query", noise, learner.statistics(), reconstruct=False).logits, -1
+            )
+            for noise in tasks.query_noise
+        ]
+        return torch.logsumexp(torch.stack(draws), 0) - math.log(len(draws)) if len(draws) > 1 else draws[0]
+
+
+def predict_one_by_one(learner: Learner, parameters: Parameters, tasks: TaskBatch, at_once: int) -> Tensor:
+    """The same, but each query is the only one of its task."""
+    fill = learner.model.settings.attfex == "positional"
+    n_queries = tasks.query_labels.shape[1]
+
+    def of_task(task: int) -> Tensor:
+        parts = [
+            predict(learner, parameters, alone(tasks, task, range(n_queries)[start : start + at_once], fill))[:, 0]
+            for start in range(0, n_queries, at_once)
+        ]
+        return torch.cat(parts)
+
+    return torch.stack([of_task(task) for task in range(tasks.n_tasks)])
 
 
 def mean_and_interval(values: np.ndarray) -> tuple[float, float]:
@@ -77,6 +110,42 @@ def mean_and_interval(values: np.ndarray) -> tuple[float, float]:
     if len(values) < 2:
         return float(values.mean()), math.inf
     return float(values.mean()), float(1.96 * values.std(ddof=1) / math.sqrt(len(values)))
+
+
+class Setup(NamedTuple):
+    """A model and the tasks it is to be tried on, all on one device."""
+
+    learner: Learner
+    parameters: Parameters
+    source: TaskSource
+
+
+def set_up(
+    recipe: Recipe,
+    parameters: Parameters,
+    running: Parameters,
+    store: ImageStore,
+    *,
+    split: str,
+    seed: int,
+    device: torch.device | str = "cpu",
+) -> Setup:
+    """Check that the images fit, then bring together what the recipe's episode, protocol and adaptation ask for."""
+    check_images(recipe, store)
+    protocol = recipe.protocol
+    model = Trident(recipe.model, recipe.episode)
+    learner = Learner(model, recipe.objective, recipe.adaptation, protocol.batch_norm, _on(running, device))
+    source = TaskSource(
+        EpisodeSampler(store, split, recipe.episode, protocol),
+        recipe.model,
+        recipe.adaptation,
+        seed,
+        "train-evaluation" if split == "train" else split,
+        protocol.latents,
+        protocol.latent_samples if protocol.latents == "average" else 1,
+        device,
+    )
+    return Setup(learner, _on(parameters, device), source)
 
 
 def evaluate(
@@ -93,36 +162,36 @@ def evaluate(
     progress: Progress | None = None,
 ) -> Evaluation:
     """Accuracy of a model on tasks from one split, under the recipe's episode and protocol."""
-    protocol, adaptation = recipe.protocol, recipe.adaptation
-    check_images(recipe, store)
-    model = Trident(recipe.model, recipe.episode)
-    learner = Learner(model, recipe.objective, adaptation, protocol.batch_norm, _on(running, device))
-    source = TaskSource(
-        EpisodeSampler(store, split, recipe.episode, protocol),
-        recipe.model,
-        adaptation,
-        seed,
-        "train-evaluation" if split == "train" else split,
-        protocol.latents,
-        protocol.latent_samples if protocol.latents == "average" else 1,
-        device,
-    )
-    parameters = _on(parameters, device)
-    accuracies = []
+    learner, parameters, source = set_up(recipe, parameters, running, store, split=split, seed=seed, device=device)
+    log_probabilities, labels = [], []
     for start in range(0, tasks, tasks_per_chunk):
         batch = source.batch(range(start, min(start + tasks_per_chunk, tasks)))
-        probabilities = predict(learner, parameters, batch)
-        finite = probabilities.isfinite().all(-1).all(-1)  # (task,)
+        if recipe.protocol.queries_at_once == "one":
+            predicted = predict_one_by_one(learner, parameters, batch, tasks_per_chunk)
+        else:
+            predicted = predict(learner, parameters, batch)
+        finite = predicted.logsumexp(-1).isfinite().all(-1)  # (task,)
         if not bool(finite.all()):
             task = start + int(finite.logical_not().nonzero()[0])
             raise TridentError(f"{split} task {task}: the prediction is not finite, so there is no accuracy to report")
-        hits = probabilities.argmax(-1) == batch.query_labels
-        accuracies.append(hits.double().mean(1).cpu().numpy())
+        log_probabilities.append(predicted.double().cpu().numpy())
+        labels.append(batch.query_labels.cpu().numpy())
         if progress:
             progress(min(start + tasks_per_chunk, tasks), tasks)
-    accuracy, ci95 = mean_and_interval(np.concatenate(accuracies) * 100)
+    predictions = Predictions(np.concatenate(log_probabilities), np.concatenate(labels))
+    accuracy, ci95 = mean_and_interval(predictions.accuracies)
     return Evaluation(
-        accuracy, ci95, tasks, store.dataset, split, store.fingerprint, recipe.episode, protocol, adaptation, seed
+        accuracy,
+        ci95,
+        tasks,
+        store.dataset,
+        split,
+        store.fingerprint,
+        recipe.episode,
+        recipe.protocol,
+        recipe.adaptation,
+        seed,
+        predictions,
     )
 
 

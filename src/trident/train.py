@@ -51,6 +51,8 @@ def start_run(recipe: Recipe, store: ImageStore, data: str, out: Path, device: s
             "protocol.batch_norm is 'running': these statistics are gathered in training and serve evaluation only; "
             "train with 'transductive' or 'support'"
         )
+    if recipe.protocol.queries_at_once == "one":
+        raise TridentError("protocol.queries_at_once is 'one': it serves evaluation only; train with 'all'")
     check_images(recipe, store)
     for split in ("train", "val"):
         EpisodeSampler(store, split, recipe.episode, recipe.protocol)

@@ -1,0 +1,126 @@
+"""One model under every protocol, on the same tasks: what of its accuracy is skill, and what is the protocol.
+
+Each row changes one thing about the default protocol. Task by task the classes and the support images stay the same
+(and the queries, except where their class counts change), so differences are paired and their intervals are narrow.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from trident.checkpoint import Checkpoint
+from trident.data.store import ImageStore
+from trident.episodes import Protocol
+from trident.evaluate import TASKS_PER_CHUNK, Evaluation, evaluate, mean_and_interval
+
+DEFAULT = Protocol()
+PROTOCOLS: dict[str, Protocol] = {
+    "default": DEFAULT,
+    "class-sorted queries": replace(DEFAULT, query_order="class_sorted"),
+    "Dirichlet(2) class counts": replace(DEFAULT, balance="dirichlet", dirichlet_alpha=2.0),
+    "one query at a time": replace(DEFAULT, queries_at_once="one"),
+    "support batch norm": replace(DEFAULT, batch_norm="support"),
+    "running batch norm": replace(DEFAULT, batch_norm="running"),
+    "one latent sample": replace(DEFAULT, latents="sample"),
+    "average of 10 samples": replace(DEFAULT, latents="average", latent_samples=10),
+    "as the paper": replace(DEFAULT, query_order="class_sorted", latents="sample"),
+}
+SORTED = "class-sorted queries"
+STANDARD_ERRORS = 3  # how far from zero a difference must be before we call it a dependence
+_Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class AuditRow:
+    name: str
+    evaluation: Evaluation
+    difference: float  # to the default protocol, in points; task by task
+    difference_ci95: float
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            **self.evaluation.to_json(),
+            "difference": self.difference,
+            "difference_ci95": self.difference_ci95,
+        }
+
+
+@dataclass(frozen=True)
+class Audit:
+    rows: tuple[AuditRow, ...]  # the default protocol first
+
+    def row(self, name: str) -> AuditRow:
+        return next(row for row in self.rows if row.name == name)
+
+    @property
+    def depends_on_query_order(self) -> bool:
+        row = self.row(SORTED)
+        return abs(row.difference) > STANDARD_ERRORS / 1.96 * row.difference_ci95
+
+    def verdict(self) -> str:
+        row, default = self.row(SORTED), self.rows[0].evaluation
+        figures = f"{row.difference:+.2f} ± {row.difference_ci95:.2f} points"
+        if not self.depends_on_query_order:
+            return (
+                f"No dependence on query order found: sorting the queries by class changes accuracy by {figures}, "
+                f"within {STANDARD_ERRORS} standard errors of zero."
+            )
+        meaning = (
+            "The order tells this model the classes of the queries"
+            if row.difference > 0
+            else "This model was misled by the order"
+        )
+        return (
+            f"ACCURACY DEPENDS ON QUERY ORDER: {row.evaluation.accuracy:.2f} % when queries are sorted by class, "
+            f"{default.accuracy:.2f} % when the same queries are shuffled, {figures}. {meaning}; only the shuffled "
+            "figure holds for pictures whose classes nobody knows yet."
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "depends_on_query_order": self.depends_on_query_order,
+            "verdict": self.verdict(),
+            "rows": [row.to_json() for row in self.rows],
+        }
+
+
+def audit(
+    checkpoint: Checkpoint,
+    store: ImageStore,
+    *,
+    split: str,
+    tasks: int,
+    seed: int,
+    device: torch.device | str = "cpu",
+    tasks_per_chunk: int = TASKS_PER_CHUNK,
+    protocols: dict[str, Protocol] | None = None,
+    progress: _Progress | None = None,
+) -> Audit:
+    """Measure a model under each protocol; the first one is what the others are compared with."""
+    chosen = protocols or PROTOCOLS
+    rows: list[AuditRow] = []
+    for place, (name, protocol) in enumerate(chosen.items()):
+
+        def report(done: int, total: int, name: str = name, place: int = place) -> None:
+            if progress:
+                progress(name, place * total + done, len(chosen) * total)
+
+        result = evaluate(
+            replace(checkpoint.recipe, protocol=protocol),
+            checkpoint.parameters,
+            checkpoint.running,
+            store,
+            split=split,
+            tasks=tasks,
+            seed=seed,
+            device=device,
+            tasks_per_chunk=tasks_per_chunk,
+            progress=report,
+        )
+        baseline = rows[0].evaluation if rows else result
+        change = result.predictions.accuracies - baseline.predictions.accuracies
+        rows.append(AuditRow(name, result, *mean_and_interval(change)))
+    return Audit(tuple(rows))

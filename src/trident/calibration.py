@@ -1,0 +1,118 @@
+"""How far confidences can be trusted: calibration errors, Brier score, and the temperature that mends them.
+
+A prediction's confidence is the probability of its most likely class. Predictions are sorted into ten equal-width bins
+of confidence [0, 0.1), [0.1, 0.2), ... [0.9, 1]; in each, mean confidence should equal accuracy.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from trident.evaluate import Predictions
+
+BINS = 10
+FittedOn = Literal["none", "validation", "paper"]
+FITTED_ON = {
+    "none": "no temperature",
+    "validation": "temperature fitted on validation tasks",
+    "paper": "temperature fitted on the very predictions that are scored, as the paper's released code does",
+}
+_COLDEST, _HOTTEST = 1e-3, 1e3
+
+
+@dataclass(frozen=True)
+class ReliabilityBins:
+    """What a reliability diagram shows; empty bins hold zeros."""
+
+    confidence: np.ndarray  # (bin,) mean
+    accuracy: np.ndarray  # (bin,)
+    count: np.ndarray  # (bin,) int64
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Calibration of some predictions at one temperature, over all queries of all tasks."""
+
+    ece: float  # mean gap between confidence and accuracy, weighted by the bins' counts
+    mce: float  # largest gap of any bin that is not empty
+    brier: float  # mean over queries of the summed squared error of the probabilities: 0 to 2
+    temperature: float
+    fitted_on: FittedOn
+    fitted_tasks: str  # what the temperature was fitted on, in words; empty for no temperature
+    bins: ReliabilityBins
+
+    def describe(self) -> str:
+        if self.fitted_on == "none":
+            return "no temperature"
+        tasks = f" ({self.fitted_tasks})" if self.fitted_tasks else ""
+        return f"temperature {self.temperature:.3f}: {FITTED_ON[self.fitted_on]}{tasks}"
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"bins": {key: value.tolist() for key, value in asdict(self.bins).items()}}
+
+
+def calibration(
+    predictions: Predictions, temperature: float = 1.0, fitted_on: FittedOn = "none", fitted_tasks: str = ""
+) -> Calibration:
+    probabilities, labels = _flat_probabilities(predictions, temperature)
+    bins = reliability(probabilities, labels)
+    gap = np.abs(bins.confidence - bins.accuracy)
+    return Calibration(
+        float((gap * bins.count).sum() / bins.count.sum()),
+        float(gap.max()),
+        brier_score(probabilities, labels),
+        temperature,
+        fitted_on,
+        fitted_tasks,
+        bins,
+    )
+
+
+def reliability(probabilities: np.ndarray, labels: np.ndarray, bins: int = BINS) -> ReliabilityBins:
+    """From (query, n_way) and (query,)."""
+    confidence = probabilities.max(1)
+    hit = probabilities.argmax(1) == labels
+    place = np.minimum(np.digitize(confidence, np.linspace(0, 1, bins + 1)) - 1, bins - 1)
+    count = np.bincount(place, minlength=bins)
+    at_least_one = np.maximum(count, 1)
+    return ReliabilityBins(
+        np.bincount(place, confidence, bins) / at_least_one, np.bincount(place, hit, bins) / at_least_one, count
+    )
+
+
+def brier_score(probabilities: np.ndarray, labels: np.ndarray) -> float:
+    """Summed over classes, averaged over queries."""
+    truth = np.eye(probabilities.shape[1])[labels]
+    return float(np.square(probabilities - truth).sum(1).mean())
+
+
+def fit_temperature(predictions: Predictions) -> float:
+    """The temperature that makes the labels most likely.
+
+    In the inverse temperature b the log-likelihood of softmax(b * log p) is concave, so its slope changes sign once:
+    bisection finds where. Where all predictions are right, or useless, the answer is the end of the range.
+    """
+    log_p = predictions.log_probabilities.reshape(-1, predictions.log_probabilities.shape[-1])
+    labels = predictions.labels.reshape(-1)
+    log_p = np.maximum(log_p, -1e4)  # a probability of exactly 0 stays one, without infinities below
+    true = log_p[np.arange(len(labels)), labels]
+
+    def slope(inverse: float) -> float:
+        return float((true - (_softmax(inverse * log_p) * log_p).sum(1)).mean())
+
+    low, high = np.log(1 / _HOTTEST), np.log(1 / _COLDEST)
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if slope(np.exp(middle)) > 0 else (low, middle)
+    return float(np.exp(-(low + high) / 2))
+
+
+def _flat_probabilities(predictions: Predictions, temperature: float) -> tuple[np.ndarray, np.ndarray]:
+    log_p = predictions.log_probabilities.reshape(-1, predictions.log_probabilities.shape[-1])
+    return _softmax(log_p / temperature), predictions.labels.reshape(-1)
+
+
+def _softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = np.exp(logits - logits.max(1, keepdims=True))
+    return np.asarray(shifted / shifted.sum(1, keepdims=True))

@@ -1,0 +1,113 @@
+"""The paper's own figures: `trident paper`."""
+
+import json
+import textwrap
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from trident.cli.app import app
+from trident.cli.options import Json
+
+if TYPE_CHECKING:
+    from trident.paper_results import PaperResult, PaperTable
+
+TableName = Literal[
+    "accuracy",
+    "calibration",
+    "calibration-cross-domain",
+    "ablation-training",
+    "ablation-latents",
+    "ablation-attfex-width",
+    "attfex",
+    "parameters",
+    "conv4",
+    "training",
+]
+WIDTH = 80  # in a terminal and in a pipe alike
+_LABELS = ("method", "part", "backbone", "approach", "settings")
+
+
+@app.command()
+def paper(
+    table: Annotated[TableName | None, typer.Option(help="Show this table alone.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the figures of the TRIDENT paper, how they were obtained and what is doubtful about them."""
+    from dataclasses import asdict
+
+    from trident.paper_results import PAPER_PROTOCOL, paper_table, paper_tables, paper_training, paper_training_notes
+
+    with_training = table is None or table == "training"
+    tables = paper_tables() if table is None else () if table == "training" else (paper_table(table),)
+    if as_json:
+        found: dict[str, Any] = {"protocol": PAPER_PROTOCOL, "tables": [asdict(one) for one in tables]}
+        if with_training:
+            found["training"] = {
+                "notes": paper_training_notes(),
+                "runs": [asdict(run) for run in paper_training()],
+            }
+        print(json.dumps(found, allow_nan=False))
+        return
+    blocks = [_shown(one) for one in tables] + ([_training()] if with_training else [])
+    measured = [result for one in tables for result in one.results if result.metric != "parameters"]
+    if any(result.method == "TRIDENT" for result in measured):
+        blocks.append(textwrap.fill(f"How TRIDENT's figures were obtained: {PAPER_PROTOCOL}", WIDTH))
+    print("\n\n".join(blocks))
+
+
+def _shown(table: "PaperTable") -> str:
+    """The table in text: a part for each pair of datasets, a line for each method, notes below."""
+    places: dict[tuple[str | None, str | None], list[PaperResult]] = {}
+    for result in table.results:
+        places.setdefault((result.train_dataset, result.test_dataset), []).append(result)
+    notes = list(dict.fromkeys(result.note for results in places.values() for result in results))
+    footnotes = [note for note in notes if note] if len(notes) > 1 else []  # a note on all figures needs no mark
+    parts = [f"{table.name}: {table.title}"]
+    for place, results in places.items():
+        names = [name for name in dict.fromkeys(place) if name is not None]
+        if names:
+            parts.append(f"{' → '.join(names)}, {results[0].n_way}-way")
+        parts.append(_grid(results, footnotes))
+    below = [_note(note, f"[{number}]") for number, note in enumerate(footnotes, 1)]
+    below += [_note(note) for note in (*table.notes, *(notes if not footnotes else ())) if note]
+    return "\n\n".join([*parts, "\n".join(below)])
+
+
+def _grid(results: "list[PaperResult]", footnotes: list[str]) -> str:
+    labels = [name for name in _LABELS if any(getattr(result, name) for result in results)]
+    columns = list(dict.fromkeys(map(_column, results)))
+    rows: dict[tuple[str, ...], dict[str, str]] = {}
+    for result in results:
+        values = (getattr(result, name) or "" for name in labels)
+        row = tuple(" ".join(value) if isinstance(value, tuple) else value for value in values)
+        mark = f" [{footnotes.index(result.note) + 1}]" if result.note in footnotes else ""
+        rows.setdefault(row, {})[_column(result)] = result.printed + mark
+    lines = [(*row, *(figures.get(column, "") for column in columns)) for row, figures in rows.items()]
+    return _aligned([(*labels, *columns), *lines])
+
+
+def _column(result: "PaperResult") -> str:
+    shot = "" if result.metric == "parameters" else f" {result.n_shot}-shot"  # there the part says it
+    return f"{result.metric}{shot} {result.unit}".rstrip()
+
+
+def _training() -> str:
+    from trident.paper_results import paper_training, paper_training_notes
+
+    runs = paper_training()
+    values = [dict(setting.split("=") for setting in run.settings) for run in runs]
+    rows = [("setting", *(run.recipe for run in runs))]
+    rows += [(key, *(one[key] for one in values)) for key in values[0]]
+    notes = "\n".join(map(_note, paper_training_notes()))
+    return f"training: Hyper-parameters, by recipe\n\n{_aligned(rows)}\n\n{notes}"
+
+
+def _aligned(rows: list[tuple[str, ...]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    gap = "  " if sum(widths) + 2 * len(widths) - 2 <= WIDTH else " "
+    return "\n".join(gap.join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def _note(text: str, mark: str = "-") -> str:
+    return textwrap.fill(f"{mark} {text}", WIDTH, subsequent_indent=" " * (len(mark) + 1), break_on_hyphens=False)

@@ -1,0 +1,169 @@
+"""What each latent knows about classes (the paper's decoupling analysis).
+
+For the queries of a task, the means of z_label and z_semantic before and after adaptation, and how well the classes
+separate in them: the Davies-Bouldin score, lower is better. If the two latents are decoupled as the paper means it,
+adaptation improves z_label's score and leaves z_semantic's alone. One task proves nothing, so the change is averaged
+over many.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trident.adapt import Learner, TaskBatch
+from trident.checkpoint import Checkpoint
+from trident.data.store import ImageStore
+from trident.errors import TridentError
+from trident.evaluate import TASKS_PER_CHUNK, mean_and_interval, set_up
+from trident.model import Noise
+from trident.nn.parameters import Parameters
+
+LATENTS = ("label", "semantic")
+
+
+class LatentMeans(NamedTuple):
+    """Means of both latents of the queries: (task, query, latent) each."""
+
+    label: np.ndarray
+    semantic: np.ndarray
+
+
+class TaskLatents(NamedTuple):
+    before: LatentMeans
+    after: LatentMeans
+    labels: np.ndarray  # (task, query)
+
+
+@dataclass(frozen=True)
+class ScoreChange:
+    """The Davies-Bouldin score of one latent in its own space, over many tasks; lower is better."""
+
+    before: float
+    after: float
+    change: float  # after - before, task by task
+    change_ci95: float
+
+
+@dataclass(frozen=True)
+class Decoupling:
+    """One task's latents to look at, and the change of the score over all tasks."""
+
+    shown: TaskLatents  # the first task alone
+    changes: dict[str, ScoreChange]  # by latent
+    tasks: int
+    left_out: int  # tasks in which fewer than two classes had queries, so that there is no score
+    protocol: str
+
+    def verdict(self) -> str:
+        parts = []
+        for name, change in self.changes.items():
+            found = "changes" if abs(change.change) > change.change_ci95 else "does not change measurably"
+            parts.append(
+                f"adaptation {found} the Davies-Bouldin score of z_{name}: {change.before:.3f} before, "
+                f"{change.after:.3f} after, {change.change:+.4f} ± {change.change_ci95:.4f}"
+            )
+        label, semantic = self.changes["label"], self.changes["semantic"]
+        better = "z_label" if label.after < semantic.after else "z_semantic"
+        return f"{'; '.join(parts)}. Classes are better separated in {better}."
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "davies_bouldin": {name: vars(change) for name, change in self.changes.items()},
+            "tasks": self.tasks,
+            "left_out": self.left_out,
+            "protocol": self.protocol,
+            "verdict": self.verdict(),
+        }
+
+
+def latent_means(learner: Learner, parameters: Parameters, tasks: TaskBatch) -> TaskLatents:
+    """The queries' latent means before the first inner step and after the last."""
+    trajectory = learner.adapt(parameters, tasks)
+    noise = Noise(*(torch.zeros_like(part) for part in tasks.query_noise[0]))
+
+    def infer(adapted: Parameters) -> LatentMeans:
+        with torch.no_grad():
+            found = learner.model.infer(adapted, tasks.images, "query", noise, learner.statistics())
+        return LatentMeans(*(_array(part.loc[:, found.n_context :]) for part in (found.label, found.semantic)))
+
+    return TaskLatents(infer(trajectory[0][0]), infer(trajectory[-1][0]), tasks.query_labels.cpu().numpy())
+
+
+def davies_bouldin(points: np.ndarray, labels: np.ndarray) -> float:
+    """Of points (query, latent) with their classes (query,)."""
+    try:
+        from sklearn.metrics import davies_bouldin_score
+    except ImportError as error:
+        raise TridentError("the Davies-Bouldin score needs scikit-learn: pip install 'trident[analysis]'") from error
+    return float(davies_bouldin_score(points, labels))
+
+
+def decoupling(
+    checkpoint: Checkpoint,
+    store: ImageStore,
+    *,
+    split: str,
+    tasks: int,
+    seed: int,
+    device: torch.device | str = "cpu",
+    tasks_per_chunk: int = TASKS_PER_CHUNK,
+    progress: Callable[[int, int], None] | None = None,
+) -> Decoupling:
+    recipe = checkpoint.recipe
+    learner, parameters, source = set_up(
+        recipe, checkpoint.parameters, checkpoint.running, store, split=split, seed=seed, device=device
+    )
+    shown: TaskLatents | None = None
+    scores: dict[str, list[tuple[float, float]]] = {name: [] for name in LATENTS}
+    for start in range(0, tasks, tasks_per_chunk):
+        found = latent_means(learner, parameters, source.batch(range(start, min(start + tasks_per_chunk, tasks))))
+        if shown is None:
+            shown = TaskLatents(_first(found.before), _first(found.after), found.labels[:1])
+        for task, labels in enumerate(found.labels):
+            if not 2 <= len(np.unique(labels)) < len(labels):
+                continue
+            for name in LATENTS:
+                before, after = (getattr(part, name)[task] for part in (found.before, found.after))
+                scores[name].append((davies_bouldin(before, labels), davies_bouldin(after, labels)))
+        if progress:
+            progress(min(start + tasks_per_chunk, tasks), tasks)
+    assert shown is not None
+    scored = len(scores["label"])
+    if scored == 0:
+        raise TridentError(
+            "there is no Davies-Bouldin score of tasks whose queries are of one class, or all of different ones"
+        )
+    protocol = (
+        f"{store.dataset} {split}, {recipe.episode.describe()}, {recipe.episode.n_query} queries per class, "
+        f"{recipe.protocol.describe()}, {scored} tasks, 95 % interval, seed {seed}"
+    )
+    changes = {name: _change(np.array(scores[name])) for name in LATENTS}
+    return Decoupling(shown, changes, scored, tasks - scored, protocol)
+
+
+def project(points: np.ndarray, seed: int) -> np.ndarray:
+    """UMAP to the plane: (query, latent) -> (query, 2)."""
+    try:
+        from umap import UMAP
+    except ImportError as error:
+        raise TridentError("the projection needs umap-learn: pip install 'trident[analysis]'") from error
+    neighbours = min(15, len(points) - 1)
+    # Few points start from random places: the spectral start needs more of them than latents.
+    return np.asarray(UMAP(n_neighbors=neighbours, random_state=seed, n_jobs=1, init="random").fit_transform(points))
+
+
+def _change(scores: np.ndarray) -> ScoreChange:
+    change, ci95 = mean_and_interval(scores[:, 1] - scores[:, 0])
+    return ScoreChange(float(scores[:, 0].mean()), float(scores[:, 1].mean()), change, ci95)
+
+
+def _first(means: LatentMeans) -> LatentMeans:
+    return LatentMeans(means.label[:1], means.semantic[:1])
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    return tensor.double().cpu().numpy()
