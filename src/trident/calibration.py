@@ -8,8 +8,11 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
+import torch
 
-from trident.evaluate import Predictions
+from trident.checkpoint import Checkpoint
+from trident.data.store import ImageStore
+from trident.evaluate import TASKS_PER_CHUNK, Evaluation, Predictions, Progress, evaluate
 
 BINS = 10
 FittedOn = Literal["none", "validation", "paper"]
@@ -50,6 +53,76 @@ class Calibration:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"bins": {key: value.tolist() for key, value in asdict(self.bins).items()}}
+
+
+@dataclass(frozen=True)
+class CalibrationResult:
+    """A model's calibration as it is, and with the temperature asked for."""
+
+    evaluation: Evaluation
+    plain: Calibration
+    scaled: Calibration | None
+
+    def panels(self) -> list[tuple[str, Calibration]]:
+        plain = [("no temperature", self.plain)]
+        if self.scaled is None:
+            return plain
+        titles = {"validation": "fitted on validation", "paper": "fitted on these very predictions"}
+        return [*plain, (f"T = {self.scaled.temperature:.2f}, {titles[self.scaled.fitted_on]}", self.scaled)]
+
+    def to_json(self) -> dict[str, Any]:
+        scaled = None if self.scaled is None else self.scaled.to_json()
+        return {**self.evaluation.to_json(), "calibration": self.plain.to_json(), "with_temperature": scaled}
+
+
+def calibrate(
+    checkpoint: Checkpoint,
+    store: ImageStore,
+    *,
+    split: str,
+    tasks: int,
+    seed: int,
+    temperature: FittedOn,
+    fitting_store: ImageStore | None = None,
+    fitting_tasks: int = 200,
+    device: torch.device | str = "cpu",
+    tasks_per_chunk: int = TASKS_PER_CHUNK,
+    progress: Progress | None = None,
+) -> CalibrationResult:
+    """Calibration over some tasks; a `validation` temperature comes from validation tasks of `fitting_store`."""
+    recipe = checkpoint.recipe
+    in_all = tasks + (fitting_tasks if temperature == "validation" else 0)
+
+    def measured(store: ImageStore, split: str, tasks: int, before: int) -> Evaluation:
+        def on_task(done: int, total: int) -> None:
+            if progress:
+                progress(before + done, in_all)
+
+        return evaluate(
+            recipe,
+            checkpoint.parameters,
+            checkpoint.running,
+            store,
+            split=split,
+            tasks=tasks,
+            seed=seed,
+            device=device,
+            tasks_per_chunk=tasks_per_chunk,
+            progress=on_task,
+        )
+
+    evaluation = measured(store, split, tasks, 0)
+    plain = calibration(evaluation.predictions)
+    if temperature == "none":
+        return CalibrationResult(evaluation, plain, None)
+    fitted = evaluation
+    if temperature == "validation":
+        if fitting_store is None:
+            raise ValueError("a temperature fitted on validation tasks needs the store to draw them from")
+        fitted = measured(fitting_store, "val", fitting_tasks, tasks)
+    value = fit_temperature(fitted.predictions)
+    where = f"{fitted.dataset} {fitted.split}, {fitted.tasks} tasks, seed {seed}"
+    return CalibrationResult(evaluation, plain, calibration(evaluation.predictions, value, temperature, where))
 
 
 def calibration(

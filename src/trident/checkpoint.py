@@ -42,6 +42,19 @@ class Checkpoint:
     def model(self) -> Trident:
         return Trident(self.recipe.model, self.recipe.episode)
 
+    def describe(self) -> dict[str, Any]:
+        """Which weights these are, for whoever reads a result."""
+        return {
+            "file": str(self.path),
+            "recipe": self.recipe.name,
+            "step": self.step,
+            "trained_on": self.provenance.get("dataset"),
+        }
+
+    def described(self) -> str:
+        about = self.describe()
+        return f"{about['recipe']} trained on {about['trained_on'] or 'unknown data'}, after {self.step} steps"
+
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     groups = {"parameters": checkpoint.parameters, "running": checkpoint.running, "optimizer": checkpoint.optimizer}

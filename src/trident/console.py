@@ -49,8 +49,8 @@ class Counter:
         self._progress = progress
         self._task = progress.add_task(description, total=None)
 
-    def __call__(self, done: int, total: int) -> None:
-        self._progress.update(self._task, completed=done, total=total)
+    def __call__(self, done: int, total: int, description: str | None = None) -> None:
+        self._progress.update(self._task, completed=done, total=total, description=description)
 
 
 class TrainingProgress:

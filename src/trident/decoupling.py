@@ -59,16 +59,16 @@ class Decoupling:
     protocol: str
 
     def verdict(self) -> str:
-        parts = []
-        for name, change in self.changes.items():
-            found = "changes" if abs(change.change) > change.change_ci95 else "does not change measurably"
-            parts.append(
-                f"adaptation {found} the Davies-Bouldin score of z_{name}: {change.before:.3f} before, "
-                f"{change.after:.3f} after, {change.change:+.4f} ± {change.change_ci95:.4f}"
-            )
+        parts = [
+            f"adaptation {'changes' if abs(change.change) > change.change_ci95 else 'does not measurably change'} "
+            f"the Davies-Bouldin score of z_{name}: {change.before:.3f} before, {change.after:.3f} after, "
+            f"{change.change:+.4f} ± {change.change_ci95:.4f}"
+            for name, change in self.changes.items()
+        ]
+        said = "; ".join(parts)
         label, semantic = self.changes["label"], self.changes["semantic"]
         better = "z_label" if label.after < semantic.after else "z_semantic"
-        return f"{'; '.join(parts)}. Classes are better separated in {better}."
+        return f"{said[0].upper()}{said[1:]}. Classes are better separated in {better}."
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -154,6 +154,32 @@ def project(points: np.ndarray, seed: int) -> np.ndarray:
     neighbours = min(15, len(points) - 1)
     # Few points start from random places: the spectral start needs more of them than latents.
     return np.asarray(UMAP(n_neighbors=neighbours, random_state=seed, n_jobs=1, init="random").fit_transform(points))
+
+
+class Panel(NamedTuple):
+    """One latent of one task at one time, projected."""
+
+    latent: str
+    when: str
+    points: np.ndarray  # (query, 2)
+    score: float  # Davies-Bouldin in the latent space
+    projected_score: float  # and in the projection, which is what the paper's released code prints
+
+    def title(self) -> str:
+        return f"z_{self.latent} {self.when}\nDBI {self.score:.2f}, of projection {self.projected_score:.2f}"
+
+
+def projected_panels(result: Decoupling, seed: int) -> list[Panel]:
+    """The shown task: z_label before and after, then z_semantic before and after."""
+    labels = result.shown.labels[0]
+    panels = []
+    for latent in LATENTS:
+        for when, means in (("before", result.shown.before), ("after", result.shown.after)):
+            points = getattr(means, latent)[0]
+            plane = project(points, seed)
+            scores = davies_bouldin(points, labels), davies_bouldin(plane, labels)
+            panels.append(Panel(latent, when, plane, *scores))
+    return panels
 
 
 def _change(scores: np.ndarray) -> ScoreChange:

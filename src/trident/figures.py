@@ -1,10 +1,11 @@
 """Figures, drawn by matplotlib without a display, as SVG that takes its text colour from the page it stands in."""
 
+import functools
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 import numpy as np
 
@@ -14,12 +15,15 @@ from trident.files import atomic_file
 if TYPE_CHECKING:
     from trident.audit import Audit
     from trident.calibration import Calibration
+    from trident.reconstruction import Reconstructions
 
-# Okabe and Ito's colours, which most colour-blind people can tell apart; all stand out on white and on near-black.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#7F7F7F")
+# After Okabe and Ito's, which most colour-blind people can tell apart; all stand out on white and on near-black.
+COLOURS = ("#1F83C4", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#7F7F7F")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+_Arguments = ParamSpec("_Arguments")
 _INK = "#010203"  # stands for the page's text colour until the SVG is put into the page
-_STYLE: dict[str, Any] = {
+_STYLE: Any = {  # matplotlib's own names for settings
+    "svg.hashsalt": "trident",
     "svg.fonttype": "none",  # text stays text: small, sharp, selectable
     "font.family": "sans-serif",
     "font.size": 10,
@@ -37,25 +41,39 @@ _STYLE: dict[str, Any] = {
 }
 
 
+def styled(draw: Callable[_Arguments, Any]) -> Callable[_Arguments, Any]:
+    """Draw in our style, and in no other, whatever the user's matplotlib is set to."""
+
+    @functools.wraps(draw)
+    def in_style(*arguments: _Arguments.args, **options: _Arguments.kwargs) -> Any:
+        try:
+            import matplotlib
+        except ImportError as error:
+            raise TridentError("figures need matplotlib: pip install 'trident[analysis]'") from error
+        with matplotlib.rc_context():
+            matplotlib.rcdefaults()
+            matplotlib.rcParams.update(_STYLE)
+            return draw(*arguments, **options)
+
+    return in_style
+
+
 def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Any, Any]:
     """A figure in inches and its axes, made without pyplot, so that no display and no global state is touched."""
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise TridentError("figures need matplotlib: pip install 'trident[analysis]'") from error
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(width, height), layout="constrained")
-        return figure, figure.subplots(rows, columns, **options)
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots(rows, columns, **options)
 
 
+@styled
 def to_svg(figure: Any, name: str) -> str:
     """An <svg> element for a page. `name` keeps its inner ids apart from those of other figures of the page."""
     import matplotlib
 
     buffer = io.StringIO()
-    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}):
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    matplotlib.rcParams["svg.hashsalt"] = name
+    figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :].replace(_INK, "currentColor")
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
@@ -65,18 +83,20 @@ def to_svg(figure: Any, name: str) -> str:
     return re.sub(r'<svg ([^>]*?)height="[^"]*"([^>]*?)width="[^"]*"', r"<svg \1\2", svg, count=1)
 
 
+@styled
 def save_figure(figure: Any, path: Path) -> None:
     """As a file of the kind its name ends with, on white."""
-    import matplotlib
-
     kinds = sorted(figure.canvas.get_supported_filetypes())
     kind = path.suffix.removeprefix(".").lower()
     if kind not in kinds:
         raise TridentError(f"cannot draw {path}: its name must end with one of {', '.join(kinds)}")
-    with matplotlib.rc_context(_STYLE), atomic_file(path) as file:
-        figure.savefig(file, format=kind, dpi=150, facecolor="white")
+    with atomic_file(path) as file:
+        # No date in it, so that the same figure is the same file.
+        metadata = {"Date": None} if kind == "svg" else {"CreationDate": None} if kind == "pdf" else None
+        figure.savefig(file, format=kind, dpi=150, facecolor="white", metadata=metadata)
 
 
+@styled
 def learning_curves(lines: Sequence[dict[str, Any]]) -> Any:
     """Accuracy and loss parts over the steps of a run, from the lines of its log."""
     figure, (top, bottom) = new_figure(5.2, 4.6, 2, 1, sharex=True)
@@ -104,10 +124,33 @@ def learning_curves(lines: Sequence[dict[str, Any]]) -> Any:
     bottom.set_yscale("log")
     bottom.set_ylabel("loss parts, unweighted")
     bottom.set_xlabel("meta-updates")
-    bottom.legend(loc="upper right", ncols=2)
+    figure.legend(*bottom.get_legend_handles_labels(), loc="outside lower center", ncols=4, columnspacing=1)
     return figure
 
 
+@styled
+def compared_curves(runs: Sequence[tuple[str, Sequence[dict[str, Any]]]]) -> Any:
+    """Validation accuracy over the steps of some runs."""
+    figure, axes = new_figure(5.2, 3.2)
+    for place, (name, lines) in enumerate(runs):
+        found = [line for line in lines if line["kind"] == "validation"]
+        axes.errorbar(
+            [line["step"] for line in found],
+            [line["accuracy"] for line in found],
+            [line["ci95"] for line in found],
+            color=COLOURS[place % len(COLOURS)],
+            marker=MARKERS[place % len(MARKERS)],
+            markersize=4,
+            capsize=2,
+            label=name,
+        )
+    axes.set_xlabel("meta-updates")
+    axes.set_ylabel("validation accuracy, %")
+    axes.legend(loc="lower right")
+    return figure
+
+
+@styled
 def audit_chart(audit: "Audit") -> Any:
     """Accuracy of each protocol with its interval."""
     rows = audit.rows[::-1]
@@ -126,6 +169,7 @@ def audit_chart(audit: "Audit") -> Any:
     return figure
 
 
+@styled
 def reliability_diagram(calibrations: Sequence[tuple[str, "Calibration"]]) -> Any:
     """Accuracy against confidence, and how many predictions each bin holds; one panel for each calibration."""
     n = len(calibrations)
@@ -148,6 +192,7 @@ def reliability_diagram(calibrations: Sequence[tuple[str, "Calibration"]]) -> An
     return figure
 
 
+@styled
 def latent_plot(panels: Sequence[tuple[str, np.ndarray]], labels: np.ndarray, columns: int = 2) -> Any:
     """Points of the plane (query, 2) in some panels; colour and marker tell the class."""
     rows = -(-len(panels) // columns)
@@ -169,3 +214,42 @@ def latent_plot(panels: Sequence[tuple[str, np.ndarray]], labels: np.ndarray, co
         axes.set_xticks([])
         axes.set_yticks([])
     return figure
+
+
+@styled
+def reconstruction_plot(found: "Reconstructions") -> Any:
+    """Left: queries above their reconstructions. Right: z_label by row, z_semantic by column."""
+    figure, (left, right) = new_figure(9, 5, 1, 2)
+    left.imshow(picture(reconstruction_pairs(found, columns=5)), interpolation="nearest")
+    left.set_title("queries, and below each its reconstruction", fontsize=9)
+    right.imshow(picture(swap_grid(found)), interpolation="nearest")
+    right.set_title("z_label of the row's image, z_semantic of the column's", fontsize=9)
+    for axes in (left, right):
+        axes.axis("off")
+    return figure
+
+
+def reconstruction_pairs(found: "Reconstructions", columns: int, pairs: int = 10) -> np.ndarray:
+    """Rows of queries, each above its row of reconstructions: (h, w, c)."""
+    rows = []
+    for start in range(0, min(pairs, len(found.images)), columns):
+        for source in (found.images, found.reconstructed):
+            row = source[start : start + columns]
+            padding = np.zeros((columns - len(row), *row.shape[1:]), row.dtype)
+            rows.append(np.concatenate([*row, *padding], 1))
+    return np.concatenate(rows, 0)
+
+
+def swap_grid(found: "Reconstructions") -> np.ndarray:
+    """The chosen images along the top and the left, the swapped pictures where they meet: (h, w, c)."""
+    chosen = found.images[found.chosen]
+    corner = np.zeros_like(chosen[0])
+    rows = [np.concatenate([corner, *chosen], 1)]
+    rows += [np.concatenate([image, *row], 1) for image, row in zip(chosen, found.swapped, strict=True)]
+    return np.concatenate(rows, 0)
+
+
+def picture(pixels: np.ndarray) -> np.ndarray:
+    """Values in 0 .. 1, one channel or three, as uint8 RGB."""
+    rgb = np.repeat(pixels, 3, 2) if pixels.shape[2] == 1 else pixels
+    return np.asarray((255 * np.clip(rgb, 0, 1)).round(), np.uint8)

@@ -25,6 +25,12 @@ class Reconstructions(NamedTuple):
     squared_error: float  # summed over an image, mean over the queries
     squared_error_of_mean: float  # of the task's mean query image in place of each, for comparison
 
+    def describe(self) -> str:
+        return (
+            f"Squared error of an image, summed over its pixels, in the mean: {self.squared_error:.1f}; "
+            f"{self.squared_error_of_mean:.1f} if every query were painted as their mean"
+        )
+
 
 def reconstruct_task(learner: Learner, parameters: Parameters, tasks: TaskBatch) -> Reconstructions:
     """Of the first task of a batch."""

@@ -6,42 +6,57 @@ from typing import Annotated, Literal
 import typer
 
 from trident.cli.app import app
-from trident.cli.options import Device, Json, RunPath, data_of, device_of, open_data
+from trident.cli.options import (
+    Chunk,
+    Data,
+    Device,
+    Json,
+    RunPath,
+    Seed,
+    Split,
+    Tasks,
+    data_of,
+    device_of,
+    load_for_measuring,
+    open_data,
+)
 
 
 @app.command()
 def evaluate(
     run: RunPath,
-    data: Annotated[str | None, typer.Option(help="A store; by default the one the run was trained on.")] = None,
-    split: Annotated[Literal["train", "val", "test"], typer.Option(help="Classes to draw tasks from.")] = "test",
-    tasks: Annotated[int, typer.Option(min=2, help="Number of tasks.")] = 600,
-    seed: Annotated[int, typer.Option(min=0, help="Decides the tasks and the noise.")] = 0,
+    data: Data = None,
+    split: Split = "test",
+    tasks: Tasks = 600,
+    seed: Seed = 0,
     n_way: Annotated[int | None, typer.Option(min=1)] = None,
     n_shot: Annotated[int | None, typer.Option(min=1)] = None,
     n_query: Annotated[int | None, typer.Option(min=1, help="Queries per class.")] = None,
     query_order: Annotated[Literal["shuffled", "class_sorted"] | None, typer.Option()] = None,
+    queries_at_once: Annotated[
+        Literal["all", "one"] | None, typer.Option(help="one: each query is a task of its own.")
+    ] = None,
     balance: Annotated[Literal["balanced", "dirichlet"] | None, typer.Option()] = None,
     dirichlet_alpha: Annotated[float | None, typer.Option()] = None,
     batch_norm: Annotated[Literal["transductive", "support", "running"] | None, typer.Option()] = None,
     latents: Annotated[Literal["sample", "mean", "average"] | None, typer.Option()] = None,
     latent_samples: Annotated[int | None, typer.Option(min=1, help="Samples behind --latents average.")] = None,
     inner_steps: Annotated[int | None, typer.Option(min=0, help="Inner steps, if other than in training.")] = None,
-    tasks_per_chunk: Annotated[int | None, typer.Option(min=1, help="Tasks at once; fewer need less memory.")] = None,
+    tasks_per_chunk: Chunk = None,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
     """Measure accuracy on tasks from classes never seen in training. What is not given is as in training."""
-    from trident.checkpoint import load_checkpoint
     from trident.console import counting
-    from trident.evaluate import TASKS_PER_CHUNK, check_episode
+    from trident.evaluate import TASKS_PER_CHUNK
     from trident.evaluate import evaluate as measure
-    from trident.recipes import with_overrides
 
     given = {
         "episode.n_way": n_way,
         "episode.n_shot": n_shot,
         "episode.n_query": n_query,
         "protocol.query_order": query_order,
+        "protocol.queries_at_once": queries_at_once,
         "protocol.balance": balance,
         "protocol.dirichlet_alpha": dirichlet_alpha,
         "protocol.batch_norm": batch_norm,
@@ -49,10 +64,8 @@ def evaluate(
         "protocol.latent_samples": latent_samples,
         "adaptation.steps": inner_steps,
     }
-    checkpoint = load_checkpoint(run)
-    overrides = [f"{key}={value}" for key, value in given.items() if value is not None]
-    recipe = with_overrides(checkpoint.recipe, overrides)
-    check_episode(checkpoint, recipe.episode)
+    checkpoint = load_for_measuring(run, [f"{key}={value}" for key, value in given.items() if value is not None])
+    recipe = checkpoint.recipe
     store, device = open_data(data_of(recipe, data, checkpoint)), device_of(device)
     with counting("evaluating tasks") as progress:
         result = measure(
@@ -68,8 +81,7 @@ def evaluate(
             progress=progress,
         )
     if as_json:
-        weights = {"file": str(checkpoint.path), "recipe": recipe.name, "step": checkpoint.step}
-        print(json.dumps({**result.to_json(), "weights": weights}, allow_nan=False))
+        print(json.dumps({**result.to_json(), "weights": checkpoint.describe()}, allow_nan=False))
     else:
         print(f"accuracy {result.accuracy:.2f} ± {result.ci95:.2f} %")
-        print(f"({result.describe_protocol()}; {recipe.name} after {checkpoint.step} steps)")
+        print(f"({result.describe_protocol()}; {checkpoint.described()})")

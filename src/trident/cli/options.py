@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -22,6 +22,11 @@ Settings = Annotated[
     typer.Argument(metavar="[KEY=VALUE]...", help="Settings to override; 'trident recipes NAME' lists them."),
 ]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or a weights file.")]
+Data = Annotated[str | None, typer.Option(help="A store; by default the one the run was trained on.")]
+Split = Annotated[Literal["train", "val", "test"], typer.Option(help="Classes to draw tasks from.")]
+Tasks = Annotated[int, typer.Option(min=2, help="Number of tasks.")]
+Seed = Annotated[int, typer.Option(min=0, help="Decides the tasks and the noise.")]
+Chunk = Annotated[int | None, typer.Option(min=1, help="Tasks at once; fewer need less memory.")]
 
 
 def overrides_of(words: list[str] | None) -> list[str]:
@@ -37,6 +42,24 @@ def overrides_of(words: list[str] | None) -> list[str]:
         else:
             found.append(word)
     return [*found, f"{waiting}="] if waiting is not None else found
+
+
+def load_for_measuring(run: Path, settings: list[str] | None) -> "Checkpoint":
+    """A run's weights, with other settings where they can be other than in training."""
+    from dataclasses import replace
+
+    from trident.checkpoint import load_checkpoint
+    from trident.evaluate import check_episode
+    from trident.recipes import with_overrides
+
+    checkpoint = load_checkpoint(run)
+    recipe = with_overrides(checkpoint.recipe, overrides_of(settings))
+    if recipe != replace(
+        checkpoint.recipe, episode=recipe.episode, protocol=recipe.protocol, adaptation=recipe.adaptation
+    ):
+        raise TridentError("of a trained model only episode, protocol and adaptation settings can be changed")
+    check_episode(checkpoint, recipe.episode)
+    return replace(checkpoint, recipe=recipe)
 
 
 def data_of(recipe: "Recipe", given: str | None, checkpoint: "Checkpoint | None") -> str:

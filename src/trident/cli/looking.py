@@ -1,0 +1,214 @@
+"""Looking into a trained model: `trident audit`, `calibrate`, `decoupling` and `reconstructions`."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from trident.cli.app import app
+from trident.cli.options import (
+    SETTINGS,
+    Chunk,
+    Data,
+    Device,
+    Json,
+    RunPath,
+    Seed,
+    Settings,
+    Split,
+    Tasks,
+    data_of,
+    device_of,
+    load_for_measuring,
+    open_data,
+)
+
+Figure = Annotated[Path | None, typer.Option("--out", help="Draw the figure to this file: .svg, .png or .pdf.")]
+
+
+@app.command(context_settings=SETTINGS)
+def audit(
+    run: RunPath,
+    settings: Settings = None,
+    data: Data = None,
+    split: Split = "test",
+    tasks: Tasks = 200,
+    seed: Seed = 0,
+    tasks_per_chunk: Chunk = None,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Measure one model under every protocol, on the same tasks, and say what its accuracy depends on.
+
+    Each line changes one thing about the default protocol: query order, class counts, queries one at a time, the source
+    of the batch-norm statistics, the latents. The differences are paired, task by task. Protocol settings of the run
+    itself do not count here; those of its episodes and its adaptation do.
+    """
+    from trident.audit import audit as measure
+    from trident.console import counting
+    from trident.evaluate import TASKS_PER_CHUNK
+
+    checkpoint = load_for_measuring(run, settings)
+    store, device = open_data(data_of(checkpoint.recipe, data, checkpoint)), device_of(device)
+    with counting("protocols") as progress:
+
+        def on_task(name: str, done: int, total: int) -> None:
+            progress(done, total, name)
+
+        result = measure(
+            checkpoint,
+            store,
+            split=split,
+            tasks=tasks,
+            seed=seed,
+            device=device,
+            tasks_per_chunk=tasks_per_chunk or TASKS_PER_CHUNK,
+            progress=on_task,
+        )
+    if as_json:
+        print(json.dumps({**result.to_json(), "weights": checkpoint.describe()}, allow_nan=False))
+        return
+    print(f"{'protocol':26} {'accuracy, %':>16} {'difference, points':>20}")
+    for row in result.rows:
+        accuracy = f"{row.evaluation.accuracy:.2f} ± {row.evaluation.ci95:.2f}"
+        difference = f"{row.difference:+.2f} ± {row.difference_ci95:.2f}" if row is not result.rows[0] else ""
+        print(f"{row.name:26} {accuracy:>16} {difference:>20}")
+    print(f"(default: {result.rows[0].evaluation.describe_protocol()}; {checkpoint.described()})")
+    print(result.verdict())
+
+
+@app.command(context_settings=SETTINGS)
+def calibrate(
+    run: RunPath,
+    settings: Settings = None,
+    data: Data = None,
+    split: Split = "test",
+    tasks: Tasks = 600,
+    seed: Seed = 0,
+    temperature: Annotated[
+        Literal["validation", "paper", "none"],
+        typer.Option(help="Fit it on validation tasks, or (paper) on the very predictions that are scored."),
+    ] = "validation",
+    temperature_data: Annotated[
+        str | None, typer.Option(help="Store whose validation classes fit it; by default the one trained on.")
+    ] = None,
+    temperature_tasks: Annotated[int, typer.Option(min=2, help="Validation tasks to fit it on.")] = 200,
+    out: Figure = None,
+    tasks_per_chunk: Chunk = None,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Measure how far the model's confidences can be trusted: ECE, MCE (10 bins, top label) and Brier score.
+
+    Settings such as protocol.query_order=shuffled override the run's own.
+    """
+    from trident.calibration import calibrate as measure
+    from trident.console import counting
+    from trident.evaluate import TASKS_PER_CHUNK
+
+    checkpoint = load_for_measuring(run, settings)
+    store = open_data(data_of(checkpoint.recipe, data, checkpoint))
+    fitting_store = None
+    if temperature == "validation":
+        fitting_store = open_data(data_of(checkpoint.recipe, temperature_data, checkpoint))
+    with counting("evaluating tasks") as progress:
+        result = measure(
+            checkpoint,
+            store,
+            split=split,
+            tasks=tasks,
+            seed=seed,
+            temperature=temperature,
+            fitting_store=fitting_store,
+            fitting_tasks=temperature_tasks,
+            device=device_of(device),
+            tasks_per_chunk=tasks_per_chunk or TASKS_PER_CHUNK,
+            progress=progress,
+        )
+    if out is not None:
+        from trident.figures import reliability_diagram, save_figure
+
+        save_figure(reliability_diagram(result.panels()), out)
+    if as_json:
+        print(json.dumps({**result.to_json(), "weights": checkpoint.describe()}, allow_nan=False))
+        return
+    print(f"accuracy {result.evaluation.accuracy:.2f} ± {result.evaluation.ci95:.2f} %")
+    for _, entry in result.panels():
+        print(f"ECE {entry.ece:.4f}  MCE {entry.mce:.4f}  Brier {entry.brier:.4f}  with {entry.describe()}")
+    print(f"({result.evaluation.describe_protocol()}; {checkpoint.described()})")
+
+
+@app.command(context_settings=SETTINGS)
+def decoupling(
+    run: RunPath,
+    settings: Settings = None,
+    data: Data = None,
+    split: Split = "test",
+    tasks: Tasks = 100,
+    seed: Seed = 0,
+    out: Figure = None,
+    tasks_per_chunk: Chunk = None,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Tell which latent knows the classes: Davies-Bouldin scores of z_label and z_semantic around adaptation.
+
+    Lower scores mean better separated classes. --out draws UMAP projections of the first task. Needs the 'analysis'
+    extra.
+    """
+    from trident.console import counting
+    from trident.decoupling import decoupling as measure
+    from trident.evaluate import TASKS_PER_CHUNK
+
+    checkpoint = load_for_measuring(run, settings)
+    store = open_data(data_of(checkpoint.recipe, data, checkpoint))
+    with counting("tasks") as progress:
+        result = measure(
+            checkpoint,
+            store,
+            split=split,
+            tasks=tasks,
+            seed=seed,
+            device=device_of(device),
+            tasks_per_chunk=tasks_per_chunk or TASKS_PER_CHUNK,
+            progress=progress,
+        )
+    if out is not None:
+        from trident.decoupling import projected_panels
+        from trident.figures import latent_plot, save_figure
+
+        panels = [(panel.title(), panel.points) for panel in projected_panels(result, seed)]
+        save_figure(latent_plot(panels, result.shown.labels[0]), out)
+    if as_json:
+        print(json.dumps({**result.to_json(), "weights": checkpoint.describe()}, allow_nan=False))
+        return
+    for name, change in result.changes.items():
+        print(
+            f"z_{name:9} {change.before:8.4f} before   {change.after:8.4f} after   "
+            f"{change.change:+.4f} ± {change.change_ci95:.4f}"
+        )
+    print(f"({result.protocol}; {checkpoint.described()})")
+    print(result.verdict())
+
+
+@app.command(context_settings=SETTINGS)
+def reconstructions(
+    run: RunPath,
+    out: Annotated[Path, typer.Option(help="The picture to write, for example reconstructions.png.")],
+    settings: Settings = None,
+    data: Data = None,
+    split: Split = "test",
+    task: Annotated[int, typer.Option(min=0, help="Which task of the seed's sequence.")] = 0,
+    seed: Seed = 0,
+    device: Device = "auto",
+) -> None:
+    """Draw a task's queries beside what the decoder makes of them, and with z_semantic swapped between images."""
+    from trident.figures import reconstruction_plot, save_figure
+    from trident.reconstruction import reconstructions as decode
+
+    checkpoint = load_for_measuring(run, settings)
+    store = open_data(data_of(checkpoint.recipe, data, checkpoint))
+    result = decode(checkpoint, store, split=split, seed=seed, task=task, device=device_of(device))
+    save_figure(reconstruction_plot(result), out)
+    print(result.describe())

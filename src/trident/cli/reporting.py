@@ -1,0 +1,138 @@
+"""Pages about runs: `trident report` and `trident compare`."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from trident.cli.app import app
+from trident.cli.options import (
+    Chunk,
+    Data,
+    Device,
+    Json,
+    RunPath,
+    Seed,
+    Split,
+    data_of,
+    device_of,
+    load_for_measuring,
+    open_data,
+)
+from trident.errors import TridentError
+
+
+@app.command()
+def report(
+    run: RunPath,
+    out: Annotated[
+        Path | None, typer.Option(help="The page to write; by default report.html in the run's folder.")
+    ] = None,
+    data: Data = None,
+    temperature_data: Annotated[
+        str | None, typer.Option(help="Store whose validation classes fit the temperature; the one trained on.")
+    ] = None,
+    split: Split = "test",
+    tasks: Annotated[int, typer.Option(min=2, help="Tasks behind the accuracy and the calibration.")] = 600,
+    audit_tasks: Annotated[int, typer.Option(min=2, help="Tasks behind each line of the audit.")] = 100,
+    seed: Seed = 0,
+    tasks_per_chunk: Chunk = None,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Make one self-contained HTML page about a run: accuracy, audit, calibration, latents, reconstructions, settings.
+
+    Needs the 'analysis' extra. A store other than the one trained on (--data) gives a cross-domain report.
+    """
+    from trident.console import counting, stderr
+    from trident.evaluate import TASKS_PER_CHUNK
+    from trident.files import atomic_file
+    from trident.report import gather, report_page
+
+    checkpoint = load_for_measuring(run, None)
+    page = out or (run / "report.html" if run.is_dir() else run.with_name(f"{run.stem}-report.html"))
+    if not page.parent.is_dir():
+        raise TridentError(f"cannot write {page}: the folder {page.parent} does not exist")
+    store = open_data(data_of(checkpoint.recipe, data, checkpoint))
+    fitting_store = open_data(data_of(checkpoint.recipe, temperature_data, checkpoint))
+    with counting("report") as progress:
+        content = gather(
+            checkpoint,
+            store,
+            fitting_store,
+            split=split,
+            tasks=tasks,
+            audit_tasks=audit_tasks,
+            seed=seed,
+            device=device_of(device),
+            tasks_per_chunk=tasks_per_chunk or TASKS_PER_CHUNK,
+            progress=lambda stage, done, total: progress(done, total, stage),
+        )
+    with atomic_file(page) as file:
+        file.write(report_page(content).encode())
+    if as_json:
+        print(json.dumps({**content.to_json(), "page": str(page)}, allow_nan=False))
+        return
+    evaluation = content.calibration.evaluation
+    print(f"accuracy {evaluation.accuracy:.2f} ± {evaluation.ci95:.2f} %")
+    print(f"({evaluation.describe_protocol()}; {checkpoint.described()})")
+    print(content.audit.verdict())
+    stderr.print(f"report: {page}", soft_wrap=True)
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN RUN...", help="Runs' folders, or weights files.")],
+    out: Annotated[Path | None, typer.Option(help="Write an HTML page as well.")] = None,
+    data: Data = None,
+    split: Annotated[
+        Literal["train", "val", "test"],
+        typer.Option(help="Classes to draw tasks from; choose between runs on val, keep test for the end."),
+    ] = "val",
+    tasks: Annotated[int, typer.Option(min=2, help="Number of tasks for each run.")] = 200,
+    seed: Seed = 0,
+    tasks_per_chunk: Chunk = None,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Put runs side by side: accuracy on the same tasks with paired differences, calibration, settings that differ."""
+    from trident.console import counting
+    from trident.evaluate import TASKS_PER_CHUNK
+    from trident.files import atomic_file
+    from trident.report import compare as measure
+    from trident.report import comparison_page
+
+    if len(runs) < 2:
+        raise TridentError("a comparison needs at least two runs: trident compare RUN RUN...")
+    checkpoints = [load_for_measuring(run, None) for run in runs]
+    stores = [open_data(data_of(entry.recipe, data, entry)) for entry in checkpoints]
+    with counting("comparing") as progress:
+        result = measure(
+            checkpoints,
+            stores,
+            split=split,
+            tasks=tasks,
+            seed=seed,
+            device=device_of(device),
+            tasks_per_chunk=tasks_per_chunk or TASKS_PER_CHUNK,
+            progress=lambda name, done, total: progress(done, total, name),
+        )
+    if out is not None:
+        content = comparison_page(result).encode()
+        with atomic_file(out) as file:
+            file.write(content)
+    if as_json:
+        print(json.dumps(result.to_json(), allow_nan=False))
+        return
+    width = max(len(run.name) for run in result.runs)
+    for run in result.runs:
+        difference = f"  {run.difference[0]:+.2f} ± {run.difference[1]:.2f} points" if run.difference else ""
+        print(
+            f"{run.name:{width}}  {run.evaluation.accuracy:6.2f} ± {run.evaluation.ci95:.2f} %  "
+            f"ECE {run.calibration.ece:.4f}  {run.parameters:>9,} parameters{difference}"
+        )
+    for run in result.runs:
+        print(f"({run.name}: {run.evaluation.describe_protocol()}; {run.checkpoint.described()})")
+    for key, values in result.differing_settings().items():
+        print(f"{key}: {' | '.join(map(str, values))}")

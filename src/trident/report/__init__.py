@@ -1,0 +1,7 @@
+"""`trident report` and `trident compare`: what a run did, gathered, and shown on one self-contained page."""
+
+from trident.report.comparison import Comparison, compare
+from trident.report.content import Report, gather
+from trident.report.page import comparison_page, report_page
+
+__all__ = ["Comparison", "Report", "compare", "comparison_page", "gather", "report_page"]

@@ -1,0 +1,109 @@
+"""Some runs side by side, on the same tasks."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from trident.audit import DEFAULT
+from trident.calibration import Calibration, calibration
+from trident.checkpoint import Checkpoint
+from trident.data.store import ImageStore
+from trident.evaluate import TASKS_PER_CHUNK, Evaluation, evaluate, mean_and_interval
+from trident.recipes import recipe_values
+from trident.report.content import count_parameters, read_log, run_name
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    name: str
+    checkpoint: Checkpoint
+    evaluation: Evaluation
+    calibration: Calibration
+    parameters: int
+    log: tuple[dict[str, Any], ...]
+    difference: tuple[float, float] | None  # to the first run, task by task, in points; none if the tasks differ
+
+
+@dataclass(frozen=True)
+class Comparison:
+    runs: tuple[ComparedRun, ...]
+
+    def differing_settings(self) -> dict[str, list[Any]]:
+        """The settings in which the runs are not all alike, protocol aside: all are measured under the same one."""
+        tables = [recipe_values(run.checkpoint.recipe) for run in self.runs]
+        found: dict[str, list[Any]] = {"recipe": [table["name"] for table in tables]}
+        for section, first in tables[0].items():
+            if isinstance(first, dict):
+                for key in first:
+                    found[f"{section}.{key}"] = [table[section][key] for table in tables]
+        return {key: values for key, values in found.items() if any(value != values[0] for value in values)}
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "runs": [
+                {
+                    "name": run.name,
+                    "weights": run.checkpoint.describe(),
+                    **run.evaluation.to_json(),
+                    "calibration": run.calibration.to_json(),
+                    "parameters": run.parameters,
+                    "difference": run.difference and {"points": run.difference[0], "ci95": run.difference[1]},
+                }
+                for run in self.runs
+            ],
+            "differing_settings": self.differing_settings(),
+        }
+
+
+def compare(
+    checkpoints: list[Checkpoint],
+    stores: list[ImageStore],
+    *,
+    split: str,
+    tasks: int,
+    seed: int,
+    device: torch.device | str = "cpu",
+    tasks_per_chunk: int = TASKS_PER_CHUNK,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Comparison:
+    """Measure each run under the default protocol; where data and episodes agree, the tasks do too."""
+    runs: list[ComparedRun] = []
+    for place, (checkpoint, store) in enumerate(zip(checkpoints, stores, strict=True)):
+        name = run_name(checkpoint)
+
+        def report(done: int, total: int, name: str = name, place: int = place) -> None:
+            if progress:
+                progress(name, place * total + done, len(checkpoints) * total)
+
+        result = evaluate(
+            replace(checkpoint.recipe, protocol=DEFAULT),
+            checkpoint.parameters,
+            checkpoint.running,
+            store,
+            split=split,
+            tasks=tasks,
+            seed=seed,
+            device=device,
+            tasks_per_chunk=tasks_per_chunk,
+            progress=report,
+        )
+        difference = None
+        if runs:
+            first = runs[0].evaluation
+            if (first.fingerprint, first.episode) == (result.fingerprint, result.episode):
+                difference = mean_and_interval(result.predictions.accuracies - first.predictions.accuracies)
+        counted = sum(count_parameters(checkpoint).values())
+        runs.append(
+            ComparedRun(
+                name,
+                checkpoint,
+                result,
+                calibration(result.predictions),
+                counted,
+                read_log(checkpoint),
+                difference,
+            )
+        )
+    return Comparison(tuple(runs))

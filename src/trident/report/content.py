@@ -1,0 +1,156 @@
+"""Everything a report shows about one run, measured and gathered."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trident.audit import DEFAULT, Audit, audit
+from trident.calibration import Calibration, CalibrationResult, calibrate, calibration, fit_temperature
+from trident.checkpoint import Checkpoint
+from trident.data.store import ImageStore
+from trident.decoupling import Decoupling, Panel, decoupling, projected_panels
+from trident.evaluate import TASKS_PER_CHUNK
+from trident.paper_results import PaperResult, find
+from trident.reconstruction import Reconstructions, reconstructions
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Report:
+    name: str
+    checkpoint: Checkpoint
+    log: tuple[dict[str, Any], ...]  # lines of the run's log; empty for a weights file alone
+    parameters: dict[str, int]  # number of each part of the network
+    calibration: CalibrationResult  # its evaluation is the headline
+    fitted_as_paper: Calibration
+    audit: Audit
+    decoupling: Decoupling
+    panels: tuple[Panel, ...]
+    reconstructions: Reconstructions
+    paper: tuple[PaperResult, ...]  # the paper's figures for the same data and shots
+    store: ImageStore
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "run": self.name,
+            "weights": self.checkpoint.describe(),
+            **self.calibration.to_json(),
+            "temperature_as_paper": self.fitted_as_paper.to_json(),
+            "audit": self.audit.to_json(),
+            "decoupling": self.decoupling.to_json(),
+            "parameters": self.parameters,
+        }
+
+
+def gather(
+    checkpoint: Checkpoint,
+    store: ImageStore,
+    fitting_store: ImageStore,
+    *,
+    split: str,
+    tasks: int,
+    audit_tasks: int,
+    seed: int,
+    device: torch.device | str = "cpu",
+    tasks_per_chunk: int = TASKS_PER_CHUNK,
+    progress: Progress | None = None,
+) -> Report:
+    """Measure a run under the default protocol, whatever it was trained under; the audit shows the others."""
+    measured = replace(checkpoint, recipe=replace(checkpoint.recipe, protocol=DEFAULT))
+
+    def on(stage: str) -> Callable[[int, int], None]:
+        return lambda done, total: progress(stage, done, total) if progress else None
+
+    calibrated = calibrate(
+        measured,
+        store,
+        split=split,
+        tasks=tasks,
+        seed=seed,
+        temperature="validation",
+        fitting_store=fitting_store,
+        fitting_tasks=audit_tasks,
+        device=device,
+        tasks_per_chunk=tasks_per_chunk,
+        progress=on("accuracy and calibration"),
+    )
+    predictions = calibrated.evaluation.predictions
+    as_paper = calibration(
+        predictions, fit_temperature(predictions), "paper", f"{store.dataset} {split}, {tasks} tasks, seed {seed}"
+    )
+    audited = audit(
+        measured,
+        store,
+        split=split,
+        tasks=audit_tasks,
+        seed=seed,
+        device=device,
+        tasks_per_chunk=tasks_per_chunk,
+        progress=lambda name, done, total: progress(f"audit: {name}", done, total) if progress else None,
+    )
+    decoupled = decoupling(
+        measured,
+        store,
+        split=split,
+        tasks=audit_tasks,
+        seed=seed,
+        device=device,
+        tasks_per_chunk=tasks_per_chunk,
+        progress=on("latents"),
+    )
+    if progress:
+        progress("projecting latents", 0, 1)
+    return Report(
+        run_name(checkpoint),
+        checkpoint,
+        read_log(checkpoint),
+        count_parameters(checkpoint),
+        calibrated,
+        as_paper,
+        audited,
+        decoupled,
+        tuple(projected_panels(decoupled, seed)),
+        reconstructions(measured, store, split=split, seed=seed, device=device),
+        tuple(
+            find(
+                table="accuracy",
+                train_dataset=str(checkpoint.provenance["dataset"]),
+                test_dataset=store.dataset,
+                n_shot=checkpoint.recipe.episode.n_shot,
+            )
+        ),
+        store,
+    )
+
+
+def run_name(checkpoint: Checkpoint) -> str:
+    path = checkpoint.path
+    if path is None:
+        return checkpoint.recipe.name
+    return path.resolve().parent.name if (path.parent / "log.jsonl").is_file() else path.stem
+
+
+def read_log(checkpoint: Checkpoint) -> tuple[dict[str, Any], ...]:
+    path = checkpoint.path.parent / "log.jsonl" if checkpoint.path else Path()
+    if not path.is_file():
+        return ()
+    lines = []
+    for line in path.read_text("utf-8", errors="replace").splitlines():
+        try:
+            lines.append(json.loads(line))
+        except ValueError:
+            continue  # the half line of a run that was killed, or is still writing
+    return tuple(lines)
+
+
+def count_parameters(checkpoint: Checkpoint) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for key, value in checkpoint.parameters.items():
+        part = key.split(".")[0]
+        counts[part] = counts.get(part, 0) + value.numel()
+    return counts

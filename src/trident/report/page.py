@@ -1,0 +1,96 @@
+"""Reports as HTML: one file, no network, light or dark as the reader's machine is."""
+
+import base64
+import importlib.metadata
+import io
+import platform
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+import trident
+from trident import figures
+from trident.data.describe import describe
+from trident.errors import TridentError
+from trident.paper_results import PAPER_PROTOCOL
+from trident.recipes import recipe_values, setting_help
+from trident.report.comparison import Comparison
+from trident.report.content import Report
+
+
+def report_page(report: Report) -> str:
+    checkpoint, evaluation = report.checkpoint, report.calibration.evaluation
+    curves = [line for line in report.log if line["kind"] == "train"]
+    return _render(
+        "report.html",
+        report=report,
+        evaluation=evaluation,
+        chance=100 / evaluation.episode.n_way,
+        curves=figures.to_svg(figures.learning_curves(report.log), "curves") if curves else None,
+        audit_chart=figures.to_svg(figures.audit_chart(report.audit), "audit"),
+        reliability=figures.to_svg(figures.reliability_diagram(report.calibration.panels()), "reliability"),
+        calibrations=[report.calibration.plain, report.calibration.scaled, report.fitted_as_paper],
+        latents=figures.to_svg(
+            figures.latent_plot(
+                [(panel.title(), panel.points) for panel in report.panels], report.decoupling.shown.labels[0]
+            ),
+            "latents",
+        ),
+        pairs=_data_uri(figures.reconstruction_pairs(report.reconstructions, columns=5)),
+        swaps=_data_uri(figures.swap_grid(report.reconstructions)),
+        total_parameters=sum(report.parameters.values()),
+        paper_protocol=PAPER_PROTOCOL,
+        settings=_settings(recipe_values(checkpoint.recipe)),
+        environment=_environment(checkpoint.provenance),
+        data=describe(report.store),
+    )
+
+
+def comparison_page(comparison: Comparison) -> str:
+    return _render(
+        "comparison.html",
+        comparison=comparison,
+        curves=figures.to_svg(
+            figures.compared_curves([(run.name, run.log) for run in comparison.runs]), "compared-curves"
+        ),
+        settings=comparison.differing_settings(),
+    )
+
+
+def _render(template: str, **values: Any) -> str:
+    try:
+        from jinja2 import Environment, PackageLoader, StrictUndefined
+    except ImportError as error:
+        raise TridentError("reports need Jinja2: pip install 'trident[analysis]'") from error
+    environment = Environment(
+        loader=PackageLoader("trident.report", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(template).render(version=trident.__version__, **values)
+
+
+def _data_uri(pixels: np.ndarray) -> str:
+    buffer = io.BytesIO()
+    Image.fromarray(figures.picture(pixels)).save(buffer, "PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def _settings(values: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Name, value and meaning of each setting."""
+    rows = []
+    for key, meaning in setting_help().items():
+        section, name = key.split(".")
+        rows.append((key, str(values[section][name]), meaning))
+    return rows
+
+
+def _environment(provenance: dict[str, Any]) -> list[tuple[str, str]]:
+    """Where the run was started, and where this page was made."""
+    training = [(key, str(value)) for key, value in provenance.items() if key not in ("data", "dataset", "fingerprint")]
+    here = f"trident {trident.__version__}, torch {importlib.metadata.version('torch')}, "
+    here += f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
+    return [*training, ("page made with", here)]

@@ -1,0 +1,166 @@
+"""The audit tells a model that reads the order of the queries from one that does not."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from conftest import TINY_RECIPE, tiny_store
+from trident.audit import DEFAULT, PROTOCOLS, SORTED, Audit, AuditRow, audit
+from trident.checkpoint import Checkpoint
+from trident.data.store import ImageStore, class_table, store_in_memory
+from trident.episodes import EpisodeSampler, EpisodeSpec, Protocol, task_generator
+from trident.evaluate import predict, predict_one_by_one, set_up
+from trident.model import Trident
+from trident.recipes import load_recipe
+from trident.tasks import TaskSource, alone
+from trident.train import start_run, train
+
+
+class Silent:
+    def on_step(self, step: int, values: dict[str, float]) -> None: ...
+
+    def on_validation(self, step: int, evaluation: object, best: bool) -> None: ...
+
+
+def blurred_store() -> ImageStore:
+    """Classes that are hard to tell by one image, but easy once the images of a class are averaged."""
+    generator = np.random.default_rng(7)
+    n_classes, n_images, size = 120, 30, 16
+    patterns = generator.normal(0, 1, (n_classes, 1, 4, 4, 1)).repeat(4, 2).repeat(4, 3)
+    images = 128 + 28 * patterns + 60 * generator.normal(0, 1, (n_classes, n_images, size, size, 1))
+    names = [(f"class {i}", "train" if i < 80 else "val" if i < 100 else "test", n_images) for i in range(n_classes)]
+    pixels = np.clip(images, 0, 255).astype(np.uint8).reshape(-1, size, size, 1)
+    return store_in_memory("blurred", pixels, class_table(names))
+
+
+@pytest.mark.parametrize("order", ["class_sorted", "shuffled"])
+def test_the_audit_finds_a_dependence_on_query_order_where_there_is_one(order: str, tmp_path: Path) -> None:
+    small = ["image_size=16", "channels=8", "label_latents=8", "semantic_latents=4", "classifier_width=16"]
+    few = ["n_way=2", "n_query=8", "training.steps=150", "validate_every=1000", "validation_tasks=2"]
+    paper = ["classifier_start=learned", f"query_order={order}"]
+    recipe, store = load_recipe("glyphs", [*small, *few, *paper]), blurred_store()
+    trained = train(start_run(recipe, store, "none", tmp_path / "run", "cpu"), store, tmp_path / "run", "cpu", Silent())
+    trained = replace(trained, parameters={key: value.detach() for key, value in trained.parameters.items()})
+    chosen = {name: PROTOCOLS[name] for name in ("default", SORTED)}
+    result = audit(trained, store, split="test", tasks=200, seed=0, protocols=chosen)
+    assert result.rows[0].evaluation.accuracy > 85  # it did learn: chance is 50 %
+    if order == "class_sorted":
+        assert result.depends_on_query_order
+        assert result.row(SORTED).difference > 2
+        assert "ACCURACY DEPENDS ON QUERY ORDER" in result.verdict()
+        assert f"{result.rows[0].evaluation.accuracy:.2f} % when the same queries are shuffled" in result.verdict()
+    else:
+        assert not result.depends_on_query_order
+        assert "No dependence on query order found" in result.verdict()
+
+
+def untrained(**protocol: object) -> Checkpoint:
+    model = Trident(TINY_RECIPE.model, TINY_RECIPE.episode)
+    recipe = replace(TINY_RECIPE, protocol=replace(Protocol(), **protocol))  # type: ignore[arg-type]
+    return Checkpoint(recipe, model.initial(0), model.initial_running(), 0)
+
+
+def test_every_protocol_is_measured_once_and_paired() -> None:
+    seen: list[tuple[str, int, int]] = []
+    result = audit(
+        untrained(query_order="class_sorted"),
+        tiny_store(),
+        split="test",
+        tasks=6,
+        seed=0,
+        progress=lambda name, done, total: seen.append((name, done, total)),
+    )
+    assert [row.name for row in result.rows] == list(PROTOCOLS)
+    assert [row.evaluation.protocol for row in result.rows] == list(PROTOCOLS.values())
+    assert result.rows[0].evaluation.protocol == DEFAULT  # the default, not what the run was trained under
+    assert result.rows[0].difference == 0
+    for row in result.rows[1:]:
+        change = row.evaluation.predictions.accuracies - result.rows[0].evaluation.predictions.accuracies
+        assert row.difference == pytest.approx(change.mean())
+        assert row.difference_ci95 == pytest.approx(1.96 * change.std(ddof=1) / np.sqrt(6))
+    assert seen[-1] == ("as the paper", 54, 54)
+    assert result.to_json()["rows"][1]["protocol"]["query_order"] == "class_sorted"
+
+
+def with_difference(difference: float, ci95: float) -> Audit:
+    evaluation = audit(untrained(), tiny_store(), split="test", tasks=2, seed=0, protocols={"default": DEFAULT}).rows[0]
+    return Audit((evaluation, AuditRow(SORTED, evaluation.evaluation, difference, ci95)))
+
+
+def test_what_the_verdict_says() -> None:
+    assert "No dependence" in with_difference(0.5, 0.6).verdict()
+    assert "is open" in with_difference(0.7, 0.6).verdict()
+    assert "tells this model" in with_difference(1.0, 0.6).verdict()
+    assert "misleads" in with_difference(-1.0, 0.6).verdict()
+
+
+def test_protocols_share_classes_and_support_images() -> None:
+    spec = EpisodeSpec(n_way=3, n_shot=2, n_query=3)
+    store = tiny_store(images_per_class=12)
+
+    def draw(protocol: Protocol, index: int) -> tuple[list[int], list[int], float]:
+        generator = task_generator(0, "test", index)
+        episode = EpisodeSampler(store, "test", spec, protocol).draw(generator)
+        return episode.support.tolist(), sorted(episode.query.tolist()), float(generator.random())
+
+    for index in range(20):
+        plain = draw(Protocol(), index)
+        assert draw(Protocol(query_order="class_sorted"), index) == plain
+        uneven = draw(Protocol(balance="dirichlet"), index)
+        assert uneven[0] == plain[0]
+        assert uneven[2] == plain[2]  # and so does all noise drawn afterwards
+    assert any(draw(Protocol(balance="dirichlet"), i)[1] != draw(Protocol(), i)[1] for i in range(20))
+
+
+@pytest.fixture(params=["positional", "off"])
+def setup(request: pytest.FixtureRequest) -> Iterator[tuple[Checkpoint, str]]:
+    recipe = replace(TINY_RECIPE, model=replace(TINY_RECIPE.model, attfex=request.param))
+    model = Trident(recipe.model, recipe.episode)
+    yield Checkpoint(recipe, model.initial(0), model.initial_running(), 0), request.param
+
+
+def test_a_query_alone_does_not_feel_the_others(setup: tuple[Checkpoint, str]) -> None:
+    checkpoint, attfex = setup
+    store = tiny_store()
+    learner, parameters, source = set_up(
+        checkpoint.recipe, checkpoint.parameters, checkpoint.running, store, split="test", seed=0
+    )
+    tasks = source.batch(range(2))
+    one_by_one = predict_one_by_one(learner, parameters, tasks, at_once=4)
+    assert one_by_one.shape == (2, 6, 3)
+    # Other pictures in the places of all queries but one change nothing for that one; together they do.
+    keep = 3
+    pixels = tasks.images.pixels.clone()
+    others = [tasks.images.n_support + i for i in range(6) if i != keep]
+    pixels[:, others] = torch.rand_like(pixels[:, others])
+    changed = tasks._replace(images=tasks.images.of(pixels, tasks.images.n_support))
+    after = predict_one_by_one(learner, parameters, changed, at_once=4)
+    assert torch.equal(after[:, keep], one_by_one[:, keep])
+    assert not torch.allclose(
+        predict(learner, parameters, changed)[:, keep], predict(learner, parameters, tasks)[:, keep]
+    )
+    # And it is the same as a task with that query only, where the network can take such a task.
+    if attfex == "off":
+        single = alone(tasks, 1, [keep], fill=False)
+        assert single.images.pixels.shape[1] == tasks.images.n_support + 1
+        assert torch.allclose(predict(learner, parameters, single)[0, 0], one_by_one[1, keep], atol=1e-5)
+
+
+def test_one_query_at_a_time_is_for_evaluation_only(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="serves evaluation only"):
+        start_run(untrained(queries_at_once="one").recipe, tiny_store(), "none", tmp_path / "run", "cpu")
+
+
+def test_averaged_latents_average_probabilities() -> None:
+    checkpoint = untrained(latents="average", latent_samples=4)
+    learner, parameters, source = set_up(
+        checkpoint.recipe, checkpoint.parameters, checkpoint.running, tiny_store(), split="test", seed=0
+    )
+    tasks = source.batch([0, 1])
+    assert isinstance(source, TaskSource)
+    singly = [predict(learner, parameters, tasks._replace(query_noise=(noise,))).exp() for noise in tasks.query_noise]
+    assert torch.allclose(predict(learner, parameters, tasks).exp(), torch.stack(singly).mean(0), atol=1e-6)
