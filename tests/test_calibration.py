@@ -1,6 +1,7 @@
 """Calibration against independent implementations, and the temperature against a brute-force search."""
 
 import math
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -30,7 +31,8 @@ def assert_as_others_say(found: Predictions) -> None:
     ours = calibration(found)
     probabilities, labels = np.exp(found.log_probabilities[0]), found.labels[0]
     n_way = probabilities.shape[1]
-    for norm, value in (("l1", ours.ece), ("max", ours.mce)):
+    norms: tuple[tuple[Literal["l1", "max"], float], ...] = (("l1", ours.ece), ("max", ours.mce))
+    for norm, value in norms:
         theirs = multiclass_calibration_error(
             torch.from_numpy(probabilities), torch.from_numpy(labels), num_classes=n_way, n_bins=10, norm=norm
         )

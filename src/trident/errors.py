@@ -3,3 +3,7 @@
 
 class TridentError(Exception):
     """What was wrong, where, and what would be right. The command line prints it and exits with code 2."""
+
+
+class NotFiniteError(TridentError):
+    """Numbers blew up: training or a prediction has no finite result."""

@@ -13,7 +13,7 @@ from trident.adapt import Learner, TaskBatch
 from trident.checkpoint import Checkpoint
 from trident.data.store import ImageStore
 from trident.episodes import EpisodeSampler, EpisodeSpec, Protocol
-from trident.errors import TridentError
+from trident.errors import NotFiniteError, TridentError
 from trident.model import Trident
 from trident.nn.parameters import Parameters
 from trident.settings import AdaptationSettings, Recipe
@@ -173,7 +173,9 @@ def evaluate(
         finite = predicted.logsumexp(-1).isfinite().all(-1)  # (task,)
         if not bool(finite.all()):
             task = start + int(finite.logical_not().nonzero()[0])
-            raise TridentError(f"{split} task {task}: the prediction is not finite, so there is no accuracy to report")
+            raise NotFiniteError(
+                f"{split} task {task}: the prediction is not finite, so there is no accuracy to report"
+            )
         log_probabilities.append(predicted.double().cpu().numpy())
         labels.append(batch.query_labels.cpu().numpy())
         if progress:

@@ -24,7 +24,7 @@ from trident.adapt import Learner, MetaGradient
 from trident.checkpoint import BEST, LAST, MOMENTS, Checkpoint, save_checkpoint
 from trident.data.store import ImageStore
 from trident.episodes import EpisodeSampler
-from trident.errors import TridentError
+from trident.errors import NotFiniteError, TridentError
 from trident.evaluate import TASKS_PER_CHUNK, Evaluation, check_images, evaluate
 from trident.model import Trident
 from trident.nn.parameters import Parameters
@@ -44,8 +44,8 @@ class Observer(Protocol):
     def on_validation(self, step: int, evaluation: Evaluation, best: bool) -> None: ...
 
 
-def start_run(recipe: Recipe, store: ImageStore, data: str, out: Path, device: str) -> Checkpoint:
-    """Check everything, then make the run's folder with its first checkpoint. `data` is how to find the store again."""
+def check_run(recipe: Recipe, store: ImageStore) -> None:
+    """Whether the recipe can be trained on these data."""
     if recipe.protocol.batch_norm == "running":
         raise TridentError(
             "protocol.batch_norm is 'running': these statistics are gathered in training and serve evaluation only; "
@@ -56,6 +56,11 @@ def start_run(recipe: Recipe, store: ImageStore, data: str, out: Path, device: s
     check_images(recipe, store)
     for split in ("train", "val"):
         EpisodeSampler(store, split, recipe.episode, recipe.protocol)
+
+
+def start_run(recipe: Recipe, store: ImageStore, data: str, out: Path, device: str) -> Checkpoint:
+    """Check everything, then make the run's folder with its first checkpoint. `data` is how to find the store again."""
+    check_run(recipe, store)
     if (out / LAST).exists() or (out / BEST).exists():
         raise TridentError(f"{out} already holds a run: continue it with --resume {out}, or choose another folder")
     if out.exists() and not out.is_dir():
@@ -173,7 +178,7 @@ def train(start: Checkpoint, store: ImageStore, out: Path, device: str, observer
             culprit = _not_finite(result, norm)
             if culprit is not None:
                 save_checkpoint(out / LAST, current())
-                raise TridentError(
+                raise NotFiniteError(
                     f"step {step + 1}: the {culprit} is not finite. The state after step {step} is kept in "
                     f"{out / LAST}; try a new run with a lower adaptation.rate or training.rate, or a log_var_bound"
                 )

@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trident.ablations.checks import known_setting, listed, nearest, number, table, text
+from trident.ablations.checks import known_setting, listed, number, table, text
 from trident.data.store import SPLITS
 from trident.errors import TridentError
-from trident.recipes import load_recipe, recipe_from, recipe_values, with_overrides
+from trident.recipes import load_recipe, nearest, recipe_from, recipe_values, with_overrides
 from trident.settings import Recipe
 
 FOLDER = Path(__file__).parent

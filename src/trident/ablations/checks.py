@@ -1,11 +1,10 @@
 """Checks of values read from a grid's file: each gives back what it was given, or says in one line what is wrong."""
 
-import difflib
 from collections.abc import Sequence
 from typing import Any, cast
 
 from trident.errors import TridentError
-from trident.recipes import setting_types
+from trident.recipes import nearest, setting_types
 
 
 def table(values: Any, where: str, needed: Sequence[str] = (), known: Sequence[str] | None = None) -> dict[str, Any]:
@@ -49,8 +48,3 @@ def known_setting(key: Any, where: str) -> str:
     short = [name for name in known if name.split(".")[1] == key]
     guess = f": write {' or '.join(short)}" if short else nearest(str(key), known)
     raise TridentError(f"unknown setting '{key}' in {where}{guess}")
-
-
-def nearest(name: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f": did you mean '{close[0]}'?" if close else f": there are {', '.join(known)}"

@@ -5,7 +5,6 @@ lock that ends with the process, however that ends, so what was interrupted is t
 """
 
 import json
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -19,10 +18,10 @@ from trident.ablations.records import RESULT, Result, changed_setting, claim_fol
 from trident.checkpoint import LAST, Checkpoint, load_checkpoint
 from trident.data.store import ImageStore
 from trident.episodes import EpisodeSampler
-from trident.errors import TridentError
+from trident.errors import NotFiniteError, TridentError
 from trident.evaluate import TASKS_PER_CHUNK, Evaluation, Progress, evaluate
 from trident.recipes import recipe_values
-from trident.train import Observer, resume_run, start_run, train
+from trident.train import Observer, check_run, resume_run, start_run, train
 
 _LOCK = "lock"
 
@@ -50,8 +49,7 @@ def check_grid(grid: Grid, store: ImageStore) -> None:
     for cell in grid.cells:
         try:
             EpisodeSampler(store, grid.evaluation.split, cell.recipe.episode, cell.recipe.protocol)
-            with tempfile.TemporaryDirectory() as scratch:  # starting a run checks it, so each is started for a moment
-                start_run(cell.recipe, store, "", Path(scratch) / "run", "cpu")
+            check_run(cell.recipe, store)
         except TridentError as error:
             raise TridentError(f"cell {cell.name}: {error}") from error
 
@@ -115,10 +113,8 @@ def _run_cell(
         evaluation = _measure(replace(best, recipe=cell.recipe), measurement, store, device, watcher)
         seconds = time.perf_counter() - began
         watcher.on_cell(number, cell, f"accuracy {evaluation.accuracy:.2f} ± {evaluation.ci95:.2f} %")
-    except TridentError as problem:
+    except NotFiniteError as problem:
         # Numbers that blow up are this cell's own result. Anything else, a full disk for instance, is no result.
-        if "is not finite" not in str(problem):
-            raise
         error = str(problem)
         watcher.on_cell(number, cell, f"failed: {error}")
     last = load_checkpoint(folder / LAST)

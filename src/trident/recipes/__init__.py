@@ -25,7 +25,7 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     if not path.is_file():
         if name.endswith(".toml"):
             raise TridentError(f"no recipe file at {path}")
-        raise TridentError(f"no recipe is called '{name}'{_nearest(name, recipe_names())}")
+        raise TridentError(f"no recipe is called '{name}'{nearest(name, recipe_names())}")
     try:
         values = tomllib.loads(path.read_text("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -60,7 +60,7 @@ def with_overrides(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
             raise TridentError(f"setting '{key}' is ambiguous: write {' or '.join(matches)}")
         if not matches:
             short = [known.split(".")[1] for known in keys]
-            raise TridentError(f"unknown setting '{key}'{_nearest(key, [*keys, *short])}")
+            raise TridentError(f"unknown setting '{key}'{nearest(key, [*keys, *short])}")
         section, name = matches[0].split(".")
         values[section][name] = _parse(value, keys[matches[0]], matches[0])
     return typing.cast(Recipe, _build(Recipe, values, ""))
@@ -83,7 +83,7 @@ def setting_help() -> dict[str, str]:
     }
 
 
-def _nearest(name: str, known: Sequence[str]) -> str:
+def nearest(name: str, known: Sequence[str]) -> str:
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f": did you mean '{close[0]}'?" if close else f": there are {', '.join(known)}"
 
@@ -94,7 +94,7 @@ def _build(kind: Any, values: Any, where: str) -> Any:
     hints = typing.get_type_hints(kind)
     unknown = [key for key in values if key not in hints]
     if unknown:
-        raise TridentError(f"unknown setting '{where}{unknown[0]}'{_nearest(unknown[0], list(hints))}")
+        raise TridentError(f"unknown setting '{where}{unknown[0]}'{nearest(unknown[0], list(hints))}")
     missing = [
         entry.name
         for entry in dataclasses.fields(kind)
