@@ -12,11 +12,10 @@ from conftest import TINY_EPISODE, TINY_MODEL, doubles, tiny_tasks
 from trident.model import Trident
 from trident.nn.attfex import PositionalAttfex
 from trident.nn.batch_norm import BatchNorm, BatchNormStatistics
-from trident.nn.conv4 import max_pool
 from trident.nn.convolution import convolve, convolve_patches, patches_of
-from trident.nn.decoder import upsample
 from trident.nn.gaussian import Gaussian
 from trident.nn.parameters import Parameters
+from trident.nn.resampling import max_pool, upsample
 
 TASKS, IMAGES, CHANNELS = 2, 3, 4
 

@@ -132,7 +132,8 @@ def test_prototypes_start_from_distances_to_the_class_means() -> None:
     parameters = for_tasks(doubles(model.initial(0)), tasks.n_tasks)
     labels = torch.tensor([[0, 1, 2, 2, 1, 0], [1, 1, 0, 0, 2, 2]])
     noise = tasks.support_noise[0]
-    layer = model.prototype_classifier(parameters, tasks.images, labels, noise, BatchNormStatistics())
+    support = model.infer(parameters, tasks.images, "support", noise, BatchNormStatistics())
+    layer = model.prototype_classifier(parameters, support, labels)
     z_label = model.infer(parameters, tasks.images, "support", noise, BatchNormStatistics()).z_label
     features = model._classifier_features(parameters, z_label)
     logits = model.classifier[1](parameters | layer, features)

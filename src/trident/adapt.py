@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from trident.model import Noise, Target, TaskImages, Trident
+from trident.model import Latents, Noise, Target, TaskImages, Trident
 from trident.nn.batch_norm import BatchNormStatistics
 from trident.nn.parameters import Parameters
 from trident.objective import LossParts, loss_parts
@@ -68,48 +68,64 @@ class Learner:
         return BatchNormStatistics(self.batch_norm, self.model.episode.n_support, self.running or {})
 
     def loss(
-        self, parameters: Parameters, tasks: TaskBatch, target: Target, noise: Noise
+        self, parameters: Parameters, tasks: TaskBatch, target: Target, noise: Noise, latents: Latents | None = None
     ) -> tuple[LossParts, Tensor, Parameters]:
-        """Loss parts, logits (task, image, n_way) and batch-norm statistics of one set of each task."""
+        """Loss parts, logits (task, image, n_way) and batch-norm statistics of one set of each task.
+
+        `latents`, if given, are what `infer` made of the same parameters and noise; they are not inferred again.
+        """
         statistics = self.statistics()
-        output = self.model(parameters, tasks.images, target, noise, statistics)
+        if latents is None:
+            latents = self.model.infer(parameters, tasks.images, target, noise, statistics)
+        output = self.model.generate(parameters, latents, statistics)
         labels = tasks.support_labels if target == "support" else tasks.query_labels
         targets = tasks.images.pixels[:, tasks.images.rows(target)]
         parts = loss_parts(output, targets, labels, self.objective)
         return parts, output.logits, statistics.seen
 
     def inner_step(
-        self, parameters: Parameters, state: InnerState, tasks: TaskBatch, step: int, differentiable: bool
+        self,
+        parameters: Parameters,
+        state: InnerState,
+        tasks: TaskBatch,
+        step: int,
+        differentiable: bool,
+        latents: Latents | None = None,
     ) -> tuple[Parameters, InnerState]:
         """One gradient step on the support sets. `parameters` must require gradients."""
-        parts, _, _ = self.loss(parameters, tasks, "support", tasks.support_noise[step])
+        parts, _, _ = self.loss(parameters, tasks, "support", tasks.support_noise[step], latents)
         gradient = _gradient(parts.total.sum(), parameters, create_graph=differentiable)
         rate = self.adaptation.rate
         if self.adaptation.optimizer == "sgd":
             return {key: value - rate * gradient[key] for key, value in parameters.items()}, state
         return _adam_step(parameters, state, gradient, step, rate)
 
-    def start(self, parameters: Parameters, tasks: TaskBatch) -> Parameters:
-        """The parameters with a task axis, as each task finds them before its first inner step."""
-        current = {key: value.expand(tasks.n_tasks, *value.shape) for key, value in parameters.items()}
+    def start(self, parameters: Parameters, tasks: TaskBatch) -> tuple[Parameters, Latents | None]:
+        """The parameters as each task finds them before its first inner step; they come with a task axis already.
+
+        And the support sets' latents, where they were needed for it: they are those of the first inner step, too.
+        """
         if self.model.settings.classifier_start == "learned":
-            return current
+            return parameters, None
         noise = tasks.support_noise[0]
-        return current | self.model.prototype_classifier(
-            current, tasks.images, tasks.support_labels, noise, self.statistics()
-        )
+        latents = self.model.infer(parameters, tasks.images, "support", noise, self.statistics())
+        return parameters | self.model.prototype_classifier(parameters, latents, tasks.support_labels), latents
 
     def adapt(self, parameters: Parameters, tasks: TaskBatch) -> list[tuple[Parameters, InnerState]]:
         """The parameters of each task before each inner step, and after the last: n + 1 entries."""
-        with torch.no_grad():
-            current = self.start(parameters, tasks)
+        leaves = _leaves(_for_each_task(parameters, tasks))
+        with torch.set_grad_enabled(self.adaptation.steps > 0):
+            started, latents = self.start(leaves, tasks)
+        # Gradients of inner steps are with respect to a last layer made from prototypes, not through it.
+        current = leaves | _leaves({key: value for key, value in started.items() if key not in leaves})
         zeros = {key: torch.zeros_like(value) for key, value in current.items()}
-        empty = InnerState({}, {}) if self.adaptation.optimizer == "sgd" else InnerState(zeros, zeros)
-        trajectory = [(current, empty)]
+        state = InnerState({}, {}) if self.adaptation.optimizer == "sgd" else InnerState(zeros, zeros)
+        trajectory = [(_detached(current), state)]
         for step in range(self.adaptation.steps):
-            before, state = trajectory[-1]
-            after, state = self.inner_step(_leaves(before), state, tasks, step, differentiable=False)
-            trajectory.append((_detached(after), InnerState(*(_detached(moment) for moment in state))))
+            after, state = self.inner_step(current, state, tasks, step, False, latents if step == 0 else None)
+            state = InnerState(*(_detached(moment) for moment in state))
+            trajectory.append((_detached(after), state))
+            current = _leaves(after)
         return trajectory
 
     def meta_gradient(self, parameters: Parameters, tasks: TaskBatch) -> MetaGradient:
@@ -123,7 +139,7 @@ class Learner:
             for step in reversed(range(self.adaptation.steps)):
                 pulled, moments = self._pull_back(pulled, moments, *trajectory[step], tasks, step)
         leaves = _leaves(parameters)
-        started = self.start(leaves, tasks)
+        started, _ = self.start(_for_each_task(leaves, tasks), tasks)
         gradients = torch.autograd.grad(
             [started[key] for key in pulled], list(leaves.values()), list(pulled.values()), materialize_grads=True
         )
@@ -174,6 +190,10 @@ def _adam_step(
 def _gradient(loss: Tensor, parameters: Parameters, create_graph: bool = False) -> Parameters:
     gradients = torch.autograd.grad(loss, list(parameters.values()), create_graph=create_graph, materialize_grads=True)
     return dict(zip(parameters, gradients, strict=True))
+
+
+def _for_each_task(parameters: Parameters, tasks: TaskBatch) -> Parameters:
+    return {key: value.expand(tasks.n_tasks, *value.shape) for key, value in parameters.items()}
 
 
 def _leaves(parameters: Parameters) -> Parameters:

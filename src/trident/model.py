@@ -171,6 +171,12 @@ class Trident:
     ) -> Output:
         """Infer the latents of the target set, classify it and, if asked, reconstruct it."""
         latents = self.infer(parameters, images, target, noise, statistics)
+        return self.generate(parameters, latents, statistics, reconstruct)
+
+    def generate(
+        self, parameters: Parameters, latents: Latents, statistics: BatchNormStatistics, reconstruct: bool = True
+    ) -> Output:
+        """p(y | z_label) and, if asked, p(x | z_label, z_semantic) of the target images."""
         first = latents.n_context
         logits = self.classifier[1](parameters, self._classifier_features(parameters, latents.z_label))
         reconstruction = None
@@ -210,17 +216,9 @@ class Trident:
         label = self.label_head(parameters, torch.cat([target_features.flatten(2), z_semantic], 2))
         return Latents(semantic, label, z_semantic, label.sample(noise.label), n_context)
 
-    def prototype_classifier(
-        self,
-        parameters: Parameters,
-        images: TaskImages,
-        labels: Tensor,
-        noise: Noise,
-        statistics: BatchNormStatistics,
-    ) -> Parameters:
+    def prototype_classifier(self, parameters: Parameters, support: Latents, labels: Tensor) -> Parameters:
         """A last layer whose logits are scaled negative squared distances to the support classes' mean features."""
-        z_label = self.infer(parameters, images, "support", noise, statistics).z_label
-        features = self._classifier_features(parameters, z_label)  # (task, n_support, classifier_width)
+        features = self._classifier_features(parameters, support.z_label)  # (task, n_support, classifier_width)
         members = (labels[:, None, :] == torch.arange(self.episode.n_way, device=labels.device)[:, None]).to(features)
         prototypes = torch.bmm(members / members.sum(2, keepdim=True), features)  # (task, n_way, classifier_width)
         scale = parameters["classifier.scale"]  # (task,)

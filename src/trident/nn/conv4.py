@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from trident.nn.activation import activate
 from trident.nn.batch_norm import BatchNormStatistics
 from trident.nn.conv_layer import ConvLayer
 from trident.nn.parameters import Parameters
+from trident.nn.resampling import max_pool
 
 BLOCKS = 4
 
@@ -37,11 +37,10 @@ class Conv4:
         """Patches (task, image, size, size, 9 * image_channels) -> (task, image, size // 16, size // 16, channels)."""
         features = patches
         for layer in self.layers:
-            features = layer(parameters, features, statistics)
             if self.block_order == "activation_pool":
-                features = max_pool(activate(features, self.activation))
+                features = max_pool(activate(layer(parameters, features, statistics), self.activation))
             else:
-                features = activate(max_pool(features), self.activation)
+                features = activate(layer.pooled(parameters, features, statistics), self.activation)
         return features
 
 
@@ -51,11 +50,3 @@ def feature_sizes(image_size: int) -> tuple[int, ...]:
     for _ in range(BLOCKS):
         sizes.append(sizes[-1] // 2)
     return tuple(sizes)
-
-
-def max_pool(features: Tensor) -> Tensor:
-    """2x2, an odd last row or column is dropped: (task, image, h, w, c) -> (task, image, h // 2, w // 2, c)."""
-    tasks, n, height, width, channels = features.shape
-    flat = features.reshape(tasks * n, height, width, channels).permute(0, 3, 1, 2)  # channels last in memory
-    pooled = F.max_pool2d(flat, 2).permute(0, 2, 3, 1)
-    return pooled.reshape(tasks, n, height // 2, width // 2, channels)

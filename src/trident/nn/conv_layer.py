@@ -8,6 +8,7 @@ from torch import Tensor
 from trident.nn.batch_norm import BatchNorm, BatchNormStatistics
 from trident.nn.convolution import convolve, convolve_patches
 from trident.nn.parameters import Parameters, uniform
+from trident.nn.resampling import max_pool
 
 
 @dataclass(frozen=True)
@@ -33,10 +34,28 @@ class ConvLayer:
     def initial_running(self) -> Parameters:
         return self.norm.initial_running() if self.batch_norm else {}
 
+    def pooled(self, parameters: Parameters, images: Tensor, statistics: BatchNormStatistics) -> Tensor:
+        """Convolution, batch norm, 2x2 max pooling: the same numbers, with the batch norm's last pass on a quarter.
+
+        Batch norm is a straight line for each channel, so the largest of four normalised values is the normalised
+        largest one where the line rises. Where it falls, the weight's sign is turned, and so is the line.
+        """
+        weight, bias = parameters[f"{self.name}.weight"], parameters[f"{self.name}.bias"]
+        falls = parameters[f"{self.norm.name}.gain"].detach() < 0  # (task, outputs)
+        sign: Tensor | float = 1.0
+        if falls.is_cuda or bool(falls.any()):  # rarely; to ask a GPU costs more than to turn nothing
+            sign = torch.where(falls, -1.0, 1.0).to(weight)
+            weight, bias = weight * sign[:, None, None, None, :], bias * sign
+        features = self._convolution(images, weight)
+        mean, variance = self.norm.gather(features, bias, statistics, sign)
+        return self.norm.normalise(parameters, max_pool(features), mean, variance, sign)
+
     def __call__(self, parameters: Parameters, images: Tensor, statistics: BatchNormStatistics) -> Tensor:
         bias = parameters[f"{self.name}.bias"]  # (task, outputs)
-        convolution = convolve_patches if self.from_patches else convolve
-        features = convolution(images, parameters[f"{self.name}.weight"])  # (task, image, h, w, outputs)
+        features = self._convolution(images, parameters[f"{self.name}.weight"])  # (task, image, h, w, outputs)
         if self.batch_norm:
             return self.norm(parameters, features, bias, statistics)
         return features + bias[:, None, None, None, :]
+
+    def _convolution(self, images: Tensor, weight: Tensor) -> Tensor:
+        return convolve_patches(images, weight) if self.from_patches else convolve(images, weight)

@@ -1,7 +1,9 @@
-"""3x3 convolution, padding 1, with a weight of its own for each task, as one matrix product per task.
+"""3x3 convolution, padding 1, with a weight of its own for each task.
 
-A convolution is linear in its input and in its weight, so the derivatives of these two functions are made of the same
-two functions again: gradients of any order run as matrix products, without a scatter anywhere.
+A convolution is linear in its input and in its weight, so the derivatives of `convolve` and of its weight gradient are
+made of the same two functions again: gradients of any order run as convolutions and matrix products, without a scatter
+anywhere. On a GPU the convolution is one batched matrix product of patches. On a CPU in float32 it is torch's own
+channels-last convolution, task after task: twice as fast on one core, though it uses no more than one.
 """
 
 from typing import Any
@@ -9,6 +11,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+LARGE = 1000  # pixels of a task
 
 
 def convolve(images: Tensor, weight: Tensor) -> Tensor:
@@ -28,6 +32,24 @@ def convolve_patches(patches: Tensor, weight: Tensor) -> Tensor:
     tasks, n, height, width, size = patches.shape
     flat = torch.bmm(patches.reshape(tasks, -1, size), weight.reshape(tasks, size, -1))
     return flat.view(tasks, n, height, width, -1)
+
+
+def _convolve_each_task(images: Tensor, weight: Tensor) -> Tensor:
+    """The same by torch's convolution, whose NCHW tensors lie in memory as ours do: channels last."""
+    tasks, n, height, width, _ = images.shape
+
+    def one(images: Tensor, weight: Tensor) -> Tensor:
+        kernel = weight.permute(3, 0, 1, 2).contiguous().permute(0, 3, 1, 2)  # (outputs, inputs, 3, 3), channels last
+        return F.conv2d(images.permute(0, 3, 1, 2), kernel, padding=1).permute(0, 2, 3, 1)
+
+    if weight.stride(0) == 0:  # one weight for all tasks, as before the first inner step
+        return one(images.flatten(0, 1), weight[0]).reshape(tasks, n, height, width, -1)
+    return torch.stack([one(images[task], weight[task]) for task in range(tasks)])
+
+
+def _is_large(images: Tensor) -> bool:
+    """Whether torch's convolution is worth a call for each task."""
+    return images[0, ..., 0].numel() >= LARGE
 
 
 def _convolve_few_outputs(images: Tensor, weight: Tensor) -> Tensor:
@@ -52,6 +74,12 @@ def patches_of(images: Tensor) -> Tensor:
     """The 3x3 neighbourhood of every pixel: (task, image, h, w, c) -> (task, image, h, w, 9 * c)."""
     tasks, n, height, width, channels = images.shape
     padded = F.pad(images, (0, 0, 1, 1, 1, 1))
+    if channels == 1:  # nine shifted planes, a tenth of the time of copying three numbers at a time
+        planes = images.new_empty(tasks, 9, n, height, width)
+        for place in range(9):
+            row, column = divmod(place, 3)
+            planes[:, place] = padded[:, :, row : row + height, column : column + width, 0]
+        return planes.permute(0, 2, 3, 4, 1)
     task, image, row, column, channel = padded.stride()
     # Three neighbours in a row lie side by side in memory, so a row of a patch is one run of 3 * c numbers.
     windows = padded.as_strided((tasks, n, height, width, 3, 3 * channels), (task, image, row, column, row, channel))
@@ -69,6 +97,8 @@ class _Convolve(torch.autograd.Function):
         ctx.save_for_backward(images, weight)
         if weight.shape[4] < weight.shape[3]:
             return _convolve_few_outputs(images, weight)
+        if _is_large(images) and images.device.type == "cpu" and images.dtype == torch.float32:
+            return _convolve_each_task(images, weight)
         return convolve_patches(patches_of(images), weight)
 
     @staticmethod
@@ -86,9 +116,9 @@ class _Correlate(torch.autograd.Function):
         tasks, inputs, outputs = len(images), images.shape[4], gradient.shape[4]
         if outputs < inputs:  # patches of whichever side is narrower
             flat = images.reshape(tasks, -1, inputs).transpose(1, 2)  # (task, inputs, pixel)
-            taps = torch.bmm(flat, patches_of(gradient).view(tasks, -1, 9 * outputs))
+            taps = torch.bmm(flat, patches_of(gradient).reshape(tasks, -1, 9 * outputs))
             return taps.view(tasks, inputs, 3, 3, outputs).flip(2, 3).permute(0, 2, 3, 1, 4)
-        flat = patches_of(images).view(tasks, -1, 9 * inputs).transpose(1, 2)  # (task, 9 * inputs, pixel)
+        flat = patches_of(images).reshape(tasks, -1, 9 * inputs).transpose(1, 2)  # (task, 9 * inputs, pixel)
         return torch.bmm(flat, gradient.reshape(tasks, -1, outputs)).view(tasks, 3, 3, inputs, outputs)
 
     @staticmethod

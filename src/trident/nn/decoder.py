@@ -11,6 +11,7 @@ from trident.nn.conv4 import BLOCKS, feature_sizes
 from trident.nn.conv_layer import ConvLayer
 from trident.nn.linear import Linear
 from trident.nn.parameters import Parameters
+from trident.nn.resampling import upsample
 
 
 @dataclass(frozen=True)
@@ -56,18 +57,3 @@ class Decoder:
             x = activate(layer(parameters, upsample(x, size), statistics), self.activation)
         layer, size = last
         return torch.sigmoid(layer(parameters, upsample(x, size), statistics))
-
-
-def upsample(x: Tensor, size: int) -> Tensor:
-    """Nearest neighbour to twice the height and width, or one more: (task, image, h, w, c) -> (..., size, size, c).
-
-    Written as copies, whose transpose is a sum. For an odd size the first row and column stand three times, which is
-    where nearest-neighbour interpolation puts the extra one.
-    """
-    tasks, n, height, width, channels = x.shape
-    x = x[:, :, :, None, :, None, :].expand(tasks, n, height, 2, width, 2, channels)
-    x = x.reshape(tasks, n, 2 * height, 2 * width, channels)
-    if size == 2 * height + 1:
-        x = torch.cat([x[:, :, :1], x], 2)
-        x = torch.cat([x[:, :, :, :1], x], 3)
-    return x
