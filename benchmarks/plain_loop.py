@@ -1,6 +1,6 @@
-"""TRIDENT's meta-gradient the plain way: task after task, torch's own layers, autograd through the unrolled inner loop.
+"""TRIDENT the plain way: task after task, torch's own layers, autograd through the unrolled inner loop.
 
-It is what most MAML code does, written independently of the library, and serves two ends: the benchmark's yardstick,
+It is what most MAML code does, written independently of the library, and serves two ends: the benchmarks' yardstick,
 and a second opinion on the library's numbers. It covers the paper's network with plain inner steps.
 """
 
@@ -65,22 +65,74 @@ def decode(p: Parameters, z: Tensor, s: ModelSettings) -> Tensor:
     return x
 
 
-def loss(
-    p: Parameters, images: Tensor, rows: slice, labels: Tensor, semantic: Tensor, label: Tensor, recipe: Recipe
-) -> Tensor:
-    s, objective = recipe.model, recipe.objective
+def infer(
+    p: Parameters, images: Tensor, rows: slice, semantic: Tensor, label: Tensor, s: ModelSettings
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """z_semantic and z_label of some images of a task, and their mean divergences from the prior."""
     z_semantic, semantic_kl = gaussian(p, "semantic", flat(encode(p, "semantic_encoder", images[rows], s)), semantic)
     features = encode(p, "label_encoder", images, s)
     masked = features[rows] * attfex(p, features, s)
     z_label, label_kl = gaussian(p, "label", torch.cat([flat(masked), z_semantic], 1), label)
-    logits = linear(p, "classifier.1", activate(linear(p, "classifier.0", z_label), s))
+    return z_semantic, z_label, semantic_kl, label_kl
+
+
+def classify(p: Parameters, z_label: Tensor, s: ModelSettings) -> Tensor:
+    return linear(p, "classifier.1", activate(linear(p, "classifier.0", z_label), s))
+
+
+def loss(
+    p: Parameters, images: Tensor, rows: slice, labels: Tensor, semantic: Tensor, label: Tensor, recipe: Recipe
+) -> Tensor:
+    s, objective = recipe.model, recipe.objective
+    z_semantic, z_label, semantic_kl, label_kl = infer(p, images, rows, semantic, label, s)
     pictures = decode(p, torch.cat([z_semantic, z_label], 1), s)
     return (
-        objective.classification_weight * F.cross_entropy(logits, labels)
+        objective.classification_weight * F.cross_entropy(classify(p, z_label, s), labels)
         + objective.reconstruction_weight * ((pictures - images[rows]) ** 2).sum((1, 2, 3)).mean()
         + objective.label_kl_weight * label_kl
         + objective.semantic_kl_weight * semantic_kl
     )
+
+
+def prototypes(
+    p: Parameters, images: Tensor, n: int, labels: Tensor, semantic: Tensor, label: Tensor, s: ModelSettings
+) -> Parameters:
+    """The classifier's last layer, where a task starts from the mean features of its support classes."""
+    _, z_label, _, _ = infer(p, images, slice(n), semantic, label, s)
+    features = activate(linear(p, "classifier.0", z_label), s)
+    means = torch.stack([features[labels == way].mean(0) for way in range(int(labels.max()) + 1)])
+    scale = p["classifier.scale"]
+    return {"classifier.1.weight": 2 * scale * means, "classifier.1.bias": -scale * (means**2).sum(1)}
+
+
+def plain_predict(parameters: Parameters, tasks: TaskBatch, recipe: Recipe) -> Tensor:
+    """Log-probabilities of the queries after adaptation, task after task: (task, query, n_way)."""
+    s, n = recipe.model, tasks.images.n_support
+    predicted = []
+    for task in range(tasks.n_tasks):
+        images = tasks.images.pixels[task].permute(0, 3, 1, 2)
+        labels = tasks.support_labels[task]
+        adapted = parameters
+        if s.classifier_start == "prototypes":
+            noise = tasks.support_noise[0]
+            with torch.no_grad():
+                adapted = parameters | prototypes(
+                    parameters, images, n, labels, noise.semantic[task], noise.label[task], s
+                )
+        for step in range(recipe.adaptation.steps):
+            leaves = {key: value.detach().requires_grad_() for key, value in adapted.items()}
+            noise = tasks.support_noise[step]
+            inner = loss(leaves, images, slice(n), labels, noise.semantic[task], noise.label[task], recipe)
+            gradients = torch.autograd.grad(inner, list(leaves.values()), materialize_grads=True)
+            adapted = {
+                key: value.detach() - recipe.adaptation.rate * gradient
+                for (key, value), gradient in zip(leaves.items(), gradients, strict=True)
+            }
+        with torch.no_grad():
+            noise = tasks.query_noise[0]
+            _, z_label, _, _ = infer(adapted, images, slice(n, None), noise.semantic[task], noise.label[task], s)
+            predicted.append(torch.log_softmax(classify(adapted, z_label, s), -1))
+    return torch.stack(predicted)
 
 
 def plain_meta_gradient(parameters: Parameters, tasks: TaskBatch, recipe: Recipe) -> tuple[Parameters, Tensor]:

@@ -13,7 +13,7 @@ import torch
 from trident.checkpoint import Checkpoint
 from trident.data.store import ImageStore
 from trident.episodes import Protocol
-from trident.evaluate import TASKS_PER_CHUNK, Evaluation, evaluate, mean_and_interval
+from trident.evaluate import Evaluation, evaluate, mean_and_interval
 
 DEFAULT = Protocol()
 PROTOCOLS: dict[str, Protocol] = {
@@ -100,7 +100,7 @@ def audit(
     tasks: int,
     seed: int,
     device: torch.device | str = "cpu",
-    tasks_per_chunk: int = TASKS_PER_CHUNK,
+    tasks_per_chunk: int | None = None,
     protocols: dict[str, Protocol] | None = None,
     progress: _Progress | None = None,
 ) -> Audit:

@@ -12,7 +12,7 @@ import torch
 
 from trident.checkpoint import Checkpoint
 from trident.data.store import ImageStore
-from trident.evaluate import TASKS_PER_CHUNK, Evaluation, Predictions, Progress, evaluate
+from trident.evaluate import Evaluation, Predictions, Progress, evaluate
 
 BINS = 10
 FittedOn = Literal["none", "validation", "paper"]
@@ -86,7 +86,7 @@ def calibrate(
     fitting_store: ImageStore | None = None,
     fitting_tasks: int = 200,
     device: torch.device | str = "cpu",
-    tasks_per_chunk: int = TASKS_PER_CHUNK,
+    tasks_per_chunk: int | None = None,
     progress: Progress | None = None,
 ) -> CalibrationResult:
     """Calibration over some tasks; a `validation` temperature comes from validation tasks of `fitting_store`."""

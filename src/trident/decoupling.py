@@ -18,9 +18,10 @@ from trident.adapt import Learner, TaskBatch
 from trident.checkpoint import Checkpoint
 from trident.data.store import ImageStore
 from trident.errors import TridentError
-from trident.evaluate import TASKS_PER_CHUNK, mean_and_interval, set_up
+from trident.evaluate import chunks_of, default_chunk, mean_and_interval, set_up
 from trident.model import Noise
 from trident.nn.parameters import Parameters
+from trident.workers import side_by_side
 
 LATENTS = ("label", "semantic")
 
@@ -110,7 +111,7 @@ def decoupling(
     tasks: int,
     seed: int,
     device: torch.device | str = "cpu",
-    tasks_per_chunk: int = TASKS_PER_CHUNK,
+    tasks_per_chunk: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Decoupling:
     recipe = checkpoint.recipe
@@ -119,8 +120,12 @@ def decoupling(
     )
     shown: TaskLatents | None = None
     scores: dict[str, list[tuple[float, float]]] = {name: [] for name in LATENTS}
-    for start in range(0, tasks, tasks_per_chunk):
-        found = latent_means(learner, parameters, source.batch(range(start, min(start + tasks_per_chunk, tasks))))
+    chunks = chunks_of(tasks, tasks_per_chunk or default_chunk(recipe, device))
+
+    def means(indices: range) -> TaskLatents:
+        return latent_means(learner, parameters, source.batch(indices))
+
+    for indices, found in zip(chunks, side_by_side(means, chunks, device), strict=True):
         if shown is None:
             shown = TaskLatents(_first(found.before), _first(found.after), found.labels[:1])
         for task, labels in enumerate(found.labels):
@@ -130,7 +135,7 @@ def decoupling(
                 before, after = (getattr(part, name)[task] for part in (found.before, found.after))
                 scores[name].append((davies_bouldin(before, labels), davies_bouldin(after, labels)))
         if progress:
-            progress(min(start + tasks_per_chunk, tasks), tasks)
+            progress(indices.stop, tasks)
     assert shown is not None
     scored = len(scores["label"])
     if scored == 0:

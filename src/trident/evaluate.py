@@ -18,9 +18,12 @@ from trident.model import Trident
 from trident.nn.parameters import Parameters
 from trident.settings import AdaptationSettings, Recipe
 from trident.tasks import TaskSource, alone
+from trident.workers import side_by_side
 
 Progress = Callable[[int, int], None]
-TASKS_PER_CHUNK = 16
+# Pixels of a chunk of tasks on a CPU: enough to make little of each call's overhead, few enough for the caches.
+_PIXELS_AT_ONCE = 400_000
+_TASKS_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
@@ -158,28 +161,32 @@ def evaluate(
     tasks: int,
     seed: int,
     device: torch.device | str = "cpu",
-    tasks_per_chunk: int = TASKS_PER_CHUNK,
+    tasks_per_chunk: int | None = None,
     progress: Progress | None = None,
 ) -> Evaluation:
     """Accuracy of a model on tasks from one split, under the recipe's episode and protocol."""
     learner, parameters, source = set_up(recipe, parameters, running, store, split=split, seed=seed, device=device)
-    log_probabilities, labels = [], []
-    for start in range(0, tasks, tasks_per_chunk):
-        batch = source.batch(range(start, min(start + tasks_per_chunk, tasks)))
+    at_once = tasks_per_chunk or default_chunk(recipe, device)
+
+    def predicted(indices: range) -> tuple[np.ndarray, np.ndarray]:
+        batch = source.batch(indices)
         if recipe.protocol.queries_at_once == "one":
-            predicted = predict_one_by_one(learner, parameters, batch, tasks_per_chunk)
+            found = predict_one_by_one(learner, parameters, batch, at_once)
         else:
-            predicted = predict(learner, parameters, batch)
-        finite = predicted.logsumexp(-1).isfinite().all(-1)  # (task,)
-        if not bool(finite.all()):
-            task = start + int(finite.logical_not().nonzero()[0])
-            raise NotFiniteError(
-                f"{split} task {task}: the prediction is not finite, so there is no accuracy to report"
-            )
-        log_probabilities.append(predicted.double().cpu().numpy())
-        labels.append(batch.query_labels.cpu().numpy())
+            found = predict(learner, parameters, batch)
+        return found.double().cpu().numpy(), batch.query_labels.cpu().numpy()
+
+    log_probabilities, labels = [], []
+    chunks = chunks_of(tasks, at_once)
+    for indices, (found, truth) in zip(chunks, side_by_side(predicted, chunks, device), strict=True):
+        finite = np.isfinite(found.max(2)).all(1)  # (task,); a probability of exactly 0 is fine
+        if not finite.all():
+            task = indices[int(finite.argmin())]
+            raise NotFiniteError(f"{split} task {task}: the prediction is not finite, so it has no accuracy")
+        log_probabilities.append(found)
+        labels.append(truth)
         if progress:
-            progress(min(start + tasks_per_chunk, tasks), tasks)
+            progress(indices.stop, tasks)
     predictions = Predictions(np.concatenate(log_probabilities), np.concatenate(labels))
     accuracy, ci95 = mean_and_interval(predictions.accuracies)
     return Evaluation(
@@ -195,6 +202,17 @@ def evaluate(
         seed,
         predictions,
     )
+
+
+def default_chunk(recipe: Recipe, device: torch.device | str) -> int:
+    """Tasks to compute at once, where nobody says how many."""
+    if torch.device(device).type != "cpu":
+        return _TASKS_AT_ONCE
+    return max(1, min(_TASKS_AT_ONCE, _PIXELS_AT_ONCE // (recipe.episode.n_images * recipe.model.image_size**2)))
+
+
+def chunks_of(tasks: int, at_once: int) -> list[range]:
+    return [range(start, min(start + at_once, tasks)) for start in range(0, tasks, at_once)]
 
 
 def check_images(recipe: Recipe, store: ImageStore) -> None:

@@ -25,7 +25,7 @@ from trident.checkpoint import BEST, LAST, MOMENTS, Checkpoint, save_checkpoint
 from trident.data.store import ImageStore
 from trident.episodes import EpisodeSampler
 from trident.errors import NotFiniteError, TridentError
-from trident.evaluate import TASKS_PER_CHUNK, Evaluation, check_images, evaluate
+from trident.evaluate import Evaluation, check_images, evaluate
 from trident.model import Trident
 from trident.nn.parameters import Parameters
 from trident.objective import LossParts
@@ -150,7 +150,7 @@ def train(start: Checkpoint, store: ImageStore, out: Path, device: str, observer
             tasks=settings.validation_tasks,
             seed=settings.seed,
             device=device,
-            tasks_per_chunk=settings.tasks_per_chunk or TASKS_PER_CHUNK,
+            tasks_per_chunk=settings.tasks_per_chunk,
             progress=go_on,
         )
 

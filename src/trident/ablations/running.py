@@ -19,7 +19,7 @@ from trident.checkpoint import LAST, Checkpoint, load_checkpoint
 from trident.data.store import ImageStore
 from trident.episodes import EpisodeSampler
 from trident.errors import NotFiniteError, TridentError
-from trident.evaluate import TASKS_PER_CHUNK, Evaluation, Progress, evaluate
+from trident.evaluate import Evaluation, Progress, evaluate
 from trident.recipes import recipe_values
 from trident.train import Observer, check_run, resume_run, start_run, train
 
@@ -159,7 +159,7 @@ def _measure(
             tasks=measurement.tasks,
             seed=measurement.seed,
             device=device,
-            tasks_per_chunk=best.recipe.training.tasks_per_chunk or TASKS_PER_CHUNK,
+            tasks_per_chunk=best.recipe.training.tasks_per_chunk,
             progress=progress,
         )
 

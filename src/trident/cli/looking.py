@@ -47,7 +47,6 @@ def audit(
     """
     from trident.audit import audit as measure
     from trident.console import counting
-    from trident.evaluate import TASKS_PER_CHUNK
 
     checkpoint = load_for_measuring(run, settings)
     store, device = open_data(data_of(checkpoint.recipe, data, checkpoint)), device_of(device)
@@ -63,7 +62,7 @@ def audit(
             tasks=tasks,
             seed=seed,
             device=device,
-            tasks_per_chunk=tasks_per_chunk or TASKS_PER_CHUNK,
+            tasks_per_chunk=tasks_per_chunk,
             progress=on_task,
         )
     if as_json:
@@ -105,7 +104,6 @@ def calibrate(
     """
     from trident.calibration import calibrate as measure
     from trident.console import counting
-    from trident.evaluate import TASKS_PER_CHUNK
 
     checkpoint = load_for_measuring(run, settings)
     store = open_data(data_of(checkpoint.recipe, data, checkpoint))
@@ -123,7 +121,7 @@ def calibrate(
             fitting_store=fitting_store,
             fitting_tasks=temperature_tasks,
             device=device_of(device),
-            tasks_per_chunk=tasks_per_chunk or TASKS_PER_CHUNK,
+            tasks_per_chunk=tasks_per_chunk,
             progress=progress,
         )
     if out is not None:
@@ -159,7 +157,6 @@ def decoupling(
     """
     from trident.console import counting
     from trident.decoupling import decoupling as measure
-    from trident.evaluate import TASKS_PER_CHUNK
 
     checkpoint = load_for_measuring(run, settings)
     store = open_data(data_of(checkpoint.recipe, data, checkpoint))
@@ -171,7 +168,7 @@ def decoupling(
             tasks=tasks,
             seed=seed,
             device=device_of(device),
-            tasks_per_chunk=tasks_per_chunk or TASKS_PER_CHUNK,
+            tasks_per_chunk=tasks_per_chunk,
             progress=progress,
         )
     if out is not None:

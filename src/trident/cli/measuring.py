@@ -48,7 +48,6 @@ def evaluate(
 ) -> None:
     """Measure accuracy on tasks from classes never seen in training. What is not given is as in training."""
     from trident.console import counting
-    from trident.evaluate import TASKS_PER_CHUNK
     from trident.evaluate import evaluate as measure
 
     given = {
@@ -77,7 +76,7 @@ def evaluate(
             tasks=tasks,
             seed=seed,
             device=device,
-            tasks_per_chunk=tasks_per_chunk or TASKS_PER_CHUNK,
+            tasks_per_chunk=tasks_per_chunk,
             progress=progress,
         )
     if as_json:

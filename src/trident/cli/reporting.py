@@ -46,7 +46,6 @@ def report(
     Needs the 'analysis' extra. A store other than the one trained on (--data) gives a cross-domain report.
     """
     from trident.console import counting, stderr
-    from trident.evaluate import TASKS_PER_CHUNK
     from trident.files import atomic_file
     from trident.report import gather, report_page
 
@@ -66,7 +65,7 @@ def report(
             audit_tasks=audit_tasks,
             seed=seed,
             device=device_of(device),
-            tasks_per_chunk=tasks_per_chunk or TASKS_PER_CHUNK,
+            tasks_per_chunk=tasks_per_chunk,
             progress=lambda stage, done, total: progress(done, total, stage),
         )
     with atomic_file(page) as file:
@@ -98,7 +97,6 @@ def compare(
 ) -> None:
     """Put runs side by side: accuracy on the same tasks with paired differences, calibration, settings that differ."""
     from trident.console import counting
-    from trident.evaluate import TASKS_PER_CHUNK
     from trident.files import atomic_file
     from trident.report import compare as measure
     from trident.report import comparison_page
@@ -115,7 +113,7 @@ def compare(
             tasks=tasks,
             seed=seed,
             device=device_of(device),
-            tasks_per_chunk=tasks_per_chunk or TASKS_PER_CHUNK,
+            tasks_per_chunk=tasks_per_chunk,
             progress=lambda name, done, total: progress(done, total, name),
         )
     if out is not None:

@@ -10,7 +10,7 @@ from trident.audit import DEFAULT
 from trident.calibration import Calibration, calibration
 from trident.checkpoint import Checkpoint
 from trident.data.store import ImageStore
-from trident.evaluate import TASKS_PER_CHUNK, Evaluation, evaluate, mean_and_interval
+from trident.evaluate import Evaluation, evaluate, mean_and_interval
 from trident.recipes import recipe_values
 from trident.report.content import count_parameters, read_log, run_name
 
@@ -65,7 +65,7 @@ def compare(
     tasks: int,
     seed: int,
     device: torch.device | str = "cpu",
-    tasks_per_chunk: int = TASKS_PER_CHUNK,
+    tasks_per_chunk: int | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Comparison:
     """Measure each run under the default protocol; where data and episodes agree, the tasks do too."""

@@ -13,7 +13,6 @@ from trident.calibration import Calibration, CalibrationResult, calibrate, calib
 from trident.checkpoint import Checkpoint
 from trident.data.store import ImageStore
 from trident.decoupling import Decoupling, Panel, decoupling, projected_panels
-from trident.evaluate import TASKS_PER_CHUNK
 from trident.paper_results import PaperResult, find
 from trident.reconstruction import Reconstructions, reconstructions
 
@@ -57,7 +56,7 @@ def gather(
     audit_tasks: int,
     seed: int,
     device: torch.device | str = "cpu",
-    tasks_per_chunk: int = TASKS_PER_CHUNK,
+    tasks_per_chunk: int | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Measure a run under the default protocol, whatever it was trained under; the audit shows the others."""
