@@ -1,5 +1,6 @@
 """What several tests need: a network small enough to check exactly, tasks for it, and the command as a user runs it."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -96,16 +97,19 @@ def source_for(recipe: Recipe, store: ImageStore, stream: str = "train", **optio
 Trident_command = Callable[..., subprocess.CompletedProcess[str]]
 
 
+def run_trident(
+    folder: Path, *arguments: object, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """The command, run in a folder as a user would."""
+    command = [sys.executable, "-m", "trident", *map(str, arguments)]
+    environment = os.environ | (env or {})
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+
+
 @pytest.fixture
 def trident(tmp_path: Path) -> Trident_command:
-    """Run the command in an empty folder, as a user would."""
-
-    def run(*arguments: object, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "trident", *map(str, arguments)]
-        environment = os.environ | (env or {})
-        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
-
-    return run
+    """The command in an empty folder."""
+    return functools.partial(run_trident, tmp_path)
 
 
 def assert_one_line_error(result: subprocess.CompletedProcess[str], *words: str) -> None:

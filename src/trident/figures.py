@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 # After Okabe and Ito's, which most colour-blind people can tell apart; all stand out on white and on near-black.
 COLOURS = ("#1F83C4", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#7F7F7F")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+_MISSING = "figures need matplotlib: pip install 'trident[analysis]'"
 _Arguments = ParamSpec("_Arguments")
 _INK = "#010203"  # stands for the page's text colour until the SVG is put into the page
 _STYLE: Any = {  # matplotlib's own names for settings
@@ -49,7 +50,7 @@ def styled(draw: Callable[_Arguments, Any]) -> Callable[_Arguments, Any]:
         try:
             import matplotlib
         except ImportError as error:
-            raise TridentError("figures need matplotlib: pip install 'trident[analysis]'") from error
+            raise TridentError(_MISSING) from error
         with matplotlib.rc_context():
             matplotlib.rcdefaults()
             matplotlib.rcParams.update(_STYLE)
@@ -83,13 +84,26 @@ def to_svg(figure: Any, name: str) -> str:
     return re.sub(r'<svg ([^>]*?)height="[^"]*"([^>]*?)width="[^"]*"', r"<svg \1\2", svg, count=1)
 
 
+def check_figure_path(path: Path | None) -> None:
+    """Before long work starts: whether a figure can be drawn to that file."""
+    if path is None:
+        return
+    try:
+        from matplotlib.backend_bases import FigureCanvasBase
+    except ImportError as error:
+        raise TridentError(_MISSING) from error
+    kinds = sorted(FigureCanvasBase.get_supported_filetypes())
+    if path.suffix.removeprefix(".").lower() not in kinds:
+        raise TridentError(f"cannot draw {path}: its name must end with one of {', '.join(kinds)}")
+    if not path.parent.is_dir():
+        raise TridentError(f"cannot draw {path}: the folder {path.parent} does not exist")
+
+
 @styled
 def save_figure(figure: Any, path: Path) -> None:
     """As a file of the kind its name ends with, on white."""
-    kinds = sorted(figure.canvas.get_supported_filetypes())
+    check_figure_path(path)
     kind = path.suffix.removeprefix(".").lower()
-    if kind not in kinds:
-        raise TridentError(f"cannot draw {path}: its name must end with one of {', '.join(kinds)}")
     with atomic_file(path) as file:
         # No date in it, so that the same figure is the same file.
         metadata = {"Date": None} if kind == "svg" else {"CreationDate": None} if kind == "pdf" else None

@@ -104,7 +104,9 @@ def calibrate(
     """
     from trident.calibration import calibrate as measure
     from trident.console import counting
+    from trident.figures import check_figure_path
 
+    check_figure_path(out)
     checkpoint = load_for_measuring(run, settings)
     store = open_data(data_of(checkpoint.recipe, data, checkpoint))
     fitting_store = None
@@ -157,7 +159,9 @@ def decoupling(
     """
     from trident.console import counting
     from trident.decoupling import decoupling as measure
+    from trident.figures import check_figure_path
 
+    check_figure_path(out)
     checkpoint = load_for_measuring(run, settings)
     store = open_data(data_of(checkpoint.recipe, data, checkpoint))
     with counting("tasks") as progress:
@@ -201,9 +205,10 @@ def reconstructions(
     device: Device = "auto",
 ) -> None:
     """Draw a task's queries beside what the decoder makes of them, and with z_semantic swapped between images."""
-    from trident.figures import reconstruction_plot, save_figure
+    from trident.figures import check_figure_path, reconstruction_plot, save_figure
     from trident.reconstruction import reconstructions as decode
 
+    check_figure_path(out)
     checkpoint = load_for_measuring(run, settings)
     store = open_data(data_of(checkpoint.recipe, data, checkpoint))
     result = decode(checkpoint, store, split=split, seed=seed, task=task, device=device_of(device))

@@ -1,0 +1,189 @@
+"""Reports and comparisons, made by the command and opened in a real browser."""
+
+import fcntl
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import assert_one_line_error, run_trident
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+SMALL = [
+    "training.steps=4",
+    "tasks_per_step=1",
+    "validation_tasks=2",
+    "validate_every=2",
+    "log_every=1",
+    "model.channels=4",
+    "model.label_latents=6",
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """A folder with two small runs and the report of the first, made once for all test processes."""
+    root = tmp_path_factory.getbasetemp()
+    folder = (root if worker_id == "master" else root.parent) / "report"
+    with (folder.parent / "report.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "report.json").is_file():
+            folder.mkdir(exist_ok=True)
+            for name, seed in (("one", 0), ("two", 1)):
+                trained = run_trident(folder, "train", "glyphs", "--out", name, *SMALL, f"training.seed={seed}")
+                assert trained.returncode == 0, trained.stderr
+            result = run_trident(folder, "report", "one", "--tasks", "4", "--audit-tasks", "2", "--json")
+            assert result.returncode == 0, result.stderr
+            (folder / "report.json").write_text(result.stdout, "utf-8")
+    return folder
+
+
+def test_a_report_says_what_the_parts_say(folder: Path) -> None:
+    report = json.loads((folder / "report.json").read_text("utf-8"))
+    assert report["page"] == "one/report.html"
+    alone = json.loads(run_trident(folder, "evaluate", "one", "--tasks", "4", "--json").stdout)
+    assert report["accuracy"] == pytest.approx(alone["accuracy"])
+    calibrated = run_trident(folder, "calibrate", "one", "--tasks", "4", "--temperature-tasks", "2", "--json")
+    assert report["with_temperature"] == json.loads(calibrated.stdout)["with_temperature"]
+    audited = json.loads(run_trident(folder, "audit", "one", "--tasks", "2", "--json").stdout)
+    assert report["audit"] == {key: value for key, value in audited.items() if key != "weights"}
+    page = (folder / "one" / "report.html").read_text("utf-8")
+    for text in (
+        f"{report['accuracy']:.2f}",
+        report["protocol"]["fingerprint"],
+        "shuffled queries, balanced",
+        "the very predictions that are scored",
+        "Davies-Bouldin",
+        "training.tasks_per_step",
+        "semantic_encoder",
+        "The paper has no figures for models trained on glyphs",
+    ):
+        assert text in page, text
+
+
+class _Links(HTMLParser):
+    """What a page would load from elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        for name, value in attributes:
+            loads = name in ("src", "href", "xlink:href", "srcset", "data")
+            if loads and value and not value.startswith(("data:", "#")):
+                self.found.append(f"{tag} {name}={value}")
+
+
+def test_a_report_loads_nothing(folder: Path) -> None:
+    page = (folder / "one" / "report.html").read_text("utf-8")
+    parser = _Links()
+    parser.feed(page)
+    assert parser.found == []
+    assert "@import" not in page and "url(http" not in page
+    ids = re.findall(r'\bid="([^"]+)"', page)
+    assert len(ids) == len(set(ids)), "figures of one page must not share ids"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    if CHROMIUM is None:
+        pytest.skip("there is no Chromium here: the report is not looked at in a browser")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+        running = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
+        yield running
+        running.close()
+
+
+OVERFLOWING = """() => [...document.querySelectorAll('body *')]
+    .filter(e => !e.closest('svg') || e.tagName.toLowerCase() === 'svg')
+    .filter(e => {
+        const box = e.getBoundingClientRect();
+        const inline = getComputedStyle(e).display === 'inline';
+        const cut = e.clientWidth > 0 && !inline && e.scrollWidth > e.clientWidth + 1;
+        return box.right > window.innerWidth + 1 || box.left < -1 || cut;
+    })
+    .map(e => e.tagName + ' ' + e.textContent.trim().slice(0, 60))"""
+OUTSIDE_ITS_FIGURE = """() => [...document.querySelectorAll('figure svg')].flatMap(svg => {
+    const frame = svg.getBoundingClientRect();
+    return [...svg.querySelectorAll('text')].filter(t => {
+        const box = t.getBoundingClientRect();
+        return box.left < frame.left - 2 || box.right > frame.right + 2;
+    }).map(t => t.textContent);
+})"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 768, 1400])
+def test_a_report_looks_right_in_a_browser(folder: Path, browser: Any, width: int, scheme: str) -> None:
+    page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
+    complaints: list[str] = []
+    requests: list[str] = []
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("request", lambda request: requests.append(request.url))
+    try:
+        page.goto((folder / "one" / "report.html").resolve().as_uri())
+        page.locator("summary").click()  # the settings, which are folded up at first
+        assert page.locator("figure svg").count() == 4
+        assert page.locator("figure img").count() == 2
+        for place in range(4):
+            box = page.locator("figure svg").nth(place).bounding_box()
+            assert box["width"] > 250 and box["height"] > 150
+        loaded = page.evaluate("() => [...document.images].map(image => image.complete && image.naturalWidth > 0)")
+        assert loaded == [True, True]
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.evaluate(OVERFLOWING) == []
+        assert page.evaluate(OUTSIDE_ITS_FIGURE) == []
+        back, ink = page.evaluate("() => ['backgroundColor', 'color'].map(key => getComputedStyle(document.body)[key])")
+        brightness = [sum(map(int, re.findall(r"\d+", colour)[:3])) for colour in (back, ink)]
+        assert (brightness[0] > brightness[1]) == (scheme == "light")
+        text = page.evaluate("() => getComputedStyle(document.querySelector('figure svg text')).fill")
+        assert text == ink, "the figures' text takes the page's colour"
+        assert complaints == []
+        assert all(url.startswith(("file:", "data:")) for url in requests)
+    finally:
+        page.close()
+
+
+def test_runs_side_by_side(folder: Path, browser: Any, tmp_path: Path) -> None:
+    result = run_trident(folder, "compare", "one", "two", "--tasks", "6", "--json", "--out", tmp_path / "both.html")
+    assert result.returncode == 0, result.stderr
+    compared = json.loads(result.stdout)
+    first, second = compared["runs"]
+    assert (first["name"], second["name"]) == ("one", "two")
+    assert first["protocol"]["split"] == "val"  # choosing between runs is not what test classes are for
+    assert first["difference"] is None
+    assert second["difference"]["points"] == pytest.approx(second["accuracy"] - first["accuracy"])
+    assert compared["differing_settings"] == {"training.seed": [0, 1]}
+    page = browser.new_page(viewport={"width": 400, "height": 800})
+    page.goto((tmp_path / "both.html").resolve().as_uri())
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+    assert page.evaluate(OVERFLOWING) == []
+    page.close()
+
+
+def test_mistakes_are_told_in_one_line(folder: Path) -> None:
+    before = sorted(path.name for path in folder.rglob("*"))
+    for words, expected in (
+        (["report", "nothing"], "nothing"),
+        (["report", "one", "--out", "no/such/folder.html"], "no/such"),
+        (["report", "one", "--data", "no.store"], "no.store"),
+        (["compare", "one"], "at least two runs"),
+        (["compare", "one", "nothing"], "nothing"),
+        (["audit", "one", "model.channels=8"], "only episode, protocol and adaptation"),
+        (["audit", "one", "episode.n_query=3"], "positional AttFEX"),
+        (["calibrate", "one", "--temperature", "best"], "best"),
+        (["decoupling", "one", "--tasks", "2", "--out", "figure.doc"], "must end with one of"),
+        (["reconstructions", "one"], "--out"),
+    ):
+        assert_one_line_error(run_trident(folder, *words), expected)
+    assert sorted(path.name for path in folder.rglob("*")) == before
