@@ -11,8 +11,9 @@ from torch import Tensor
 from conftest import TINY_EPISODE, TINY_MODEL, doubles, tiny_tasks
 from trident.model import Trident
 from trident.nn.attfex import PositionalAttfex
-from trident.nn.batch_norm import BatchNorm, BatchNormStatistics
-from trident.nn.convolution import convolve, convolve_patches, patches_of
+from trident.nn.batch_norm import BatchNorm, BatchNormStatistics, mean_and_variance
+from trident.nn.conv_layer import ConvLayer
+from trident.nn.convolution import LARGE, convolve, convolve_patches, patches_of
 from trident.nn.gaussian import Gaussian
 from trident.nn.parameters import Parameters
 from trident.nn.resampling import max_pool, upsample
@@ -43,6 +44,30 @@ def test_convolution_is_torchs(size: int, outputs: int) -> None:
     torch.testing.assert_close(convolve_patches(patches_of(images), weight), expected)
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_large_float32_convolutions_go_another_way_to_the_same_numbers(shared: bool) -> None:
+    """On a CPU torch's own convolution takes over; first and second derivatives against the matrix products."""
+    images = torch.randn(TASKS, 7, 14, 15, CHANNELS).requires_grad_()
+    weight = torch.randn(1 if shared else TASKS, 3, 3, CHANNELS, 6).expand(TASKS, 3, 3, CHANNELS, 6)
+    weight = weight.detach().requires_grad_()
+    assert images[0, ..., 0].numel() >= LARGE
+    outcomes = []
+    for function in (convolve, lambda x, w: convolve_patches(patches_of(x), w)):
+        output = function(images, weight)
+        first = torch.autograd.grad(output.square().sum(), (images, weight), create_graph=True)
+        second = torch.autograd.grad(torch.stack([x.square().sum() for x in first]).sum(), (images, weight))
+        outcomes.append([output, *first, *second])
+    for actual, expected in zip(*outcomes, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4 * float(expected.detach().abs().max()))
+
+
+def test_patches_of_grey_images_are_those_of_a_colour() -> None:
+    images = random(TASKS, IMAGES, 5, 6, 3)
+    grey = patches_of(images[..., 1:2])
+    assert torch.equal(grey, patches_of(images)[..., 1::3])
+    assert grey[:, 1:].reshape(TASKS, -1, 9).data_ptr() == grey[:, 1:].data_ptr()  # no copy on the way to a product
+
+
 @pytest.mark.parametrize("outputs", [1, 2, 3])
 def test_convolution_has_exact_first_and_second_derivatives(outputs: int) -> None:
     images = random(1, 2, 3, 4, 2).requires_grad_()
@@ -56,6 +81,7 @@ def test_pooling_is_torchs(size: int) -> None:
     images = random(TASKS, IMAGES, size, size, CHANNELS)
     expected = torch.stack([F.max_pool2d(to_torch(x), 2).permute(0, 2, 3, 1) for x in images])
     assert torch.equal(max_pool(images), expected)
+    assert torch.equal(max_pool(images.requires_grad_()), expected)
 
 
 @pytest.mark.parametrize(("small", "large"), [(5, 10), (10, 21), (21, 42), (42, 84), (1, 3), (3, 7), (7, 14)])
@@ -63,6 +89,13 @@ def test_upsampling_is_torchs_nearest_neighbour(small: int, large: int) -> None:
     images = random(TASKS, IMAGES, small, small, CHANNELS)
     expected = torch.stack([F.interpolate(to_torch(x), size=large, mode="nearest").permute(0, 2, 3, 1) for x in images])
     assert torch.equal(upsample(images, large), expected)
+
+
+@pytest.mark.parametrize(("small", "large"), [(2, 4), (2, 5)])
+def test_upsampling_has_exact_first_and_second_derivatives(small: int, large: int) -> None:
+    images = random(1, 2, small, small, 2).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: upsample(x, large), images)
+    assert torch.autograd.gradgradcheck(lambda x: upsample(x, large), images)
 
 
 def batch_norm_parameters() -> Parameters:
@@ -109,6 +142,42 @@ def test_support_batch_norm_never_looks_at_the_queries() -> None:
     assert torch.equal(before[:, :2], after[:, :2])
     alone = norm(parameters, x[:, :2], bias, BatchNormStatistics())
     torch.testing.assert_close(before[:, :2], alone)
+
+
+def test_mean_and_variance_are_torchs_with_exact_derivatives() -> None:
+    x = (3 + random(TASKS, IMAGES, 3, 2, CHANNELS)).requires_grad_()
+    variance, mean = torch.var_mean(x, (1, 2, 3), correction=0)
+    torch.testing.assert_close(mean_and_variance(x), (mean, variance))
+    assert torch.autograd.gradcheck(mean_and_variance, x)
+    assert torch.autograd.gradgradcheck(mean_and_variance, x)
+
+
+@pytest.mark.parametrize("source", ["transductive", "support", "running"])
+def test_pooling_before_the_last_pass_of_batch_norm_gives_the_same_numbers(source: str) -> None:
+    layer = ConvLayer("conv", 2, CHANNELS, batch_norm=True)
+    images = random(TASKS, IMAGES, 4, 5, 2).requires_grad_()
+    parameters = {
+        "conv.weight": random(TASKS, 3, 3, 2, CHANNELS),
+        "conv.bias": random(TASKS, CHANNELS),
+        "conv.norm.gain": random(TASKS, CHANNELS),  # some fall, some rise
+        "conv.norm.shift": random(TASKS, CHANNELS),
+    }
+    leaves = [images, *(value.requires_grad_() for value in parameters.values())]
+    running = {"conv.norm.mean": random(CHANNELS), "conv.norm.variance": 1 + random(CHANNELS).square()}
+    outcomes = []
+    for pooled in (True, False):
+        statistics = BatchNormStatistics(source, 2, running)
+        if pooled:
+            output = layer.pooled(parameters, images, statistics)
+        else:
+            output = max_pool(layer(parameters, images, statistics))
+        first = torch.autograd.grad(output.square().sum(), leaves, create_graph=True, materialize_grads=True)
+        second = torch.autograd.grad(
+            torch.stack([x.square().sum() for x in first]).sum(), leaves, materialize_grads=True
+        )
+        outcomes.append([output, *first, *second, *statistics.seen.values()])
+    for actual, expected in zip(*outcomes, strict=True):
+        torch.testing.assert_close(actual, expected)
 
 
 def test_kl_is_torch_distributions() -> None:
