@@ -10,9 +10,9 @@ endif
 
 demo: .venv/.installed
 	$(BIN)/trident train glyphs --out $(RUN)
-	@echo "Evaluating on scripts never seen in training:" >&2
-	@$(BIN)/trident evaluate $(RUN) --tasks 300
-	@echo "Files of this run: $(RUN)"
+	@echo "Measuring on scripts never seen in training, and making a report:" >&2
+	@$(BIN)/trident report $(RUN) --tasks 300
+	@echo "Open $(RUN)/report.html in a browser"
 
 test: .venv/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal
@@ -28,6 +28,7 @@ format: .venv/.installed-dev
 
 bench: .venv/.installed
 	$(BIN)/python benchmarks/meta_iteration.py
+	$(BIN)/python benchmarks/evaluation.py
 
 clean:
 	rm -rf .venv build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
@@ -37,7 +38,7 @@ clean:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "trident needs Python 3.11 or newer: make PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv .venv
 	$(PIP) torch
-	$(PIP) --editable .
+	$(PIP) --editable '.[analysis]'
 	@touch $@
 
 .venv/.installed-dev: .venv/.installed

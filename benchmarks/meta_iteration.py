@@ -1,6 +1,6 @@
 """Time one meta-iteration on the CPU against a plain task-after-task autograd loop, in the same run.
 
-`python benchmarks/meta_iteration.py --tasks 2 --size 84 --steps 5` (the defaults); made-up images, so no data is needed.
+`python benchmarks/meta_iteration.py --tasks 2 --size 84 --steps 5` (the defaults); made-up images, no data needed.
 """
 
 import argparse

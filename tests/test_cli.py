@@ -301,3 +301,24 @@ def test_full_disk(trident: Trident_command, tmp_path: Path, store: Path) -> Non
     assert_one_line_error(result, "cannot write", "last.safetensors", "File too large")
     left = {name for name in files_in(tmp_path) - before if not name.startswith("limit")}
     assert left == set()
+
+
+def test_across_domains(trident: Trident_command, tmp_path: Path, weights: Path, store: Path) -> None:
+    """Trained on one store, measured on another; the temperature comes from the one trained on."""
+    other = tiny_store(images_per_class=9)
+    write_store(tmp_path / "other.store", "other", other.classes, iter(other.images))
+    measured = ["--data", "other.store", "--tasks", "4", "--json"]
+    evaluated = json.loads(trident("evaluate", weights, *measured).stdout)
+    assert evaluated["protocol"]["dataset"] == "other"
+    assert evaluated["weights"]["trained_on"] == "noise"
+    said = trident("evaluate", weights, "--data", "other.store", "--tasks", "4").stdout
+    assert "other test" in said and "trained on noise" in said
+    calibrated = json.loads(trident("calibrate", weights, "--temperature-tasks", "3", *measured).stdout)
+    assert calibrated["protocol"]["dataset"] == "other"
+    assert calibrated["with_temperature"]["fitted_on"] == "validation"
+    assert calibrated["with_temperature"]["fitted_tasks"] == "noise val, 3 tasks, seed 0"
+    as_paper = trident("calibrate", weights, "--temperature", "paper", "--data", "other.store", "--tasks", "4")
+    assert "fitted on the very predictions that are scored" in as_paper.stdout
+    store.unlink()
+    lost = trident("calibrate", weights, *measured)
+    assert_one_line_error(lost, "noise.store", "--temperature-data")

@@ -12,6 +12,12 @@ from conftest import Trident_command
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
 SHORT = ["training.steps=2", "training.tasks_per_step=1", "training.validation_tasks=2", "training.save_every=1"]
+FEW_TASKS = {
+    "report": ["--audit-tasks", "2"],
+    "calibrate": ["--temperature-tasks", "2"],
+    "compare": ["--tasks", "2"],
+    "ablate": ["--tasks", "2"],
+}
 NOT_AT_HAND = ("downloads/mini-imagenet", "mini.store", "cub.store")
 
 
@@ -28,10 +34,11 @@ def test_every_command_works(trident: Trident_command, tmp_path: Path) -> None:
     assert len(commands()) >= 10
     for command in commands():
         given = list(command)
-        if given[0] == "train" and "--resume" not in given:
+        if given[0] in ("train", "ablate") and "--resume" not in given:
             given += SHORT
-        if given[0] == "evaluate":
+        if "--tasks" in given:
             given[given.index("--tasks") + 1] = "2"
+        given += FEW_TASKS.get(given[0], [])
         result = trident(*given)
         if any(name in command for name in NOT_AT_HAND):
             # The options are right if the only complaint is about files that are not here.

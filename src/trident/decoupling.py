@@ -138,9 +138,10 @@ def decoupling(
             progress(indices.stop, tasks)
     assert shown is not None
     scored = len(scores["label"])
-    if scored == 0:
+    if scored < 2:
         raise TridentError(
-            "there is no Davies-Bouldin score of tasks whose queries are of one class, or all of different ones"
+            "there is no Davies-Bouldin score of tasks whose queries are of one class, or all of different ones: "
+            f"{scored} of {tasks} tasks have one, and an interval needs two"
         )
     protocol = (
         f"{store.dataset} {split}, {recipe.episode.describe()}, {recipe.episode.n_query} queries per class, "

@@ -22,6 +22,7 @@ from trident.cli.options import (
     device_of,
     load_for_measuring,
     open_data,
+    open_fitting_data,
 )
 
 Figure = Annotated[Path | None, typer.Option("--out", help="Draw the figure to this file: .svg, .png or .pdf.")]
@@ -109,9 +110,7 @@ def calibrate(
     check_figure_path(out)
     checkpoint = load_for_measuring(run, settings)
     store = open_data(data_of(checkpoint.recipe, data, checkpoint))
-    fitting_store = None
-    if temperature == "validation":
-        fitting_store = open_data(data_of(checkpoint.recipe, temperature_data, checkpoint))
+    fitting_store = open_fitting_data(temperature_data, checkpoint) if temperature == "validation" else None
     with counting("evaluating tasks") as progress:
         result = measure(
             checkpoint,

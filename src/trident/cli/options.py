@@ -74,6 +74,19 @@ def data_of(recipe: "Recipe", given: str | None, checkpoint: "Checkpoint | None"
     )
 
 
+def open_fitting_data(given: str | None, checkpoint: "Checkpoint") -> "ImageStore":
+    """The store whose validation classes fit a temperature: the one trained on, unless another is named."""
+    source = data_of(checkpoint.recipe, given, checkpoint)
+    try:
+        return open_data(source)
+    except TridentError as error:
+        if given is not None:
+            raise
+        raise TridentError(
+            f"the temperature is fitted on the data trained on, but {error}; name a store with --temperature-data"
+        ) from error
+
+
 def open_data(source: str) -> "ImageStore":
     if source == "glyphs":
         from trident.data.glyphs import open_glyphs

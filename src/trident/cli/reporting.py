@@ -19,6 +19,7 @@ from trident.cli.options import (
     device_of,
     load_for_measuring,
     open_data,
+    open_fitting_data,
 )
 from trident.errors import TridentError
 
@@ -54,7 +55,7 @@ def report(
     if not page.parent.is_dir():
         raise TridentError(f"cannot write {page}: the folder {page.parent} does not exist")
     store = open_data(data_of(checkpoint.recipe, data, checkpoint))
-    fitting_store = open_data(data_of(checkpoint.recipe, temperature_data, checkpoint))
+    fitting_store = open_fitting_data(temperature_data, checkpoint)
     with counting("report") as progress:
         content = gather(
             checkpoint,
