@@ -86,9 +86,10 @@ def test_every_protocol_is_measured_once_and_paired() -> None:
     assert result.to_json()["rows"][1]["protocol"]["query_order"] == "class_sorted"
 
 
-def with_difference(difference: float, ci95: float) -> Audit:
+def with_difference(difference: float, ci95: float, tasks: int = 100) -> Audit:
     evaluation = audit(untrained(), tiny_store(), split="test", tasks=2, seed=0, protocols={"default": DEFAULT}).rows[0]
-    return Audit((evaluation, AuditRow(SORTED, evaluation.evaluation, difference, ci95)))
+    measured = replace(evaluation.evaluation, tasks=tasks)
+    return Audit((evaluation, AuditRow(SORTED, measured, difference, ci95)))
 
 
 def test_what_the_verdict_says() -> None:
@@ -96,6 +97,9 @@ def test_what_the_verdict_says() -> None:
     assert "is open" in with_difference(0.7, 0.6).verdict()
     assert "tells this model" in with_difference(1.0, 0.6).verdict()
     assert "misleads" in with_difference(-1.0, 0.6).verdict()
+    assert "is open" in with_difference(0.0, 3.0).verdict()  # an interval too wide to say anything
+    assert "is open" in with_difference(9.0, 1.0, tasks=5).verdict()  # too few tasks for anything
+    assert "is open" in with_difference(0.0, 0.0, tasks=5).verdict()
 
 
 def test_protocols_share_classes_and_support_images() -> None:

@@ -92,10 +92,13 @@ def test_the_temperature_makes_the_labels_most_likely(true_temperature: float) -
     assert calibration(found, fitted).ece < 0.02
 
 
-def test_temperatures_of_perfect_and_useless_predictions_are_finite() -> None:
+def test_temperatures_of_perfect_useless_and_wrong_predictions() -> None:
     labels = np.arange(20) % 4
-    perfect = np.where(np.eye(4)[labels] > 0, 0.0, -np.inf)  # probabilities of exactly 0 and 1
-    assert math.isfinite(fit_temperature(Predictions(perfect[None], labels[None])))
+    for gap in (20.0, 2000.0, np.inf):  # the last: probabilities of exactly 0 and 1
+        perfect = np.where(np.eye(4)[labels] > 0, 0.0, -gap)
+        assert fit_temperature(Predictions(perfect[None], labels[None])) < 0.01
+    useless = np.full((20, 4), math.log(0.25))
+    assert fit_temperature(Predictions(useless[None], labels[None])) == 1
     wrong = np.where(np.eye(4)[(labels + 1) % 4] > 0, 0.0, -30.0)
     assert fit_temperature(Predictions(wrong[None], labels[None])) > 100
 

@@ -22,7 +22,7 @@ from trident.decoupling import (
     latent_means,
     projected_panels,
 )
-from trident.errors import TridentError
+from trident.errors import NotFiniteError, TridentError
 from trident.evaluate import set_up
 from trident.figures import latent_plot, reconstruction_pairs, reconstruction_plot, save_figure, swap_grid, to_svg
 from trident.model import Trident
@@ -121,6 +121,26 @@ def test_tasks_without_a_score_are_told() -> None:
     weights = Checkpoint(recipe, Trident(model, episode).initial(0), Trident(model, episode).initial_running(), 0)
     with pytest.raises(TridentError, match="all of different ones"):
         decoupling(weights, tiny_store(), split="test", tasks=2, seed=0)
+
+
+def test_what_needs_all_queries_says_so() -> None:
+    checkpoint = untrained()
+    alone = replace(checkpoint.recipe, protocol=replace(checkpoint.recipe.protocol, queries_at_once="one"))
+    for look in (
+        lambda: decoupling(replace(checkpoint, recipe=alone), tiny_store(), split="test", tasks=2, seed=0),
+        lambda: reconstructions(replace(checkpoint, recipe=alone), tiny_store(), split="test", seed=0),
+    ):
+        with pytest.raises(TridentError, match="accuracy and calibration only"):
+            look()
+
+
+def test_latents_that_blow_up_are_told() -> None:
+    checkpoint = untrained()
+    wild = replace(checkpoint.recipe, adaptation=replace(checkpoint.recipe.adaptation, rate=1e20))
+    with pytest.raises(NotFiniteError):
+        decoupling(replace(checkpoint, recipe=wild), tiny_store(), split="test", tasks=2, seed=0)
+    with pytest.raises(NotFiniteError):
+        reconstructions(replace(checkpoint, recipe=wild), tiny_store(), split="test", seed=0)
 
 
 def test_projections_and_their_plot(tmp_path: Path) -> None:

@@ -154,21 +154,49 @@ def test_a_report_looks_right_in_a_browser(folder: Path, browser: Any, width: in
         page.close()
 
 
-def test_runs_side_by_side(folder: Path, browser: Any, tmp_path: Path) -> None:
-    result = run_trident(folder, "compare", "one", "two", "--tasks", "6", "--json", "--out", tmp_path / "both.html")
+def test_runs_side_by_side(folder: Path) -> None:
+    result = run_trident(folder, "compare", "one", "two", "one/last.safetensors", "--tasks", "6", "--json")
     assert result.returncode == 0, result.stderr
     compared = json.loads(result.stdout)
-    first, second = compared["runs"]
-    assert (first["name"], second["name"]) == ("one", "two")
+    first, second, last = compared["runs"]
+    assert (first["name"], second["name"], last["name"]) == ("one/best.safetensors", "two", "one/last.safetensors")
     assert first["protocol"]["split"] == "val"  # choosing between runs is not what test classes are for
     assert first["difference"] is None
     assert second["difference"]["points"] == pytest.approx(second["accuracy"] - first["accuracy"])
-    assert compared["differing_settings"] == {"training.seed": [0, 1]}
+    assert compared["differing_settings"] == {"training.seed": [0, 1, 0]}
+
+
+def test_a_comparison_in_a_browser(folder: Path, browser: Any, tmp_path: Path) -> None:
+    """With a name that HTML and matplotlib might take for something else, and a log with foreign lines."""
+    odd = tmp_path / "<b>$\\bad$ & a rather long name of a run, longer than a narrow screen is wide"
+    shutil.copytree(folder / "two", odd)
+    with (odd / "log.jsonl").open("a") as log:
+        log.write('5\n{"a": 1}\n{"kind": "validation", "step": 9}\n{"kind": "tra')
+    result = run_trident(tmp_path, "compare", folder / "one", odd, "--tasks", "2", "--out", "both.html")
+    assert result.returncode == 0, result.stderr
     page = browser.new_page(viewport={"width": 400, "height": 800})
     page.goto((tmp_path / "both.html").resolve().as_uri())
     assert page.evaluate("document.documentElement.scrollWidth") <= 400
     assert page.evaluate(OVERFLOWING) == []
+    assert page.locator("main b").count() == 0
+    assert "$\\bad$" in page.inner_text("main")
     page.close()
+
+
+def test_other_kinds_of_runs_have_reports_too(folder: Path, tmp_path: Path) -> None:
+    """Sorted training, three ways, one query of each class, weights alone: no log, no latents to score."""
+    few = ["n_way=3", "n_query=1", "query_order=class_sorted", "attfex=off"]
+    assert run_trident(tmp_path, "train", "glyphs", "--out", "run", *SMALL, *few).returncode == 0
+    shutil.copy(tmp_path / "run" / "last.safetensors", tmp_path / "weights.safetensors")
+    result = run_trident(tmp_path, "report", "weights.safetensors", "--tasks", "2", "--audit-tasks", "2", "--json")
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout)
+    assert report["decoupling"] is None
+    assert report["protocol"]["query_order"] == "shuffled"
+    assert report["page"] == "weights-report.html"
+    page = (tmp_path / "weights-report.html").read_text("utf-8")
+    assert "There is no log beside these weights" in page
+    assert "is open" in page  # two tasks are too few for a verdict
 
 
 def test_mistakes_are_told_in_one_line(folder: Path) -> None:
@@ -179,6 +207,9 @@ def test_mistakes_are_told_in_one_line(folder: Path) -> None:
         (["report", "one", "--data", "no.store"], "no.store"),
         (["compare", "one"], "at least two runs"),
         (["compare", "one", "nothing"], "nothing"),
+        (["compare", "one", "two", "--out", "no/such/page.html"], "no/such"),
+        (["report", "one", "--out", "two"], "not an ordinary file"),
+        (["audit", "one", "protocol.query_order=class_sorted"], "leave protocol settings away"),
         (["audit", "one", "model.channels=8"], "only episode, protocol and adaptation"),
         (["audit", "one", "episode.n_query=3"], "positional AttFEX"),
         (["calibrate", "one", "--temperature", "best"], "best"),

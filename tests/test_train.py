@@ -10,16 +10,21 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from conftest import TINY_RECIPE, tiny_store
+from trident.adapt import Learner
 from trident.checkpoint import BEST, LAST, Checkpoint, load_checkpoint
 from trident.data.store import ImageStore, write_store
+from trident.episodes import EpisodeSampler
 from trident.errors import TridentError
-from trident.evaluate import Evaluation
+from trident.evaluate import Evaluation, evaluate
+from trident.model import Trident
 from trident.settings import Recipe
+from trident.tasks import TaskSource
 from trident.train import resume_run, start_run, train
 
 
@@ -57,6 +62,37 @@ def test_the_same_seed_gives_the_same_weights_after_20_steps(tmp_path: Path) -> 
     assert_same_weights(one, same)
     other = run(tmp_path / "other", replace(TINY_RECIPE, training=replace(TINY_RECIPE.training, seed=1)))
     assert not torch.equal(one.parameters["label.loc.weight"], other.parameters["label.loc.weight"])
+
+
+def test_best_weights_are_chosen_on_tasks_of_their_own(tmp_path: Path) -> None:
+    """Else every later figure on validation classes, with the same seed, would flatter the chosen weights."""
+    recipe, store = replace(TINY_RECIPE, training=replace(TINY_RECIPE.training, validation_tasks=40)), tiny_store()
+    run(tmp_path / "run", recipe, store)
+    best = load_checkpoint(tmp_path / "run" / BEST)
+    assert best.best is not None
+    found = {}
+    for stream in ("selection", "val"):
+        weights = (recipe, best.parameters, best.running, store)
+        found[stream] = evaluate(*weights, split="val", tasks=40, seed=0, stream=stream).predictions
+    assert found["selection"].accuracies.mean() == pytest.approx(best.best["accuracy"])
+    assert not np.array_equal(found["selection"].labels, found["val"].labels)
+
+
+def test_running_statistics_forget_where_they_started(tmp_path: Path) -> None:
+    recipe = replace(TINY_RECIPE, training=replace(TINY_RECIPE.training, steps=1))
+    end = run(tmp_path / "run", recipe)
+    start = Trident(recipe.model, recipe.episode).initial_running()
+    changed = end.running["label_encoder.0.norm.variance"] / start["label_encoder.0.norm.variance"]
+    learner = Learner(Trident(recipe.model, recipe.episode), recipe.objective, recipe.adaptation)
+    source = TaskSource(
+        EpisodeSampler(tiny_store(), "train", recipe.episode, recipe.protocol),
+        recipe.model,
+        recipe.adaptation,
+        0,
+        "train",
+    )
+    seen = learner.meta_gradient(learner.model.initial(0), source.batch(range(2))).statistics
+    torch.testing.assert_close(changed, seen["label_encoder.0.norm.variance"].mean(0))
 
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])

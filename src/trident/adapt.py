@@ -114,7 +114,7 @@ class Learner:
     def adapt(self, parameters: Parameters, tasks: TaskBatch) -> list[tuple[Parameters, InnerState]]:
         """The parameters of each task before each inner step, and after the last: n + 1 entries."""
         leaves = _leaves(_for_each_task(parameters, tasks))
-        with torch.set_grad_enabled(self.adaptation.steps > 0):
+        with torch.set_grad_enabled(self.adaptation.steps > 0):  # inner steps need gradients, whoever calls
             started, latents = self.start(leaves, tasks)
         # Gradients of inner steps are with respect to a last layer made from prototypes, not through it.
         current = leaves | _leaves({key: value for key, value in started.items() if key not in leaves})
@@ -122,7 +122,8 @@ class Learner:
         state = InnerState({}, {}) if self.adaptation.optimizer == "sgd" else InnerState(zeros, zeros)
         trajectory = [(_detached(current), state)]
         for step in range(self.adaptation.steps):
-            after, state = self.inner_step(current, state, tasks, step, False, latents if step == 0 else None)
+            with torch.enable_grad():
+                after, state = self.inner_step(current, state, tasks, step, False, latents if step == 0 else None)
             state = InnerState(*(_detached(moment) for moment in state))
             trajectory.append((_detached(after), state))
             current = _leaves(after)

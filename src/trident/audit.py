@@ -29,6 +29,8 @@ PROTOCOLS: dict[str, Protocol] = {
 }
 SORTED = "class-sorted queries"
 STANDARD_ERRORS = 3  # how far from zero a difference must be before we call it a dependence
+ENOUGH_TASKS = 30  # fewer say nothing: their own spread is too uncertain
+NARROW = 2.0  # points: a wider interval around zero says nothing either
 _Progress = Callable[[str, int, int], None]
 
 
@@ -58,20 +60,25 @@ class Audit:
     @property
     def depends_on_query_order(self) -> bool:
         row = self.row(SORTED)
-        return abs(row.difference) > STANDARD_ERRORS / 1.96 * row.difference_ci95
+        far = abs(row.difference) > STANDARD_ERRORS / 1.96 * row.difference_ci95
+        return far and row.evaluation.tasks >= ENOUGH_TASKS
 
     @property
-    def order_is_harmless(self) -> bool:
+    def no_dependence_found(self) -> bool:
         row = self.row(SORTED)
-        return abs(row.difference) <= row.difference_ci95
+        near = abs(row.difference) <= row.difference_ci95 <= NARROW
+        return near and row.evaluation.tasks >= ENOUGH_TASKS
 
     def verdict(self) -> str:
         row, default = self.row(SORTED), self.rows[0].evaluation
         figures = f"{row.difference:+.2f} ± {row.difference_ci95:.2f} points"
         if not self.depends_on_query_order:
             found = f"sorting the queries by class changes accuracy by {figures}"
-            if not self.order_is_harmless:
-                return f"Whether accuracy depends on query order is open: {found}. More tasks would tell."
+            if not self.no_dependence_found:
+                return (
+                    f"Whether accuracy depends on query order is open: {found}, on {row.evaluation.tasks} tasks. "
+                    "More tasks would tell."
+                )
             return f"No dependence on query order found: {found}."
         meaning = (
             "The order tells this model the classes of the queries"

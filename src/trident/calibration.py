@@ -12,6 +12,7 @@ import torch
 
 from trident.checkpoint import Checkpoint
 from trident.data.store import ImageStore
+from trident.episodes import EpisodeSampler
 from trident.evaluate import Evaluation, Predictions, Progress, evaluate
 
 BINS = 10
@@ -22,6 +23,7 @@ FITTED_ON = {
     "paper": "temperature fitted on the very predictions that are scored, as the paper's released code does",
 }
 _COLDEST, _HOTTEST = 1e-3, 1e3
+_LEAST = -1e4  # stands for the logarithm of a probability that float32 rounded to 0
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,8 @@ def calibrate(
             progress=on_task,
         )
 
+    if fitting_store is not None:  # a store without validation classes shows before the long work
+        EpisodeSampler(fitting_store, "val", recipe.episode, recipe.protocol)
     evaluation = measured(store, split, tasks, 0)
     plain = calibration(evaluation.predictions)
     if temperature == "none":
@@ -164,26 +168,32 @@ def fit_temperature(predictions: Predictions) -> float:
     """The temperature that makes the labels most likely.
 
     In the inverse temperature b the log-likelihood of softmax(b * log p) is concave, so its slope changes sign once:
-    bisection finds where. Where all predictions are right, or useless, the answer is the end of the range.
+    bisection finds where. Where all predictions are right, or all are wrong, the answer is an end of the range.
     """
-    log_p = predictions.log_probabilities.reshape(-1, predictions.log_probabilities.shape[-1])
-    labels = predictions.labels.reshape(-1)
-    log_p = np.maximum(log_p, -1e4)  # a probability of exactly 0 stays one, without infinities below
-    true = log_p[np.arange(len(labels)), labels]
+    log_p, labels = _flat(predictions)
+    behind = log_p[np.arange(len(labels)), labels][:, None] - log_p  # (query, n_way): 0 for the true class
 
     def slope(inverse: float) -> float:
-        return float((true - (_softmax(inverse * log_p) * log_p).sum(1)).mean())
+        return float((_softmax(inverse * log_p) * behind).sum(1).mean())
 
+    if not behind.any():
+        return 1.0  # every class is as likely as every other: no temperature changes that
     low, high = np.log(1 / _HOTTEST), np.log(1 / _COLDEST)
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if slope(np.exp(middle)) > 0 else (low, middle)
+        low, high = (middle, high) if slope(np.exp(middle)) >= 0 else (low, middle)
     return float(np.exp(-(low + high) / 2))
 
 
 def _flat_probabilities(predictions: Predictions, temperature: float) -> tuple[np.ndarray, np.ndarray]:
+    log_p, labels = _flat(predictions)
+    return _softmax(log_p / temperature), labels
+
+
+def _flat(predictions: Predictions) -> tuple[np.ndarray, np.ndarray]:
+    """Log-probabilities (query, n_way) without infinities, and labels (query,)."""
     log_p = predictions.log_probabilities.reshape(-1, predictions.log_probabilities.shape[-1])
-    return _softmax(log_p / temperature), predictions.labels.reshape(-1)
+    return np.maximum(log_p, _LEAST), predictions.labels.reshape(-1)
 
 
 def _softmax(logits: np.ndarray) -> np.ndarray:

@@ -59,6 +59,7 @@ class TrainingProgress:
     def __init__(self, start: int, steps: int):
         self._steps = steps
         self._smooth: dict[str, float] = {}
+        self._validated = False
         self._progress = _Bar()
         self._task = self._progress.add_task("training", total=steps, completed=start)
 
@@ -86,6 +87,9 @@ class TrainingProgress:
             stderr.print(f"step {step}/{self._steps}: {numbers}", soft_wrap=True)
 
     def on_validation(self, step: int, evaluation: Evaluation, best: bool) -> None:
+        if not self._validated:
+            stderr.print(f"validation: {evaluation.describe_protocol()}", soft_wrap=True)
+            self._validated = True
         stderr.print(
             f"step {step}: validation {evaluation.accuracy:.2f} ± {evaluation.ci95:.2f} %"
             f"{', the best so far' if best else ''}",

@@ -17,8 +17,8 @@ from torch import Tensor
 from trident.adapt import Learner, TaskBatch
 from trident.checkpoint import Checkpoint
 from trident.data.store import ImageStore
-from trident.errors import TridentError
-from trident.evaluate import chunks_of, default_chunk, mean_and_interval, set_up
+from trident.errors import NotFiniteError, TridentError
+from trident.evaluate import check_all_at_once, chunks_of, default_chunk, mean_and_interval, set_up
 from trident.model import Noise
 from trident.nn.parameters import Parameters
 from trident.workers import side_by_side
@@ -53,7 +53,7 @@ class ScoreChange:
 class Decoupling:
     """One task's latents to look at, and the change of the score over all tasks."""
 
-    shown: TaskLatents  # the first task alone
+    shown: TaskLatents  # the first task that has a score, alone
     changes: dict[str, ScoreChange]  # by latent
     tasks: int
     left_out: int  # tasks in which fewer than two classes had queries, so that there is no score
@@ -115,6 +115,7 @@ def decoupling(
     progress: Callable[[int, int], None] | None = None,
 ) -> Decoupling:
     recipe = checkpoint.recipe
+    check_all_at_once(recipe.protocol)
     learner, parameters, source = set_up(
         recipe, checkpoint.parameters, checkpoint.running, store, split=split, seed=seed, device=device
     )
@@ -126,19 +127,19 @@ def decoupling(
         return latent_means(learner, parameters, source.batch(indices))
 
     for indices, found in zip(chunks, side_by_side(means, chunks, device), strict=True):
-        if shown is None:
-            shown = TaskLatents(_first(found.before), _first(found.after), found.labels[:1])
+        if not all(np.isfinite(part).all() for part in (*found.before, *found.after)):
+            raise NotFiniteError(f"{split} tasks {indices.start} to {indices.stop - 1}: latents are not finite")
         for task, labels in enumerate(found.labels):
             if not 2 <= len(np.unique(labels)) < len(labels):
                 continue
+            shown = shown or TaskLatents(_only(found.before, task), _only(found.after, task), labels[None])
             for name in LATENTS:
                 before, after = (getattr(part, name)[task] for part in (found.before, found.after))
                 scores[name].append((davies_bouldin(before, labels), davies_bouldin(after, labels)))
         if progress:
             progress(indices.stop, tasks)
-    assert shown is not None
     scored = len(scores["label"])
-    if scored < 2:
+    if scored < 2 or shown is None:
         raise TridentError(
             "there is no Davies-Bouldin score of tasks whose queries are of one class, or all of different ones: "
             f"{scored} of {tasks} tasks have one, and an interval needs two"
@@ -159,7 +160,8 @@ def project(points: np.ndarray, seed: int) -> np.ndarray:
         raise TridentError("the projection needs umap-learn: pip install 'trident[analysis]'") from error
     neighbours = min(15, len(points) - 1)
     # Few points start from random places: the spectral start needs more of them than latents.
-    return np.asarray(UMAP(n_neighbors=neighbours, random_state=seed, n_jobs=1, init="random").fit_transform(points))
+    umap = UMAP(n_neighbors=neighbours, random_state=seed % 2**32, n_jobs=1, init="random")
+    return np.asarray(umap.fit_transform(points))
 
 
 class Panel(NamedTuple):
@@ -193,8 +195,8 @@ def _change(scores: np.ndarray) -> ScoreChange:
     return ScoreChange(float(scores[:, 0].mean()), float(scores[:, 1].mean()), change, ci95)
 
 
-def _first(means: LatentMeans) -> LatentMeans:
-    return LatentMeans(means.label[:1], means.semantic[:1])
+def _only(means: LatentMeans, task: int) -> LatentMeans:
+    return LatentMeans(means.label[[task]], means.semantic[[task]])
 
 
 def _array(tensor: Tensor) -> np.ndarray:

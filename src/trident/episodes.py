@@ -14,8 +14,9 @@ import numpy as np
 from trident.data.store import ClassEntry, ImageStore
 from trident.errors import TridentError
 
-# Random streams of one seed that must never overlap.
-STREAMS = {"train": 1, "val": 2, "test": 3, "train-evaluation": 4}
+# Random streams of one seed that must never overlap. `selection` draws the validation tasks that choose a run's best
+# weights, so that no later measurement on validation classes meets them again.
+STREAMS = {"train": 1, "val": 2, "test": 3, "train-evaluation": 4, "selection": 5}
 
 
 @dataclass(frozen=True)

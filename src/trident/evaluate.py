@@ -132,6 +132,7 @@ def set_up(
     split: str,
     seed: int,
     device: torch.device | str = "cpu",
+    stream: str | None = None,
 ) -> Setup:
     """Check that the images fit, then bring together what the recipe's episode, protocol and adaptation ask for."""
     check_images(recipe, store)
@@ -143,7 +144,7 @@ def set_up(
         recipe.model,
         recipe.adaptation,
         seed,
-        "train-evaluation" if split == "train" else split,
+        stream or ("train-evaluation" if split == "train" else split),
         protocol.latents,
         protocol.latent_samples if protocol.latents == "average" else 1,
         device,
@@ -163,9 +164,15 @@ def evaluate(
     device: torch.device | str = "cpu",
     tasks_per_chunk: int | None = None,
     progress: Progress | None = None,
+    stream: str | None = None,
 ) -> Evaluation:
-    """Accuracy of a model on tasks from one split, under the recipe's episode and protocol."""
-    learner, parameters, source = set_up(recipe, parameters, running, store, split=split, seed=seed, device=device)
+    """Accuracy of a model on tasks from one split, under the recipe's episode and protocol.
+
+    `stream` is the random stream that draws the tasks, by default the split's own.
+    """
+    learner, parameters, source = set_up(
+        recipe, parameters, running, store, split=split, seed=seed, device=device, stream=stream
+    )
     at_once = tasks_per_chunk or default_chunk(recipe, device)
 
     def predicted(indices: range) -> tuple[np.ndarray, np.ndarray]:
@@ -213,6 +220,12 @@ def default_chunk(recipe: Recipe, device: torch.device | str) -> int:
 
 def chunks_of(tasks: int, at_once: int) -> list[range]:
     return [range(start, min(start + at_once, tasks)) for start in range(0, tasks, at_once)]
+
+
+def check_all_at_once(protocol: Protocol) -> None:
+    """For what looks at all queries of a task together."""
+    if protocol.queries_at_once == "one":
+        raise TridentError("protocol.queries_at_once is 'one': it has a meaning for accuracy and calibration only")
 
 
 def check_images(recipe: Recipe, store: ImageStore) -> None:

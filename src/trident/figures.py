@@ -1,6 +1,7 @@
 """Figures, drawn by matplotlib without a display, as SVG that takes its text colour from the page it stands in."""
 
 import functools
+import importlib.util
 import io
 import re
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 import numpy as np
 
 from trident.errors import TridentError
-from trident.files import atomic_file
+from trident.files import atomic_file, check_writable
 
 if TYPE_CHECKING:
     from trident.audit import Audit
@@ -19,12 +20,14 @@ if TYPE_CHECKING:
 
 # After Okabe and Ito's, which most colour-blind people can tell apart; all stand out on white and on near-black.
 COLOURS = ("#1F83C4", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#7F7F7F")
+KINDS = (".svg", ".png", ".pdf")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _MISSING = "figures need matplotlib: pip install 'trident[analysis]'"
 _Arguments = ParamSpec("_Arguments")
 _INK = "#010203"  # stands for the page's text colour until the SVG is put into the page
 _STYLE: Any = {  # matplotlib's own names for settings
     "svg.hashsalt": "trident",
+    "text.parse_math": False,  # a dollar in a run's name is a dollar
     "svg.fonttype": "none",  # text stays text: small, sharp, selectable
     "font.family": "sans-serif",
     "font.size": 10,
@@ -88,15 +91,11 @@ def check_figure_path(path: Path | None) -> None:
     """Before long work starts: whether a figure can be drawn to that file."""
     if path is None:
         return
-    try:
-        from matplotlib.backend_bases import FigureCanvasBase
-    except ImportError as error:
-        raise TridentError(_MISSING) from error
-    kinds = sorted(FigureCanvasBase.get_supported_filetypes())
-    if path.suffix.removeprefix(".").lower() not in kinds:
-        raise TridentError(f"cannot draw {path}: its name must end with one of {', '.join(kinds)}")
-    if not path.parent.is_dir():
-        raise TridentError(f"cannot draw {path}: the folder {path.parent} does not exist")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise TridentError(_MISSING)
+    if path.suffix.lower() not in KINDS:
+        raise TridentError(f"cannot draw {path}: its name must end with one of {', '.join(KINDS)}")
+    check_writable(path)
 
 
 @styled

@@ -10,14 +10,19 @@ from typing import BinaryIO
 from trident.errors import TridentError
 
 
-@contextmanager
-def atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that appears under `path` whole or not at all, whatever happens in between."""
-    path = Path(path)
+def check_writable(path: Path) -> None:
+    """Before long work starts: whether a file can come to stand there."""
     if not path.parent.is_dir():
         raise TridentError(f"cannot write {path}: the folder {path.parent} does not exist")
     if path.exists() and not path.is_file():
         raise TridentError(f"cannot write {path}: it exists and is not an ordinary file")
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a file that appears under `path` whole or not at all, whatever happens in between."""
+    path = Path(path)
+    check_writable(path)
     for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
         if not _runs(leftover.name.split(".")[-2]):
             leftover.unlink(missing_ok=True)  # of a process that was killed while it wrote

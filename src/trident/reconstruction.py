@@ -9,7 +9,8 @@ from torch import Tensor
 from trident.adapt import Learner, TaskBatch
 from trident.checkpoint import Checkpoint
 from trident.data.store import ImageStore
-from trident.evaluate import set_up
+from trident.errors import NotFiniteError
+from trident.evaluate import check_all_at_once, set_up
 from trident.model import Noise
 from trident.nn.parameters import Parameters
 
@@ -39,8 +40,7 @@ def reconstruct_task(learner: Learner, parameters: Parameters, tasks: TaskBatch)
     labels = tasks.query_labels[0].cpu().numpy()
     chosen = np.sort(np.unique(labels, return_index=True)[1])
     with torch.no_grad():
-        statistics = learner.statistics()
-        found = learner.model.infer(adapted, tasks.images, "query", noise, statistics)
+        found = learner.model.infer(adapted, tasks.images, "query", noise, learner.statistics())
         context, n = found.n_context, len(chosen)
 
         def decode(label: Tensor, semantic: Tensor) -> Tensor:
@@ -79,10 +79,14 @@ def reconstructions(
     task: int = 0,
     device: torch.device | str = "cpu",
 ) -> Reconstructions:
+    check_all_at_once(checkpoint.recipe.protocol)
     learner, parameters, source = set_up(
         checkpoint.recipe, checkpoint.parameters, checkpoint.running, store, split=split, seed=seed, device=device
     )
-    return reconstruct_task(learner, parameters, source.batch([task]))
+    found = reconstruct_task(learner, parameters, source.batch([task]))
+    if not np.isfinite(found.squared_error):
+        raise NotFiniteError(f"{split} task {task}: the reconstruction is not finite")
+    return found
 
 
 def _squared_error(images: Tensor, other: Tensor) -> float:

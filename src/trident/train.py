@@ -152,6 +152,7 @@ def train(start: Checkpoint, store: ImageStore, out: Path, device: str, observer
             device=device,
             tasks_per_chunk=settings.tasks_per_chunk,
             progress=go_on,
+            stream="selection",
         )
 
     with RunLog(out, start.step, start.validated_step) as log, _interrupts() as interrupted:
@@ -185,7 +186,8 @@ def train(start: Checkpoint, store: ImageStore, out: Path, device: str, observer
             rate = _rate(settings, step)
             _update(parameters, optimizer, result.gradient, norm, rate, settings)
             for key, value in result.statistics.items():
-                running[key] = torch.lerp(running[key], value.mean(0), RUNNING_MOMENTUM)
+                # A plain average at first, so that nothing of the initial values remains in it.
+                running[key] = torch.lerp(running[key], value.mean(0), max(RUNNING_MOMENTUM, 1 / (step + 1)))
             step += 1
             values = {name: float(part.mean()) for name, part in result.loss._asdict().items()}
             values |= {"accuracy": 100 * float(result.accuracy.mean()), "gradient_norm": norm, "rate": rate}

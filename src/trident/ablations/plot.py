@@ -6,9 +6,10 @@ from typing import Any
 
 from trident.ablations import Cell, Grid, shown
 from trident.ablations.tables import Results, footnotes, matrix_of
-from trident.figures import COLOURS, MARKERS, new_figure
+from trident.figures import COLOURS, MARKERS, new_figure, styled
 
 
+@styled
 def grid_chart(grid: Grid, results: Results) -> Any:
     """Accuracies with their intervals and how they were obtained: a line for each row of a matrix, else points."""
     matrix = matrix_of(grid)

@@ -24,6 +24,7 @@ from trident.cli.options import (
     open_data,
     open_fitting_data,
 )
+from trident.errors import TridentError
 
 Figure = Annotated[Path | None, typer.Option("--out", help="Draw the figure to this file: .svg, .png or .pdf.")]
 
@@ -43,13 +44,15 @@ def audit(
     """Measure one model under every protocol, on the same tasks, and say what its accuracy depends on.
 
     Each line changes one thing about the default protocol: query order, class counts, queries one at a time, the source
-    of the batch-norm statistics, the latents. The differences are paired, task by task. Protocol settings of the run
-    itself do not count here; those of its episodes and its adaptation do.
+    of the batch-norm statistics, the latents. The differences are paired, task by task. The protocol that the run was
+    trained under does not count here; settings of its episodes and its adaptation do, and can be overridden.
     """
     from trident.audit import audit as measure
     from trident.console import counting
 
     checkpoint = load_for_measuring(run, settings)
+    if checkpoint.recipe.protocol != load_for_measuring(run, None).recipe.protocol:
+        raise TridentError("an audit goes through the protocols itself: leave protocol settings away")
     store, device = open_data(data_of(checkpoint.recipe, data, checkpoint)), device_of(device)
     with counting("protocols") as progress:
 
@@ -212,4 +215,9 @@ def reconstructions(
     store = open_data(data_of(checkpoint.recipe, data, checkpoint))
     result = decode(checkpoint, store, split=split, seed=seed, task=task, device=device_of(device))
     save_figure(reconstruction_plot(result), out)
+    spec, protocol = checkpoint.recipe.episode, checkpoint.recipe.protocol
     print(result.describe())
+    print(
+        f"({store.dataset} {split}, {spec.describe()}, {spec.n_query} queries per class, {protocol.describe()}, "
+        f"task {task} of seed {seed}; {checkpoint.described()})"
+    )

@@ -26,7 +26,7 @@ Data = Annotated[str | None, typer.Option(help="A store; by default the one the 
 Split = Annotated[Literal["train", "val", "test"], typer.Option(help="Classes to draw tasks from.")]
 Tasks = Annotated[int, typer.Option(min=2, help="Number of tasks.")]
 Seed = Annotated[int, typer.Option(min=0, help="Decides the tasks and the noise.")]
-Chunk = Annotated[int | None, typer.Option(min=1, help="Tasks at once; fewer need less memory.")]
+Chunk = Annotated[int | None, typer.Option(min=1, help="Tasks at once for each core; fewer need less memory.")]
 
 
 def overrides_of(words: list[str] | None) -> list[str]:

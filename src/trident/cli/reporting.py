@@ -47,13 +47,13 @@ def report(
     Needs the 'analysis' extra. A store other than the one trained on (--data) gives a cross-domain report.
     """
     from trident.console import counting, stderr
-    from trident.files import atomic_file
-    from trident.report import gather, report_page
+    from trident.files import atomic_file, check_writable
+    from trident.report import check_extras, gather, report_page
 
     checkpoint = load_for_measuring(run, None)
     page = out or (run / "report.html" if run.is_dir() else run.with_name(f"{run.stem}-report.html"))
-    if not page.parent.is_dir():
-        raise TridentError(f"cannot write {page}: the folder {page.parent} does not exist")
+    check_writable(page)
+    check_extras()
     store = open_data(data_of(checkpoint.recipe, data, checkpoint))
     fitting_store = open_fitting_data(temperature_data, checkpoint)
     with counting("report") as progress:
@@ -98,12 +98,15 @@ def compare(
 ) -> None:
     """Put runs side by side: accuracy on the same tasks with paired differences, calibration, settings that differ."""
     from trident.console import counting
-    from trident.files import atomic_file
+    from trident.files import atomic_file, check_writable
+    from trident.report import check_extras, comparison_page
     from trident.report import compare as measure
-    from trident.report import comparison_page
 
     if len(runs) < 2:
         raise TridentError("a comparison needs at least two runs: trident compare RUN RUN...")
+    if out is not None:
+        check_writable(out)
+        check_extras()
     checkpoints = [load_for_measuring(run, None) for run in runs]
     stores = [open_data(data_of(entry.recipe, data, entry)) for entry in checkpoints]
     with counting("comparing") as progress:

@@ -2,6 +2,6 @@
 
 from trident.report.comparison import Comparison, compare
 from trident.report.content import Report, gather
-from trident.report.page import comparison_page, report_page
+from trident.report.page import check_extras, comparison_page, report_page
 
-__all__ = ["Comparison", "Report", "compare", "comparison_page", "gather", "report_page"]
+__all__ = ["Comparison", "Report", "check_extras", "compare", "comparison_page", "gather", "report_page"]

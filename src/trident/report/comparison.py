@@ -31,7 +31,7 @@ class Comparison:
     runs: tuple[ComparedRun, ...]
 
     def differing_settings(self) -> dict[str, list[Any]]:
-        """The settings in which the runs are not all alike, protocol aside: all are measured under the same one."""
+        """The settings in which the runs were not trained alike."""
         tables = [recipe_values(run.checkpoint.recipe) for run in self.runs]
         found: dict[str, list[Any]] = {"recipe": [table["name"] for table in tables]}
         for section, first in tables[0].items():
@@ -70,8 +70,9 @@ def compare(
 ) -> Comparison:
     """Measure each run under the default protocol; where data and episodes agree, the tasks do too."""
     runs: list[ComparedRun] = []
+    names = _names(checkpoints)
     for place, (checkpoint, store) in enumerate(zip(checkpoints, stores, strict=True)):
-        name = run_name(checkpoint)
+        name = names[place]
 
         def report(done: int, total: int, name: str = name, place: int = place) -> None:
             if progress:
@@ -107,3 +108,12 @@ def compare(
             )
         )
     return Comparison(tuple(runs))
+
+
+def _names(checkpoints: list[Checkpoint]) -> list[str]:
+    """The runs' names, with the weights' file where two would be called the same."""
+    names = [run_name(checkpoint) for checkpoint in checkpoints]
+    return [
+        f"{name}/{checkpoint.path.name}" if names.count(name) > 1 and checkpoint.path else name
+        for name, checkpoint in zip(names, checkpoints, strict=True)
+    ]

@@ -17,6 +17,10 @@ from trident.paper_results import PaperResult, find
 from trident.reconstruction import Reconstructions, reconstructions
 
 Progress = Callable[[str, int, int], None]
+_LOGGED = {
+    "train": ("step", "accuracy", "classification", "reconstruction", "label_kl", "semantic_kl"),
+    "validation": ("step", "accuracy", "ci95"),
+}
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,7 @@ class Report:
     calibration: CalibrationResult  # its evaluation is the headline
     fitted_as_paper: Calibration
     audit: Audit
-    decoupling: Decoupling
+    decoupling: Decoupling | None  # none where tasks have too few queries for a score
     panels: tuple[Panel, ...]
     reconstructions: Reconstructions
     paper: tuple[PaperResult, ...]  # the paper's figures for the same data and shots
@@ -41,7 +45,7 @@ class Report:
             **self.calibration.to_json(),
             "temperature_as_paper": self.fitted_as_paper.to_json(),
             "audit": self.audit.to_json(),
-            "decoupling": self.decoupling.to_json(),
+            "decoupling": self.decoupling and self.decoupling.to_json(),
             "parameters": self.parameters,
         }
 
@@ -92,16 +96,18 @@ def gather(
         tasks_per_chunk=tasks_per_chunk,
         progress=lambda name, done, total: progress(f"audit: {name}", done, total) if progress else None,
     )
-    decoupled = decoupling(
-        measured,
-        store,
-        split=split,
-        tasks=audit_tasks,
-        seed=seed,
-        device=device,
-        tasks_per_chunk=tasks_per_chunk,
-        progress=on("latents"),
-    )
+    decoupled = None
+    if checkpoint.recipe.episode.n_query > 1:
+        decoupled = decoupling(
+            measured,
+            store,
+            split=split,
+            tasks=audit_tasks,
+            seed=seed,
+            device=device,
+            tasks_per_chunk=tasks_per_chunk,
+            progress=on("latents"),
+        )
     if progress:
         progress("projecting latents", 0, 1)
     return Report(
@@ -113,16 +119,19 @@ def gather(
         as_paper,
         audited,
         decoupled,
-        tuple(projected_panels(decoupled, seed)),
+        tuple(projected_panels(decoupled, seed)) if decoupled else (),
         reconstructions(measured, store, split=split, seed=seed, device=device),
         tuple(
             find(
                 table="accuracy",
                 train_dataset=str(checkpoint.provenance["dataset"]),
                 test_dataset=store.dataset,
+                n_way=checkpoint.recipe.episode.n_way,
                 n_shot=checkpoint.recipe.episode.n_shot,
             )
-        ),
+        )
+        if split == "test"
+        else (),
         store,
     )
 
@@ -141,9 +150,12 @@ def read_log(checkpoint: Checkpoint) -> tuple[dict[str, Any], ...]:
     lines = []
     for line in path.read_text("utf-8", errors="replace").splitlines():
         try:
-            lines.append(json.loads(line))
-        except ValueError:
-            continue  # the half line of a run that was killed, or is still writing
+            entry = json.loads(line)
+            wanted = _LOGGED[entry["kind"]]
+            if all(isinstance(entry[key], int | float) for key in wanted):
+                lines.append(entry)
+        except (ValueError, KeyError, TypeError):
+            continue  # the half line of a run that was killed or is still writing, or no line of ours
     return tuple(lines)
 
 

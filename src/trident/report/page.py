@@ -2,6 +2,7 @@
 
 import base64
 import importlib.metadata
+import importlib.util
 import io
 import platform
 from typing import Any
@@ -36,7 +37,10 @@ def report_page(report: Report) -> str:
                 [(panel.title(), panel.points) for panel in report.panels], report.decoupling.shown.labels[0]
             ),
             "latents",
-        ),
+        )
+        if report.decoupling
+        else None,
+        curves_protocol=_validation_protocol(report),
         pairs=_data_uri(figures.reconstruction_pairs(report.reconstructions, columns=5)),
         swaps=_data_uri(figures.swap_grid(report.reconstructions)),
         total_parameters=sum(report.parameters.values()),
@@ -45,6 +49,13 @@ def report_page(report: Report) -> str:
         environment=_environment(checkpoint.provenance),
         data=describe(report.store),
     )
+
+
+def _validation_protocol(report: Report) -> str:
+    """What the validation accuracies of the run's log were measured under: the run's own protocol."""
+    recipe = report.checkpoint.recipe
+    tasks = recipe.training.validation_tasks
+    return f"{recipe.episode.describe()}, {recipe.protocol.describe()}, {tasks} tasks, 95 % interval"
 
 
 def comparison_page(comparison: Comparison) -> str:
@@ -58,11 +69,16 @@ def comparison_page(comparison: Comparison) -> str:
     )
 
 
+def check_extras() -> None:
+    """Before long work starts: whether all that a page is made with is installed."""
+    missing = [name for name in ("jinja2", "matplotlib", "sklearn", "umap") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise TridentError(f"reports need {', '.join(missing)}: pip install 'trident[analysis]'")
+
+
 def _render(template: str, **values: Any) -> str:
-    try:
-        from jinja2 import Environment, PackageLoader, StrictUndefined
-    except ImportError as error:
-        raise TridentError("reports need Jinja2: pip install 'trident[analysis]'") from error
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
     environment = Environment(
         loader=PackageLoader("trident.report", "templates"),
         autoescape=True,

@@ -1,0 +1,78 @@
+"""Chunks of tasks on several cores: the same results in the same order, and no trace left behind."""
+
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from conftest import TINY_RECIPE, tiny_store
+from trident.evaluate import evaluate
+from trident.model import Trident
+from trident.workers import side_by_side
+
+
+@pytest.fixture(autouse=True)
+def two_cores() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_results_come_in_order_from_several_threads() -> None:
+    met = threading.Barrier(2, timeout=20)
+
+    def work(item: int) -> tuple[int, int, str]:
+        if item < 2:
+            met.wait()  # both of the first two are under way at once, or this never ends
+        return item, torch.get_num_threads(), threading.current_thread().name
+
+    results = list(side_by_side(work, range(6), "cpu"))
+    assert [item for item, _, _ in results] == list(range(6))
+    assert {threads for _, threads, _ in results} == {1}
+    assert len({name for _, _, name in results}) == 2
+    assert torch.get_num_threads() == 2
+
+
+def test_errors_and_early_ends_leave_nothing_behind() -> None:
+    done: list[int] = []
+
+    def work(item: int) -> int:
+        if item == 3:
+            raise ValueError("three")
+        done.append(item)
+        return item
+
+    with pytest.raises(ValueError, match="three"):
+        list(side_by_side(work, range(1000), "cpu"))
+    assert len(done) < 1000
+    assert torch.get_num_threads() == 2
+    for first in side_by_side(lambda item: item, range(5), "cpu"):
+        assert first == 0
+        break
+    assert torch.get_num_threads() == 2
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("ThreadPoolExecutor")]
+
+
+@pytest.mark.parametrize("no_gradients", [False, True])
+def test_evaluation_does_not_depend_on_cores_or_chunks(no_gradients: bool) -> None:
+    model, store = Trident(TINY_RECIPE.model, TINY_RECIPE.episode), tiny_store()
+    found = []
+    for cores, at_once in ((1, None), (2, None), (2, 1), (2, 3)):
+        torch.set_num_threads(cores)
+        with torch.set_grad_enabled(not no_gradients):
+            result = evaluate(
+                TINY_RECIPE,
+                model.initial(0),
+                model.initial_running(),
+                store,
+                split="test",
+                tasks=7,
+                seed=0,
+                tasks_per_chunk=at_once,
+            )
+        found.append(result.predictions.log_probabilities)
+    for other in found[1:]:
+        np.testing.assert_allclose(other, found[0], atol=1e-5)
