@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from conftest import Trident_command
+from trident.recipes import load_recipe
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
@@ -54,9 +55,19 @@ def test_every_command_works(trident: Trident_command, tmp_path: Path) -> None:
 
 
 def test_the_demos_result_is_shown_with_its_protocol() -> None:
+    """As the demo prints it: the words come from the code and the Makefile, the figures from the last run by hand."""
     (shown,) = blocks("text")
-    assert re.search(r"accuracy \d\d\.\d\d ± \d\.\d\d %", shown)
-    assert "shuffled queries" in shown
+    first, protocol, verdict = shown.strip().splitlines()
+    assert re.fullmatch(r"accuracy \d\d\.\d\d ± \d\.\d\d %", first)
+    recipe = load_recipe("glyphs")
+    tasks = re.search(r"trident report \$\(RUN\) --tasks (\d+)", (ROOT / "Makefile").read_text("utf-8"))
+    assert tasks is not None
+    spec = recipe.episode
+    assert protocol.startswith(
+        f"(glyphs test, {spec.describe()}, {spec.n_query} queries per class, {recipe.protocol.describe()}, "
+        f"{tasks[1]} tasks, 95 % interval, seed 0; glyphs trained on glyphs, after "
+    )
+    assert re.fullmatch(r"No dependence on query order found: .* by [+-]\d\.\d\d ± \d\.\d\d points\.", verdict)
 
 
 def test_make_targets_exist() -> None:
