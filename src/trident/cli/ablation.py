@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trident.train import Observer
 
 
-@app.command(context_settings=SETTINGS)
+@app.command(context_settings=SETTINGS, short_help="Train a grid of settings.")
 def ablate(
     grid: Annotated[
         str | None,

@@ -1,13 +1,28 @@
 """The command itself, which the other files of this package add their commands to, and how it ends."""
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from trident.errors import TridentError
 
+# In the order in which one comes to need them.
+ORDER = (
+    *("recipes", "params", "train", "evaluate"),
+    *("audit", "calibrate", "decoupling", "reconstructions", "report", "compare", "ablate"),
+    *("paper", "data"),
+)
+
+
+class _InOrder(TyperGroup):
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(super().list_commands(ctx), key=ORDER.index)
+
+
 app = typer.Typer(
+    cls=_InOrder,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -15,9 +30,7 @@ app = typer.Typer(
     help="Few-shot image classification with TRIDENT.\n\n"
     "Try it:  trident train glyphs --out runs/first   then   trident evaluate runs/first",
 )
-data_app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Turn datasets into packed stores, look into them."
-)
+data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Prepare datasets, look into them.")
 app.add_typer(data_app, name="data")
 
 

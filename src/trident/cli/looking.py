@@ -29,7 +29,7 @@ from trident.errors import TridentError
 Figure = Annotated[Path | None, typer.Option("--out", help="Draw the figure to this file: .svg, .png or .pdf.")]
 
 
-@app.command(context_settings=SETTINGS)
+@app.command(context_settings=SETTINGS, short_help="Measure under every protocol.")
 def audit(
     run: RunPath,
     settings: Settings = None,
@@ -81,7 +81,7 @@ def audit(
     print(result.verdict())
 
 
-@app.command(context_settings=SETTINGS)
+@app.command(context_settings=SETTINGS, short_help="See how far confidences can be trusted.")
 def calibrate(
     run: RunPath,
     settings: Settings = None,
@@ -141,7 +141,7 @@ def calibrate(
     print(f"({result.evaluation.describe_protocol()}; {checkpoint.described()})")
 
 
-@app.command(context_settings=SETTINGS)
+@app.command(context_settings=SETTINGS, short_help="See what each latent knows of the classes.")
 def decoupling(
     run: RunPath,
     settings: Settings = None,
@@ -195,7 +195,7 @@ def decoupling(
     print(result.verdict())
 
 
-@app.command(context_settings=SETTINGS)
+@app.command(context_settings=SETTINGS, short_help="See what the decoder makes of the latents.")
 def reconstructions(
     run: RunPath,
     out: Annotated[Path, typer.Option(help="The picture to write, for example reconstructions.png.")],

@@ -22,7 +22,7 @@ from trident.cli.options import (
 )
 
 
-@app.command()
+@app.command(short_help="Measure accuracy.")
 def evaluate(
     run: RunPath,
     data: Data = None,

@@ -28,7 +28,7 @@ WIDTH = 80  # in a terminal and in a pipe alike
 _LABELS = ("method", "part", "backbone", "approach", "settings")
 
 
-@app.command()
+@app.command(short_help="List the paper's figures.")
 def paper(
     table: Annotated[TableName | None, typer.Option(help="Show this table alone.")] = None,
     as_json: Json = False,

@@ -24,7 +24,7 @@ from trident.cli.options import (
 from trident.errors import TridentError
 
 
-@app.command()
+@app.command(short_help="Make an HTML page about a run.")
 def report(
     run: RunPath,
     out: Annotated[
@@ -81,7 +81,7 @@ def report(
     stderr.print(f"report: {page}", soft_wrap=True)
 
 
-@app.command()
+@app.command(short_help="Put runs side by side.")
 def compare(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN RUN...", help="Runs' folders, or weights files.")],
     out: Annotated[Path | None, typer.Option(help="Write an HTML page as well.")] = None,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from trident.data.store import ImageStore
 
 
-@app.command()
+@app.command(short_help="List the recipes, or explain one.")
 def recipes(name: Annotated[str | None, typer.Argument(help="A recipe: show all its settings.")] = None) -> None:
     """List the recipes, or show every setting of one with its meaning."""
     from trident.recipes import load_recipe, recipe_names, recipe_values, setting_help
@@ -32,7 +32,7 @@ def recipes(name: Annotated[str | None, typer.Argument(help="A recipe: show all 
         print(f"{key + '=' + _shown(values[section][setting]):44} {help_text}")
 
 
-@app.command(context_settings=SETTINGS)
+@app.command(context_settings=SETTINGS, short_help="Count the parameters of a network.")
 def params(
     recipe: Annotated[str, typer.Argument(help="A recipe's name, or the path of a TOML file.")],
     settings: Settings = None,
@@ -55,7 +55,7 @@ def params(
         print(f"{part:20} {count:>9,}")
 
 
-@app.command(context_settings=SETTINGS)
+@app.command(context_settings=SETTINGS, short_help="Meta-train a model.")
 def train(
     recipe: Annotated[str | None, typer.Argument(help="A recipe's name, or the path of a TOML file.")] = None,
     settings: Settings = None,
