@@ -65,7 +65,8 @@ def test_the_demos_result_is_shown_with_its_protocol() -> None:
     spec = recipe.episode
     assert protocol.startswith(
         f"(glyphs test, {spec.describe()}, {spec.n_query} queries per class, {recipe.protocol.describe()}, "
-        f"{tasks[1]} tasks, 95 % interval, seed 0; glyphs trained on glyphs, after "
+        f"{recipe.adaptation.describe()}, {tasks[1]} tasks, 95 % interval, seed 0; "
+        "recipe glyphs, trained on glyphs for "
     )
     assert re.fullmatch(r"No dependence on query order found: .* by [+-]\d\.\d\d ± \d\.\d\d points\.", verdict)
 

@@ -86,6 +86,7 @@ def test_a_report_loads_nothing(folder: Path) -> None:
     parser.feed(page)
     assert parser.found == []
     assert "@import" not in page and "url(http" not in page
+    assert "mathdefault" not in page and "\\math" not in page  # no TeX where a number should stand
     ids = re.findall(r'\bid="([^"]+)"', page)
     assert len(ids) == len(set(ids)), "figures of one page must not share ids"
 

@@ -19,8 +19,8 @@ BINS = 10
 FittedOn = Literal["none", "validation", "paper"]
 FITTED_ON = {
     "none": "no temperature",
-    "validation": "temperature fitted on validation tasks",
-    "paper": "temperature fitted on the very predictions that are scored, as the paper's released code does",
+    "validation": "fitted on validation tasks",
+    "paper": "fitted on the very predictions that are scored, as the paper's released code does",
 }
 _COLDEST, _HOTTEST = 1e-3, 1e3
 _LEAST = -1e4  # stands for the logarithm of a probability that float32 rounded to 0
@@ -51,7 +51,7 @@ class Calibration:
         if self.fitted_on == "none":
             return "no temperature"
         tasks = f" ({self.fitted_tasks})" if self.fitted_tasks else ""
-        return f"temperature {self.temperature:.3f}: {FITTED_ON[self.fitted_on]}{tasks}"
+        return f"temperature {self.temperature:.3f}, {FITTED_ON[self.fitted_on]}{tasks}"
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"bins": {key: value.tolist() for key, value in asdict(self.bins).items()}}

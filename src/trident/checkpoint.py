@@ -53,7 +53,7 @@ class Checkpoint:
 
     def described(self) -> str:
         about = self.describe()
-        return f"{about['recipe']} trained on {about['trained_on'] or 'unknown data'}, after {self.step} steps"
+        return f"recipe {about['recipe']}, trained on {about['trained_on'] or 'unknown data'} for {self.step} steps"
 
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:

@@ -62,7 +62,7 @@ class Decoupling:
     def verdict(self) -> str:
         parts = [
             f"adaptation {'changes' if abs(change.change) > change.change_ci95 else 'does not measurably change'} "
-            f"the Davies-Bouldin score of z_{name}: {change.before:.3f} before, {change.after:.3f} after, "
+            f"the Davies-Bouldin score of z_{name}: {change.before:.4f} before, {change.after:.4f} after, "
             f"{change.change:+.4f} ± {change.change_ci95:.4f}"
             for name, change in self.changes.items()
         ]
@@ -146,7 +146,7 @@ def decoupling(
         )
     protocol = (
         f"{store.dataset} {split}, {recipe.episode.describe()}, {recipe.episode.n_query} queries per class, "
-        f"{recipe.protocol.describe()}, {scored} tasks, 95 % interval, seed {seed}"
+        f"{recipe.protocol.describe()}, {recipe.adaptation.describe()}, {scored} tasks, 95 % interval, seed {seed}"
     )
     changes = {name: _change(np.array(scores[name])) for name in LATENTS}
     return Decoupling(shown, changes, scored, tasks - scored, protocol)

@@ -60,7 +60,8 @@ class Evaluation:
         spec = self.episode
         return (
             f"{self.dataset} {self.split}, {spec.describe()}, {spec.n_query} queries per class, "
-            f"{self.protocol.describe()}, {self.tasks} tasks, 95 % interval, seed {self.seed}"
+            f"{self.protocol.describe()}, {self.adaptation.describe()}, {self.tasks} tasks, 95 % interval, "
+            f"seed {self.seed}"
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -135,6 +135,8 @@ def learning_curves(lines: Sequence[dict[str, Any]]) -> Any:
         values = np.array([line[key] for line in train], float)
         bottom.plot(steps, np.maximum(values, 1e-3), color=colour, label=name)
     bottom.set_yscale("log")
+    bottom.yaxis.set_major_formatter(lambda value, _: f"{value:g}")  # the default writes TeX
+    bottom.yaxis.set_minor_formatter(lambda value, _: "")
     bottom.set_ylabel("loss parts, unweighted")
     bottom.set_xlabel("meta-updates")
     figure.legend(*bottom.get_legend_handles_labels(), loc="outside lower center", ncols=4, columnspacing=1)

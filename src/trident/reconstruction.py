@@ -27,9 +27,11 @@ class Reconstructions(NamedTuple):
     squared_error_of_mean: float  # of the task's mean query image in place of each, for comparison
 
     def describe(self) -> str:
+        better = "better" if self.squared_error < self.squared_error_of_mean else "worse"
         return (
-            f"Squared error of an image, summed over its pixels, in the mean: {self.squared_error:.1f}; "
-            f"{self.squared_error_of_mean:.1f} if every query were painted as their mean"
+            f"Squared error of an image, summed over its pixels: {self.squared_error:.1f} in the mean of this task's "
+            f"queries. Painting each of them as their mean picture gives {self.squared_error_of_mean:.1f}, "
+            f"so the decoder does {better} than that"
         )
 
 

@@ -35,7 +35,7 @@ class ModelSettings:
         "learned", "last layer before adaptation: learned (paper), or the support classes' mean features, for any n_way"
     )
     attfex: Literal["positional", "off"] = setting(
-        "positional", "the paper's AttFEX with one weight per image position, or none"
+        "positional", "the paper's AttFEX with one weight for each image position, or no AttFEX"
     )
     attfex_width_m: int = setting(64, "features extracted by W_M across the images of a task")
     attfex_width_n: int = setting(32, "features extracted by W_N")
@@ -93,6 +93,9 @@ class AdaptationSettings:
     rate: float = setting(1e-3, "the paper's alpha")
     steps: int = setting(5, "the paper's n")
     order: Literal["second", "first"] = setting("second", "differentiate through the inner steps, or not (cheaper)")
+
+    def describe(self) -> str:
+        return f"{self.steps or 'no'} inner step{'' if self.steps == 1 else 's'}"
 
     def __post_init__(self) -> None:
         require(self.rate >= 0 and math.isfinite(self.rate), f"adaptation.rate is {self.rate}: 0 or more is needed")

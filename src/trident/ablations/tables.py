@@ -46,7 +46,14 @@ def table_rows(grid: Grid, results: Results) -> list[list[str]]:
 
 
 def _list(grid: Grid, results: Results) -> list[list[str]]:
-    heading = ["cell", *grid.labels.values(), "accuracy", *(["paper"] if grid.paper else []), "parameters", "steps"]
+    heading = [
+        "cell",
+        *grid.labels.values(),
+        "accuracy",
+        *(["paper"] if grid.paper else []),
+        "parameters",
+        "meta-updates",
+    ]
     rows = [heading]
     for cell in grid.cells:
         result = results.get(cell.name)

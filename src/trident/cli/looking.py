@@ -186,9 +186,10 @@ def decoupling(
     if as_json:
         print(json.dumps({**result.to_json(), "weights": checkpoint.describe()}, allow_nan=False))
         return
+    print(f"{'Davies-Bouldin score':22} {'before':>8} {'after':>8}   change (lower: classes better separated)")
     for name, change in result.changes.items():
         print(
-            f"z_{name:9} {change.before:8.4f} before   {change.after:8.4f} after   "
+            f"{'z_' + name:22} {change.before:8.4f} {change.after:8.4f}   "
             f"{change.change:+.4f} ± {change.change_ci95:.4f}"
         )
     print(f"({result.protocol}; {checkpoint.described()})")
@@ -216,7 +217,7 @@ def reconstructions(
     result = decode(checkpoint, store, split=split, seed=seed, task=task, device=device_of(device))
     save_figure(reconstruction_plot(result), out)
     spec, protocol = checkpoint.recipe.episode, checkpoint.recipe.protocol
-    print(result.describe())
+    print(f"{result.describe()}.")
     print(
         f"({store.dataset} {split}, {spec.describe()}, {spec.n_query} queries per class, {protocol.describe()}, "
         f"task {task} of seed {seed}; {checkpoint.described()})"

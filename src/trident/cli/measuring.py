@@ -29,24 +29,36 @@ def evaluate(
     split: Split = "test",
     tasks: Tasks = 600,
     seed: Seed = 0,
-    n_way: Annotated[int | None, typer.Option(min=1)] = None,
-    n_shot: Annotated[int | None, typer.Option(min=1)] = None,
+    n_way: Annotated[int | None, typer.Option(min=1, help="Classes in a task.")] = None,
+    n_shot: Annotated[int | None, typer.Option(min=1, help="Labelled images of each class.")] = None,
     n_query: Annotated[int | None, typer.Option(min=1, help="Queries per class.")] = None,
-    query_order: Annotated[Literal["shuffled", "class_sorted"] | None, typer.Option()] = None,
+    query_order: Annotated[
+        Literal["shuffled", "class_sorted"] | None,
+        typer.Option(help="class_sorted shows a positional AttFEX the classes of the queries."),
+    ] = None,
     queries_at_once: Annotated[
         Literal["all", "one"] | None, typer.Option(help="one: each query is a task of its own.")
     ] = None,
-    balance: Annotated[Literal["balanced", "dirichlet"] | None, typer.Option()] = None,
-    dirichlet_alpha: Annotated[float | None, typer.Option()] = None,
-    batch_norm: Annotated[Literal["transductive", "support", "running"] | None, typer.Option()] = None,
-    latents: Annotated[Literal["sample", "mean", "average"] | None, typer.Option()] = None,
+    balance: Annotated[
+        Literal["balanced", "dirichlet"] | None,
+        typer.Option(help="As many queries of each class, or Dirichlet-distributed counts."),
+    ] = None,
+    dirichlet_alpha: Annotated[float | None, typer.Option(help="Concentration behind --balance dirichlet.")] = None,
+    batch_norm: Annotated[
+        Literal["transductive", "support", "running"] | None,
+        typer.Option(help="Statistics of the images at hand, of the support set, or of training."),
+    ] = None,
+    latents: Annotated[
+        Literal["sample", "mean", "average"] | None,
+        typer.Option(help="One sample, the mean, or the average of many predictions."),
+    ] = None,
     latent_samples: Annotated[int | None, typer.Option(min=1, help="Samples behind --latents average.")] = None,
     inner_steps: Annotated[int | None, typer.Option(min=0, help="Inner steps, if other than in training.")] = None,
     tasks_per_chunk: Chunk = None,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Measure accuracy on tasks from classes never seen in training. What is not given is as in training."""
+    """Measure accuracy, by default on tasks from the test classes. What is not given is as in training."""
     from trident.console import counting
     from trident.evaluate import evaluate as measure
 

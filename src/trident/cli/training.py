@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 @app.command(short_help="List the recipes, or explain one.")
 def recipes(name: Annotated[str | None, typer.Argument(help="A recipe: show all its settings.")] = None) -> None:
     """List the recipes, or show every setting of one with its meaning."""
-    from trident.recipes import load_recipe, recipe_names, recipe_values, setting_help
+    from typing import get_args, get_origin
+
+    from trident.recipes import load_recipe, recipe_names, recipe_values, setting_help, setting_types
 
     if name is None:
         for known in recipe_names():
@@ -27,8 +29,10 @@ def recipes(name: Annotated[str | None, typer.Argument(help="A recipe: show all 
     recipe = load_recipe(name)
     values = recipe_values(recipe)
     print(f"{recipe.name}: {recipe.summary}\n")
+    choices = {key: get_args(hint) for key, hint in setting_types() if get_origin(hint) is Literal}
     for key, help_text in setting_help().items():
         section, setting = key.split(".")
+        help_text += f" [{'|'.join(choices[key])}]" if key in choices else ""
         print(f"{key + '=' + _shown(values[section][setting]):44} {help_text}")
 
 
