@@ -88,7 +88,7 @@ def test_train_and_evaluate(trident: Trident_command, tmp_path: Path) -> None:
     assert (protocol["seed"], protocol["latents"], protocol["batch_norm"]) == (0, "mean", "transductive")
     in_words = trident(*arguments)
     assert f"{answer['accuracy']:.2f} ± {answer['ci95']:.2f} %" in in_words.stdout
-    assert "shuffled queries, balanced, transductive batch norm, latent means, 4 tasks" in in_words.stdout
+    assert "shuffled queries, balanced, transductive batch norm, latent means, 1 inner step, 4 tasks" in in_words.stdout
     again = trident("train", "--resume", "run")
     assert again.returncode == 0, again.stderr
 
