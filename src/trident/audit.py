@@ -6,14 +6,12 @@ Each row changes one thing about the default protocol. Task by task the classes 
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
-
-import torch
+from typing import Any, Unpack
 
 from trident.checkpoint import Checkpoint
 from trident.data.store import ImageStore
 from trident.episodes import Protocol
-from trident.evaluate import Evaluation, evaluate, mean_and_interval
+from trident.evaluate import Evaluation, Sample, evaluate_checkpoint, mean_and_interval
 
 DEFAULT = Protocol()
 PROTOCOLS: dict[str, Protocol] = {
@@ -102,14 +100,9 @@ class Audit:
 def audit(
     checkpoint: Checkpoint,
     store: ImageStore,
-    *,
-    split: str,
-    tasks: int,
-    seed: int,
-    device: torch.device | str = "cpu",
-    tasks_per_chunk: int | None = None,
     protocols: dict[str, Protocol] | None = None,
     progress: _Progress | None = None,
+    **sample: Unpack[Sample],
 ) -> Audit:
     """Measure a model under each protocol; the first one is what the others are compared with."""
     chosen = protocols or PROTOCOLS
@@ -120,18 +113,7 @@ def audit(
             if progress:
                 progress(name, place * total + done, len(chosen) * total)
 
-        result = evaluate(
-            replace(checkpoint.recipe, protocol=protocol),
-            checkpoint.parameters,
-            checkpoint.running,
-            store,
-            split=split,
-            tasks=tasks,
-            seed=seed,
-            device=device,
-            tasks_per_chunk=tasks_per_chunk,
-            progress=report,
-        )
+        result = evaluate_checkpoint(checkpoint, store, protocol, report, **sample)
         baseline = rows[0].evaluation if rows else result
         change = result.predictions.accuracies - baseline.predictions.accuracies
         rows.append(AuditRow(name, result, *mean_and_interval(change)))

@@ -5,15 +5,14 @@ of confidence [0, 0.1), [0.1, 0.2), ... [0.9, 1]; in each, mean confidence shoul
 """
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import numpy as np
-import torch
 
 from trident.checkpoint import Checkpoint
 from trident.data.store import ImageStore
 from trident.episodes import EpisodeSampler
-from trident.evaluate import Evaluation, Predictions, Progress, evaluate
+from trident.evaluate import Evaluation, Predictions, Progress, Sample, evaluate_checkpoint
 
 BINS = 10
 FittedOn = Literal["none", "validation", "paper"]
@@ -80,42 +79,26 @@ class CalibrationResult:
 def calibrate(
     checkpoint: Checkpoint,
     store: ImageStore,
-    *,
-    split: str,
-    tasks: int,
-    seed: int,
     temperature: FittedOn,
     fitting_store: ImageStore | None = None,
     fitting_tasks: int = 200,
-    device: torch.device | str = "cpu",
-    tasks_per_chunk: int | None = None,
     progress: Progress | None = None,
+    **sample: Unpack[Sample],
 ) -> CalibrationResult:
     """Calibration over some tasks; a `validation` temperature comes from validation tasks of `fitting_store`."""
     recipe = checkpoint.recipe
-    in_all = tasks + (fitting_tasks if temperature == "validation" else 0)
+    in_all = sample["tasks"] + (fitting_tasks if temperature == "validation" else 0)
 
-    def measured(store: ImageStore, split: str, tasks: int, before: int) -> Evaluation:
+    def measured(store: ImageStore, before: int, sample: Sample) -> Evaluation:
         def on_task(done: int, total: int) -> None:
             if progress:
                 progress(before + done, in_all)
 
-        return evaluate(
-            recipe,
-            checkpoint.parameters,
-            checkpoint.running,
-            store,
-            split=split,
-            tasks=tasks,
-            seed=seed,
-            device=device,
-            tasks_per_chunk=tasks_per_chunk,
-            progress=on_task,
-        )
+        return evaluate_checkpoint(checkpoint, store, progress=on_task, **sample)
 
     if fitting_store is not None:  # a store without validation classes shows before the long work
         EpisodeSampler(fitting_store, "val", recipe.episode, recipe.protocol)
-    evaluation = measured(store, split, tasks, 0)
+    evaluation = measured(store, 0, sample)
     plain = calibration(evaluation.predictions)
     if temperature == "none":
         return CalibrationResult(evaluation, plain, None)
@@ -123,9 +106,9 @@ def calibrate(
     if temperature == "validation":
         if fitting_store is None:
             raise ValueError("a temperature fitted on validation tasks needs the store to draw them from")
-        fitted = measured(fitting_store, "val", fitting_tasks, tasks)
+        fitted = measured(fitting_store, sample["tasks"], {**sample, "split": "val", "tasks": fitting_tasks})
     value = fit_temperature(fitted.predictions)
-    where = f"{fitted.dataset} {fitted.split}, {fitted.tasks} tasks, seed {seed}"
+    where = f"{fitted.dataset} {fitted.split}, {fitted.tasks} tasks, seed {fitted.seed}"
     return CalibrationResult(evaluation, plain, calibration(evaluation.predictions, value, temperature, where))
 
 

@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, NamedTuple, NotRequired, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -116,6 +116,16 @@ def mean_and_interval(values: np.ndarray) -> tuple[float, float]:
     return float(values.mean()), float(1.96 * values.std(ddof=1) / math.sqrt(len(values)))
 
 
+class Sample(TypedDict):
+    """Which tasks a model is measured on, and where: what every way of measuring hands on to `evaluate`."""
+
+    split: str
+    tasks: int
+    seed: int
+    device: NotRequired[torch.device | str]
+    tasks_per_chunk: NotRequired[int | None]
+
+
 class Setup(NamedTuple):
     """A model and the tasks it is to be tried on, all on one device."""
 
@@ -210,6 +220,18 @@ def evaluate(
         seed,
         predictions,
     )
+
+
+def evaluate_checkpoint(
+    checkpoint: Checkpoint,
+    store: ImageStore,
+    protocol: Protocol | None = None,
+    progress: Progress | None = None,
+    **sample: Unpack[Sample],
+) -> Evaluation:
+    """The same of a checkpoint's weights, under its own protocol or another."""
+    recipe = replace(checkpoint.recipe, protocol=protocol or checkpoint.recipe.protocol)
+    return evaluate(recipe, checkpoint.parameters, checkpoint.running, store, progress=progress, **sample)
 
 
 def default_chunk(recipe: Recipe, device: torch.device | str) -> int:

@@ -19,7 +19,7 @@ from trident.checkpoint import LAST, Checkpoint, load_checkpoint
 from trident.data.store import ImageStore
 from trident.episodes import EpisodeSampler
 from trident.errors import NotFiniteError, TridentError
-from trident.evaluate import Evaluation, Progress, evaluate
+from trident.evaluate import Evaluation, Progress, evaluate_checkpoint
 from trident.recipes import recipe_values
 from trident.train import Observer, check_run, resume_run, start_run, train
 
@@ -150,10 +150,8 @@ def _measure(
     best: Checkpoint, measurement: Measurement, store: ImageStore, device: str, watcher: Watcher
 ) -> Evaluation:
     with watcher.evaluating() as progress:
-        return evaluate(
-            best.recipe,
-            best.parameters,
-            best.running,
+        return evaluate_checkpoint(
+            best,
             store,
             split=measurement.split,
             tasks=measurement.tasks,

@@ -23,6 +23,7 @@ from trident.cli.options import (
     load_for_measuring,
     open_data,
     open_fitting_data,
+    sample_of,
 )
 from trident.errors import TridentError
 
@@ -53,22 +54,14 @@ def audit(
     checkpoint = load_for_measuring(run, settings)
     if checkpoint.recipe.protocol != load_for_measuring(run, None).recipe.protocol:
         raise TridentError("an audit goes through the protocols itself: leave protocol settings away")
-    store, device = open_data(data_of(checkpoint.recipe, data, checkpoint)), device_of(device)
+    store = open_data(data_of(checkpoint.recipe, data, checkpoint))
+    sample = sample_of(split, tasks, seed, device, tasks_per_chunk)
     with counting("protocols") as progress:
 
         def on_task(name: str, done: int, total: int) -> None:
             progress(done, total, name)
 
-        result = measure(
-            checkpoint,
-            store,
-            split=split,
-            tasks=tasks,
-            seed=seed,
-            device=device,
-            tasks_per_chunk=tasks_per_chunk,
-            progress=on_task,
-        )
+        result = measure(checkpoint, store, progress=on_task, **sample)
     if as_json:
         print(json.dumps({**result.to_json(), "weights": checkpoint.describe()}, allow_nan=False))
         return
@@ -114,20 +107,9 @@ def calibrate(
     checkpoint = load_for_measuring(run, settings)
     store = open_data(data_of(checkpoint.recipe, data, checkpoint))
     fitting_store = open_fitting_data(temperature_data, checkpoint) if temperature == "validation" else None
+    sample = sample_of(split, tasks, seed, device, tasks_per_chunk)
     with counting("evaluating tasks") as progress:
-        result = measure(
-            checkpoint,
-            store,
-            split=split,
-            tasks=tasks,
-            seed=seed,
-            temperature=temperature,
-            fitting_store=fitting_store,
-            fitting_tasks=temperature_tasks,
-            device=device_of(device),
-            tasks_per_chunk=tasks_per_chunk,
-            progress=progress,
-        )
+        result = measure(checkpoint, store, temperature, fitting_store, temperature_tasks, progress, **sample)
     if out is not None:
         from trident.figures import reliability_diagram, save_figure
 
@@ -166,17 +148,9 @@ def decoupling(
     check_figure_path(out)
     checkpoint = load_for_measuring(run, settings)
     store = open_data(data_of(checkpoint.recipe, data, checkpoint))
+    sample = sample_of(split, tasks, seed, device, tasks_per_chunk)
     with counting("tasks") as progress:
-        result = measure(
-            checkpoint,
-            store,
-            split=split,
-            tasks=tasks,
-            seed=seed,
-            device=device_of(device),
-            tasks_per_chunk=tasks_per_chunk,
-            progress=progress,
-        )
+        result = measure(checkpoint, store, progress=progress, **sample)
     if out is not None:
         from trident.decoupling import projected_panels
         from trident.figures import latent_plot, save_figure

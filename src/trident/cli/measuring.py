@@ -16,9 +16,9 @@ from trident.cli.options import (
     Split,
     Tasks,
     data_of,
-    device_of,
     load_for_measuring,
     open_data,
+    sample_of,
 )
 
 
@@ -60,7 +60,7 @@ def evaluate(
 ) -> None:
     """Measure accuracy, by default on tasks from the test classes. What is not given is as in training."""
     from trident.console import counting
-    from trident.evaluate import evaluate as measure
+    from trident.evaluate import evaluate_checkpoint
 
     given = {
         "episode.n_way": n_way,
@@ -76,21 +76,10 @@ def evaluate(
         "adaptation.steps": inner_steps,
     }
     checkpoint = load_for_measuring(run, [f"{key}={value}" for key, value in given.items() if value is not None])
-    recipe = checkpoint.recipe
-    store, device = open_data(data_of(recipe, data, checkpoint)), device_of(device)
+    store = open_data(data_of(checkpoint.recipe, data, checkpoint))
+    sample = sample_of(split, tasks, seed, device, tasks_per_chunk)
     with counting("evaluating tasks") as progress:
-        result = measure(
-            recipe,
-            checkpoint.parameters,
-            checkpoint.running,
-            store,
-            split=split,
-            tasks=tasks,
-            seed=seed,
-            device=device,
-            tasks_per_chunk=tasks_per_chunk,
-            progress=progress,
-        )
+        result = evaluate_checkpoint(checkpoint, store, progress=progress, **sample)
     if as_json:
         print(json.dumps({**result.to_json(), "weights": checkpoint.describe()}, allow_nan=False))
     else:

@@ -11,6 +11,7 @@ from trident.errors import TridentError
 if TYPE_CHECKING:
     from trident.checkpoint import Checkpoint
     from trident.data.store import ImageStore
+    from trident.evaluate import Sample
     from trident.settings import Recipe
 
 SETTINGS = {"ignore_unknown_options": True}  # --training.steps=5 is taken as a setting, and checked as one
@@ -60,6 +61,17 @@ def load_for_measuring(run: Path, settings: list[str] | None) -> "Checkpoint":
         raise TridentError("of a trained model only episode, protocol and adaptation settings can be changed")
     check_episode(checkpoint, recipe.episode)
     return replace(checkpoint, recipe=recipe)
+
+
+def sample_of(split: str, tasks: int, seed: int, device: str, tasks_per_chunk: int | None) -> "Sample":
+    """The options that say which tasks to measure on, and where."""
+    return {
+        "split": split,
+        "tasks": tasks,
+        "seed": seed,
+        "device": device_of(device),
+        "tasks_per_chunk": tasks_per_chunk,
+    }
 
 
 def data_of(recipe: "Recipe", given: str | None, checkpoint: "Checkpoint | None") -> str:

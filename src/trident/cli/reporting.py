@@ -16,10 +16,10 @@ from trident.cli.options import (
     Seed,
     Split,
     data_of,
-    device_of,
     load_for_measuring,
     open_data,
     open_fitting_data,
+    sample_of,
 )
 from trident.errors import TridentError
 
@@ -56,19 +56,13 @@ def report(
     check_extras()
     store = open_data(data_of(checkpoint.recipe, data, checkpoint))
     fitting_store = open_fitting_data(temperature_data, checkpoint)
+    sample = sample_of(split, tasks, seed, device, tasks_per_chunk)
     with counting("report") as progress:
-        content = gather(
-            checkpoint,
-            store,
-            fitting_store,
-            split=split,
-            tasks=tasks,
-            audit_tasks=audit_tasks,
-            seed=seed,
-            device=device_of(device),
-            tasks_per_chunk=tasks_per_chunk,
-            progress=lambda stage, done, total: progress(done, total, stage),
-        )
+
+        def on_task(stage: str, done: int, total: int) -> None:
+            progress(done, total, stage)
+
+        content = gather(checkpoint, store, fitting_store, audit_tasks, on_task, **sample)
     with atomic_file(page) as file:
         file.write(report_page(content).encode())
     if as_json:
@@ -109,17 +103,13 @@ def compare(
         check_extras()
     checkpoints = [load_for_measuring(run, None) for run in runs]
     stores = [open_data(data_of(entry.recipe, data, entry)) for entry in checkpoints]
+    sample = sample_of(split, tasks, seed, device, tasks_per_chunk)
     with counting("comparing") as progress:
-        result = measure(
-            checkpoints,
-            stores,
-            split=split,
-            tasks=tasks,
-            seed=seed,
-            device=device_of(device),
-            tasks_per_chunk=tasks_per_chunk,
-            progress=lambda name, done, total: progress(done, total, name),
-        )
+
+        def on_task(name: str, done: int, total: int) -> None:
+            progress(done, total, name)
+
+        result = measure(checkpoints, stores, on_task, **sample)
     if out is not None:
         content = comparison_page(result).encode()
         with atomic_file(out) as file:

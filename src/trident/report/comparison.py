@@ -1,16 +1,14 @@
 """Some runs side by side, on the same tasks."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
-
-import torch
+from dataclasses import dataclass
+from typing import Any, Unpack
 
 from trident.audit import DEFAULT
 from trident.calibration import Calibration, calibration
 from trident.checkpoint import Checkpoint
 from trident.data.store import ImageStore
-from trident.evaluate import Evaluation, evaluate, mean_and_interval
+from trident.evaluate import Evaluation, Sample, evaluate_checkpoint, mean_and_interval
 from trident.recipes import recipe_values
 from trident.report.content import count_parameters, read_log, run_name
 
@@ -60,13 +58,8 @@ class Comparison:
 def compare(
     checkpoints: list[Checkpoint],
     stores: list[ImageStore],
-    *,
-    split: str,
-    tasks: int,
-    seed: int,
-    device: torch.device | str = "cpu",
-    tasks_per_chunk: int | None = None,
     progress: Callable[[str, int, int], None] | None = None,
+    **sample: Unpack[Sample],
 ) -> Comparison:
     """Measure each run under the default protocol; where data and episodes agree, the tasks do too."""
     runs: list[ComparedRun] = []
@@ -78,18 +71,7 @@ def compare(
             if progress:
                 progress(name, place * total + done, len(checkpoints) * total)
 
-        result = evaluate(
-            replace(checkpoint.recipe, protocol=DEFAULT),
-            checkpoint.parameters,
-            checkpoint.running,
-            store,
-            split=split,
-            tasks=tasks,
-            seed=seed,
-            device=device,
-            tasks_per_chunk=tasks_per_chunk,
-            progress=report,
-        )
+        result = evaluate_checkpoint(checkpoint, store, DEFAULT, report, **sample)
         difference = None
         if runs:
             first = runs[0].evaluation

@@ -4,15 +4,14 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import Any, Unpack
 
 from trident.audit import DEFAULT, Audit, audit
 from trident.calibration import Calibration, CalibrationResult, calibrate, calibration, fit_temperature
 from trident.checkpoint import Checkpoint
 from trident.data.store import ImageStore
 from trident.decoupling import Decoupling, Panel, decoupling, projected_panels
+from trident.evaluate import Sample
 from trident.paper_results import PaperResult, find
 from trident.reconstruction import Reconstructions, reconstructions
 
@@ -54,17 +53,14 @@ def gather(
     checkpoint: Checkpoint,
     store: ImageStore,
     fitting_store: ImageStore,
-    *,
-    split: str,
-    tasks: int,
     audit_tasks: int,
-    seed: int,
-    device: torch.device | str = "cpu",
-    tasks_per_chunk: int | None = None,
     progress: Progress | None = None,
+    **sample: Unpack[Sample],
 ) -> Report:
     """Measure a run under the default protocol, whatever it was trained under; the audit shows the others."""
     measured = replace(checkpoint, recipe=replace(checkpoint.recipe, protocol=DEFAULT))
+    fewer: Sample = {**sample, "tasks": audit_tasks}
+    split, tasks, seed = sample["split"], sample["tasks"], sample["seed"]
 
     def on(stage: str) -> Callable[[int, int], None]:
         return lambda done, total: progress(stage, done, total) if progress else None
@@ -72,15 +68,11 @@ def gather(
     calibrated = calibrate(
         measured,
         store,
-        split=split,
-        tasks=tasks,
-        seed=seed,
-        temperature="validation",
-        fitting_store=fitting_store,
+        "validation",
+        fitting_store,
         fitting_tasks=audit_tasks,
-        device=device,
-        tasks_per_chunk=tasks_per_chunk,
         progress=on("accuracy and calibration"),
+        **sample,
     )
     predictions = calibrated.evaluation.predictions
     as_paper = calibration(
@@ -89,25 +81,12 @@ def gather(
     audited = audit(
         measured,
         store,
-        split=split,
-        tasks=audit_tasks,
-        seed=seed,
-        device=device,
-        tasks_per_chunk=tasks_per_chunk,
         progress=lambda name, done, total: progress(f"audit: {name}", done, total) if progress else None,
+        **fewer,
     )
     decoupled = None
     if checkpoint.recipe.episode.n_query > 1:
-        decoupled = decoupling(
-            measured,
-            store,
-            split=split,
-            tasks=audit_tasks,
-            seed=seed,
-            device=device,
-            tasks_per_chunk=tasks_per_chunk,
-            progress=on("latents"),
-        )
+        decoupled = decoupling(measured, store, progress=on("latents"), **fewer)
     if progress:
         progress("projecting latents", 0, 1)
     return Report(
@@ -120,7 +99,7 @@ def gather(
         audited,
         decoupled,
         tuple(projected_panels(decoupled, seed)) if decoupled else (),
-        reconstructions(measured, store, split=split, seed=seed, device=device),
+        reconstructions(measured, store, split=split, seed=seed, device=sample.get("device", "cpu")),
         tuple(
             find(
                 table="accuracy",
