@@ -12,8 +12,11 @@ import numpy as np
 import pytest
 import torch
 
+from ablation_grids import TINY_RECIPE as TINY_GRID_RECIPE
+from ablation_grids import Ablate_command, Answer
 from trident.adapt import Learner, TaskBatch
-from trident.data.store import ImageStore, class_table, store_in_memory
+from trident.cli import main
+from trident.data.store import ImageStore, class_table, store_in_memory, write_store
 from trident.episodes import EpisodeSampler, EpisodeSpec, Protocol
 from trident.model import Noise, TaskImages, Trident
 from trident.nn.parameters import Parameters
@@ -110,6 +113,24 @@ def run_trident(
 def trident(tmp_path: Path) -> Trident_command:
     """The command in an empty folder."""
     return functools.partial(run_trident, tmp_path)
+
+
+@pytest.fixture
+def ablate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ablate_command:
+    """`trident ablate` in this very process, which saves loading torch anew, in a folder with a tiny recipe."""
+    store = tiny_store()
+    write_store(tmp_path / "noise.store", "noise", store.classes, iter(store.images))
+    (tmp_path / "tiny.toml").write_text(TINY_GRID_RECIPE)
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: object) -> Answer:
+        monkeypatch.setattr(sys, "argv", ["trident", "ablate", *map(str, arguments)])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        said = capsys.readouterr()
+        return Answer([], int(caught.value.code or 0), said.out, said.err)
+
+    return run
 
 
 def assert_one_line_error(result: subprocess.CompletedProcess[str], *words: str) -> None:

@@ -1,0 +1,94 @@
+"""Grids for the tests of ablations, and the command run in this very process."""
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+GLYPHS = """
+summary = "letters, for tests"
+recipe = "glyphs"
+[settings]
+episode.n_way = 3
+episode.n_query = 2
+model.channels = 4
+model.semantic_latents = 4
+[settings.training]
+steps = 4
+tasks_per_step = 1
+validate_every = 2
+validation_tasks = 2
+save_every = 1
+log_every = 1
+[evaluation]
+tasks = 3
+[[axes]]
+setting = "model.label_latents"
+label = "latents"
+values = [3, 5]
+[[axes]]
+setting = "model.attfex"
+values = ["positional", "off"]
+"""
+CELLS = ["latents-3-attfex-positional", "latents-3-attfex-off", "latents-5-attfex-positional", "latents-5-attfex-off"]
+
+TINY_RECIPE = """
+summary = "noise, for tests"
+dataset = "noise"
+[episode]
+n_way = 3
+n_query = 2
+[model]
+image_size = 16
+image_channels = 1
+channels = 4
+label_latents = 3
+semantic_latents = 3
+[adaptation]
+steps = 1
+[training]
+steps = 4
+tasks_per_step = 1
+validate_every = 2
+validation_tasks = 2
+save_every = 1
+log_every = 1
+"""
+TINY_GRID = 'summary = "noise"\nrecipe = "tiny.toml"\n[evaluation]\ntasks = 2\n'
+RATES = '[[axes]]\nsetting = "adaptation.rate"\nlabel = "alpha"\nvalues = [{}]\n'
+
+
+class Answer(subprocess.CompletedProcess[str]):
+    """What the command did."""
+
+
+Ablate_command = Callable[..., Answer]
+
+
+def grid_file(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "grid.toml"
+    path.write_text(text)
+    return path
+
+
+def tiny_grid(tmp_path: Path, *rates: float) -> list[object]:
+    """The arguments for a grid over inner rates, which is trained within a second."""
+    return [
+        grid_file(tmp_path, TINY_GRID + RATES.format(", ".join(map(str, rates)))),
+        *("--out", "d", "--data", "noise.store"),
+    ]
+
+
+def result_of(folder: Path) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    return result
+
+
+def trained_steps(folder: Path) -> list[int]:
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return [line["step"] for line in lines if line["kind"] == "train"]
+
+
+def modified(folder: Path) -> dict[str, int]:
+    return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
