@@ -141,7 +141,7 @@ def test_a_query_alone_does_not_feel_the_others(setup: tuple[Checkpoint, str]) -
     pixels = tasks.images.pixels.clone()
     others = [tasks.images.n_support + i for i in range(6) if i != keep]
     pixels[:, others] = torch.rand_like(pixels[:, others])
-    changed = tasks._replace(images=tasks.images.of(pixels, tasks.images.n_support))
+    changed = tasks._replace(images=replace(tasks.images, stored=pixels))
     after = predict_one_by_one(learner, parameters, changed, at_once=4)
     assert torch.equal(after[:, keep], one_by_one[:, keep])
     assert not torch.allclose(

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is 
 
 
 def on_gpu(tasks: TaskBatch) -> TaskBatch:
-    images = TaskImages.of(tasks.images.pixels.cuda(), tasks.images.n_support)
+    images = TaskImages(tasks.images.pixels.cuda(), tasks.images.n_support)
     support, query = (
         tuple(Noise(*(part.cuda() for part in noise)) for noise in noises)
         for noises in (tasks.support_noise, tasks.query_noise)

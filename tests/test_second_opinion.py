@@ -9,7 +9,7 @@ import torch
 
 from conftest import doubles
 from trident.adapt import Learner
-from trident.model import Trident
+from trident.model import TaskImages, Trident
 from trident.recipes import load_recipe, recipe_names
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
@@ -25,7 +25,7 @@ def test_losses_and_meta_gradients_agree(name: str) -> None:
     learner = Learner(Trident(recipe.model, recipe.episode), recipe.objective, recipe.adaptation)
     parameters = doubles(learner.model.initial(0))
     tasks = random_tasks(recipe, 2)
-    images = tasks.images._replace(pixels=tasks.images.pixels.double(), patches=tasks.images.patches.double())
+    images = TaskImages(tasks.images.stored.double() / 255, tasks.images.n_support)
     support = tuple(type(noise)(*(part.double() for part in noise)) for noise in tasks.support_noise)
     query = tuple(type(noise)(*(part.double() for part in noise)) for noise in tasks.query_noise)
     tasks = tasks._replace(images=images, support_noise=support, query_noise=query)

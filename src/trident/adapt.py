@@ -95,10 +95,22 @@ class Learner:
         """One gradient step on the support sets. `parameters` must require gradients."""
         parts, _, _ = self.loss(parameters, tasks, "support", tasks.support_noise[step], latents)
         gradient = _gradient(parts.total.sum(), parameters, create_graph=differentiable)
+        return self.update(parameters, state, gradient, step)
+
+    def update(
+        self, parameters: Parameters, state: InnerState, gradient: Parameters, step: int
+    ) -> tuple[Parameters, InnerState]:
+        """What the inner optimiser makes of a gradient."""
         rate = self.adaptation.rate
         if self.adaptation.optimizer == "sgd":
             return {key: value - rate * gradient[key] for key, value in parameters.items()}, state
         return _adam_step(parameters, state, gradient, step, rate)
+
+    def initial_state(self, parameters: Parameters) -> InnerState:
+        if self.adaptation.optimizer == "sgd":
+            return InnerState({}, {})
+        zeros = {key: torch.zeros_like(value) for key, value in parameters.items()}
+        return InnerState(zeros, zeros)
 
     def start(self, parameters: Parameters, tasks: TaskBatch) -> tuple[Parameters, Latents | None]:
         """The parameters as each task finds them before its first inner step; they come with a task axis already.
@@ -118,8 +130,7 @@ class Learner:
             started, latents = self.start(leaves, tasks)
         # Gradients of inner steps are with respect to a last layer made from prototypes, not through it.
         current = leaves | _leaves({key: value for key, value in started.items() if key not in leaves})
-        zeros = {key: torch.zeros_like(value) for key, value in current.items()}
-        state = InnerState({}, {}) if self.adaptation.optimizer == "sgd" else InnerState(zeros, zeros)
+        state = self.initial_state(current)
         trajectory = [(_detached(current), state)]
         for step in range(self.adaptation.steps):
             with torch.enable_grad():
@@ -128,6 +139,10 @@ class Learner:
             trajectory.append((_detached(after), state))
             current = _leaves(after)
         return trajectory
+
+    def query_logits(self, adapted: Parameters, tasks: TaskBatch, noise: Noise) -> Tensor:
+        """What adapted parameters say of the queries: (task, query, n_way). Call it without gradients."""
+        return self.model(adapted, tasks.images, "query", noise, self.statistics(), reconstruct=False).logits
 
     def meta_gradient(self, parameters: Parameters, tasks: TaskBatch) -> MetaGradient:
         """Gradient of the summed query losses after adaptation, with respect to the parameters before it."""

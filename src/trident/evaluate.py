@@ -85,12 +85,7 @@ def predict(learner: Learner, parameters: Parameters, tasks: TaskBatch) -> Tenso
     """
     adapted, _ = learner.adapt(parameters, tasks)[-1]
     with torch.no_grad():
-        draws = [
-            torch.log_softmax(
-                learner.model(adapted, tasks.images, "query", noise, learner.statistics(), reconstruct=False).logits, -1
-            )
-            for noise in tasks.query_noise
-        ]
+        draws = [torch.log_softmax(learner.query_logits(adapted, tasks, noise), -1) for noise in tasks.query_noise]
         return torch.logsumexp(torch.stack(draws), 0) - math.log(len(draws)) if len(draws) > 1 else draws[0]
 
 

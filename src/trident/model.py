@@ -12,6 +12,7 @@ AttFEX makes the second one aware of all images of the task.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 import torch
@@ -34,16 +35,22 @@ Target = Literal["support", "query"]
 PROTOTYPE_SCALE = 0.1  # start of the learned scale of distances to prototypes
 
 
-class TaskImages(NamedTuple):
-    """The images of some tasks, values in 0 .. 1, the support set first."""
+@dataclass(frozen=True)
+class TaskImages:
+    """The images of some tasks, the support set first."""
 
-    pixels: Tensor  # (task, n_images, height, width, channel)
-    patches: Tensor  # (task, n_images, height, width, 9 * channel): what the encoders' first layers read
+    stored: Tensor  # (task, n_images, height, width, channel): uint8, or floating point in 0 .. 1
     n_support: int
 
-    @classmethod
-    def of(cls, pixels: Tensor, n_support: int) -> "TaskImages":
-        return cls(pixels, patches_of(pixels), n_support)
+    @cached_property
+    def pixels(self) -> Tensor:
+        """Values in 0 .. 1."""
+        return self.stored.float() / 255 if self.stored.dtype == torch.uint8 else self.stored
+
+    @cached_property
+    def patches(self) -> Tensor:
+        """What the plain encoders' first layers read: (task, n_images, height, width, 9 * channel)."""
+        return patches_of(self.pixels)
 
     def rows(self, target: Target) -> slice:
         return slice(self.n_support) if target == "support" else slice(self.n_support, None)
@@ -64,6 +71,11 @@ class Latents(NamedTuple):
     z_semantic: Tensor  # (task, n_context + image, semantic_latents)
     z_label: Tensor  # (task, n_context + image, label_latents)
     n_context: int
+
+    @property
+    def codes(self) -> Tensor:
+        """What the decoder reads: (task, n_context + image, semantic_latents + label_latents)."""
+        return torch.cat([self.z_semantic, self.z_label], 2)
 
 
 class Output(NamedTuple):
@@ -178,17 +190,19 @@ class Trident:
     ) -> Output:
         """p(y | z_label) and, if asked, p(x | z_label, z_semantic) of the target images."""
         first = latents.n_context
-        logits = self.classifier[1](parameters, self._classifier_features(parameters, latents.z_label))
+        logits = self.classify(parameters, latents)
         reconstruction = None
         if reconstruct:
-            codes = torch.cat([latents.z_semantic, latents.z_label], 2)
-            reconstruction = self.decoder(parameters, codes, statistics)[:, first:]
+            reconstruction = self.decoder(parameters, latents.codes, statistics)[:, first:]
         return Output(
             logits[:, first:],
             Gaussian(*(x[:, first:] for x in latents.label)),
             Gaussian(*(x[:, first:] for x in latents.semantic)),
             reconstruction,
         )
+
+    def classify(self, parameters: Parameters, latents: Latents) -> Tensor:
+        return self.classifier[1](parameters, self._classifier_features(parameters, latents.z_label))
 
     def infer(
         self,
@@ -198,18 +212,29 @@ class Trident:
         noise: Noise,
         statistics: BatchNormStatistics,
     ) -> Latents:
-        """q(z_semantic | x), then q(z_label | x, z_semantic): lines 1 to 3 of Algorithm 1."""
+        """Encode the images, then infer their latents: lines 1 to 3 of Algorithm 1."""
         rows, n_context = images.rows(target), 0
         if statistics.source == "support" and target == "query":
             # The support set comes along, at its latents' means, to give its statistics; its results are dropped.
             rows, n_context = slice(None), images.n_support
             noise = Noise(*(torch.cat([x.new_zeros(len(x), n_context, x.shape[2]), x], 1) for x in noise))
 
-        semantic_features = self.semantic_encoder(parameters, images.patches[:, rows], statistics).flatten(2)
-        semantic = self.semantic_head(parameters, semantic_features)
-        z_semantic = semantic.sample(noise.semantic)
+        semantic_features = self.semantic_encoder(parameters, images.patches[:, rows], statistics)
+        features = self.label_encoder(parameters, images.patches, statistics)
+        return self.posteriors(parameters, semantic_features, features, rows, noise, n_context)
 
-        features = self.label_encoder(parameters, images.patches, statistics)  # (task, n_images, h, w, c)
+    def posteriors(
+        self,
+        parameters: Parameters,
+        semantic_features: Tensor,  # (task, image, h, w, channel) of the target images
+        features: Tensor,  # (task, n_images, h, w, channel), the label encoder's, of all images
+        rows: slice,  # of the target images among all
+        noise: Noise,
+        n_context: int = 0,
+    ) -> Latents:
+        """q(z_semantic | x), then q(z_label | x, z_semantic), from what the encoders made of x."""
+        semantic = self.semantic_head(parameters, semantic_features.flatten(2))
+        z_semantic = semantic.sample(noise.semantic)
         target_features = features[:, rows]
         if self.attfex is not None:
             target_features = target_features * self.attfex(parameters, features)

@@ -59,13 +59,12 @@ class TaskSource:
             episodes.append(self.sampler.draw(generator))
             noises.append(self._noise(generator))
         support, support_labels, query, query_labels = (np.stack(part) for part in zip(*episodes, strict=True))
-        pixels = self._pixels(np.concatenate([support, query], 1))
         stacked = [
             Noise(*(torch.from_numpy(np.stack(part)).to(self.device) for part in zip(*draws, strict=True)))
             for draws in zip(*noises, strict=True)
         ]
         return TaskBatch(
-            TaskImages.of(pixels, self.sampler.spec.n_support),
+            TaskImages(self._stored(np.concatenate([support, query], 1)), self.sampler.spec.n_support),
             torch.from_numpy(support_labels).to(self.device),
             torch.from_numpy(query_labels).to(self.device),
             tuple(stacked[: self.support_draws]),
@@ -83,12 +82,11 @@ class TaskSource:
         semantic, label = self.sizes
         return [(draw((n, semantic)), draw((n, label))) for n in rows]
 
-    def _pixels(self, places: np.ndarray) -> Tensor:
+    def _stored(self, places: np.ndarray) -> Tensor:
+        """(task, image, height, width, channel) uint8."""
         if self.resident is None:
-            pixels = torch.from_numpy(self.sampler.store.images[places])
-        else:
-            pixels = self.resident[torch.from_numpy(places).to(self.device)]
-        return pixels.float() / 255  # (task, image, height, width, channel)
+            return torch.from_numpy(self.sampler.store.images[places])
+        return self.resident[torch.from_numpy(places).to(self.device)]
 
 
 def alone(tasks: TaskBatch, task: int, queries: Sequence[int], fill: bool) -> TaskBatch:
@@ -109,7 +107,7 @@ def alone(tasks: TaskBatch, task: int, queries: Sequence[int], fill: bool) -> Ta
         own = noise[task, list(queries)][:, None]  # (query, 1, latent)
         return torch.cat([own, own.new_zeros(len(queries), n_fillers, own.shape[2])], 1)
 
-    images = TaskImages(tasks.images.pixels[task][rows], tasks.images.patches[task][rows], n_support)
+    images = TaskImages(tasks.images.stored[task][rows], n_support)
     labels = tasks.query_labels[task, list(queries)]
     return TaskBatch(
         images,

@@ -49,11 +49,14 @@ class Decoder:
 
     def __call__(self, parameters: Parameters, latents: Tensor, statistics: BatchNormStatistics) -> Tensor:
         """(task, image, latent) -> (task, image, size, size, image_channels)."""
-        tasks, n, _ = latents.shape
-        x = activate(self.linear(parameters, latents), self.activation)
-        x = x.view(tasks, n, self.sizes[0], self.sizes[0], self.channels)
+        x = self.hidden(parameters, latents)
         *hidden, last = zip(self.layers, self.sizes[1:], strict=True)
         for layer, size in hidden:
             x = activate(layer(parameters, upsample(x, size), statistics), self.activation)
         layer, size = last
         return torch.sigmoid(layer(parameters, upsample(x, size), statistics))
+
+    def hidden(self, parameters: Parameters, latents: Tensor) -> Tensor:
+        """The smallest feature maps, from the latents: (task, image, size // 16, size // 16, channels)."""
+        x = activate(self.linear(parameters, latents), self.activation)
+        return x.view(*x.shape[:2], self.sizes[0], self.sizes[0], self.channels)

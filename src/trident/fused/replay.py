@@ -1,0 +1,62 @@
+"""CUDA graphs: a meta-gradient of a thousand small kernels, launched as one.
+
+The first call of a shape runs the kernels one by one (which compiles them), then records them; later calls copy their
+inputs to where the recording reads them and replay it.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trident.adapt import MetaGradient, TaskBatch
+from trident.model import Noise, TaskImages
+from trident.nn.parameters import Parameters
+
+Compute = Callable[[Parameters, TaskBatch], MetaGradient]
+
+
+class Replay:
+    """One recorded meta-gradient, for inputs of one shape."""
+
+    def __init__(self, compute: Compute, parameters: Parameters, tasks: TaskBatch):
+        self.parameters = {key: value.detach().clone() for key, value in parameters.items()}
+        self.tasks = _rebuilt(tasks, [x.clone() for x in tensors_of(tasks)])
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            compute(self.parameters, self.tasks)
+        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.empty_cache()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.result = compute(self.parameters, self.tasks)
+
+    def __call__(self, parameters: Parameters, tasks: TaskBatch) -> MetaGradient:
+        """What comes back is overwritten by the next call."""
+        torch._foreach_copy_(
+            [*self.parameters.values(), *tensors_of(self.tasks)],
+            [*(parameters[key].detach() for key in self.parameters), *tensors_of(tasks)],
+        )
+        self.graph.replay()
+        return self.result
+
+
+def tensors_of(tasks: TaskBatch) -> list[Tensor]:
+    noises = (*tasks.support_noise, *tasks.query_noise)
+    return [tasks.images.stored, tasks.support_labels, tasks.query_labels, *(x for noise in noises for x in noise)]
+
+
+def signature(tasks: TaskBatch) -> tuple[Any, ...]:
+    """What must be the same for a recording to serve."""
+    return tuple((x.shape, x.dtype, x.device) for x in tensors_of(tasks))
+
+
+def _rebuilt(tasks: TaskBatch, tensors: list[Tensor]) -> TaskBatch:
+    images, support_labels, query_labels, *noise = tensors
+    pairs = [Noise(*noise[i : i + 2]) for i in range(0, len(noise), 2)]
+    n = len(tasks.support_noise)
+    return TaskBatch(
+        TaskImages(images, tasks.images.n_support), support_labels, query_labels, tuple(pairs[:n]), tuple(pairs[n:])
+    )

@@ -1,0 +1,15 @@
+"""Powers of two that keep gradients within the range of 16 bits. They are exact, and taken back at the end."""
+
+import torch
+from torch import Tensor
+
+
+def power_of_two(largest: Tensor, wanted: float) -> Tensor:
+    """(task,) -> the power of two that brings `largest` to between half of `wanted` and `wanted`."""
+    exponent = torch.floor(torch.log2(wanted / largest.clamp(1e-30, 1e30)))
+    return torch.exp2(exponent.clamp(-60, 60))
+
+
+def largest_of(*tensors: Tensor) -> Tensor:
+    """The largest absolute value of each task, over all tensors: (task,)."""
+    return torch.stack([x.abs().flatten(1).amax(1) for x in tensors]).amax(0)
