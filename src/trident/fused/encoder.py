@@ -40,7 +40,6 @@ class Encoded:
     which: Tensor
     layers: list[Layer]
     features: Tensor  # (task, image, h, w, channel) float32
-    first_dp: Tensor | None = None
     first_sums: tuple[Tensor, Tensor] | None = None
     scale: Tensor | None = None  # (task,) of all gradients
 
@@ -53,7 +52,6 @@ class Moving:
     direction: Parameters  # scaled
     covariance_weight: Tensor
     first_table: Tensor
-    winners: Tensor
     outputs: list[Tensor]  # p' of the first layer and of those after it
     y: list[Tensor]
     tables: list[Tensor]
@@ -105,19 +103,20 @@ class FusedEncoder:
             found[f"{name}.norm.gain"] = layer.lines.gradient[:, 0] * undo[:, None]
             found[f"{name}.norm.shift"] = layer.lines.gradient[:, 1] * undo[:, None]
             dp, _ = convolve(layer.dy, weight, self.precision, turned=True)
-        encoded.first_dp = dp
-        with_patches, sums = encoded.pictures.backward(
-            encoded.first_table, encoded.winners, encoded.which, dp, self.slope
-        )
-        encoded.first_sums = with_patches, sums
-        mean, rstd, scale, _ = encoded.first_table.unbind(1)
-        doffset = sums[:, 0]
-        dgain = rstd * (sums[:, 1] - mean * doffset)
+        encoded.first_sums = with_patches, doffset = encoded.pictures.backward(encoded.which, dp, self.slope)
+        scale = encoded.first_table[:, 2]
+        dgain = self._first_dgain(parameters, encoded, with_patches, doffset)
         dweight = self._first_gradient(encoded, with_patches, doffset, dgain) * (scale * undo[:, None])[:, None]
         found[f"{self.name}.0.weight"] = dweight.view(parameters[f"{self.name}.0.weight"].shape)
         found[f"{self.name}.0.norm.gain"] = dgain * undo[:, None]
         found[f"{self.name}.0.norm.shift"] = doffset * undo[:, None]
         return found
+
+    def _first_dgain(self, parameters: Parameters, encoded: Encoded, with_patches: Tensor, doffset: Tensor) -> Tensor:
+        """Sum of delta yhat; that of delta y is the weight times the sum of patch times delta."""
+        mean, rstd, _, _ = encoded.first_table.unbind(1)
+        weight, _, _ = self.parts(parameters, 0)
+        return rstd * ((with_patches * weight.flatten(1, 3)).sum(1) - mean * doffset)
 
     @staticmethod
     def _first_gradient(encoded: Encoded, with_patches: Tensor, doffset: Tensor, dgain: Tensor) -> Tensor:
@@ -138,11 +137,9 @@ class FusedEncoder:
         both = rstd * (encoded.covariance_weight * flat1).sum(1)
         line1 = gain1 * rstd - line * rstd * both
         table1 = torch.stack([mean1, both, line1, offset1 - mean1 * line - mean * line1], 1)
-        winners1, p1 = encoded.pictures.tangent(
-            weight1, encoded.first_table, table1, encoded.winners, encoded.which, self.slope
-        )
+        p1 = encoded.pictures.tangent(weight1, encoded.first_table, table1, encoded.winners, encoded.which, self.slope)
         covariance_weight1 = _product(encoded.pictures.covariance, flat1)
-        moving = Moving(scale, own, covariance_weight1, table1, winners1, [p1], [], [], p1)
+        moving = Moving(scale, own, covariance_weight1, table1, [p1], [], [], p1)
         for number, layer in enumerate(encoded.layers, 1):
             weight, gain, _ = self.parts(parameters, number)
             weight1, gain1, offset1 = self.parts(own, number)
@@ -159,7 +156,7 @@ class FusedEncoder:
         self, parameters: Parameters, encoded: Encoded, moving: Moving, gradient1: Tensor
     ) -> Parameters:
         """How the parameters' gradient moves, given how the features' gradient does."""
-        assert encoded.scale is not None and encoded.first_dp is not None and encoded.first_sums is not None
+        assert encoded.scale is not None and encoded.first_sums is not None
         both = encoded.scale * moving.scale
         # Tangents may have to be taken smaller, where the features' gradient moves more than its size suggests.
         smaller = power_of_two(largest_of(gradient1) * both, GRADIENT_SIZE).clamp(max=1)
@@ -181,16 +178,15 @@ class FusedEncoder:
             found[f"{name}.norm.shift"] = table[:, 1] * undo[:, None]
             second = (layer.dy, weight1 * smaller[:, None, None, None, None])
             dp1, _ = convolve(dy1, weight, self.precision, second=second, turned=True)
-        with_patches1, sums1 = encoded.pictures.backward(
-            encoded.first_table, encoded.winners, encoded.which, encoded.first_dp, self.slope, (moving.winners, dp1)
-        )
-        mean, rstd, line, _ = encoded.first_table.unbind(1)
+        with_patches, doffset = encoded.first_sums
+        with_patches1, doffset1 = encoded.pictures.backward(encoded.which, dp1, self.slope)
+        rstd, line = encoded.first_table[:, 1], encoded.first_table[:, 2]
         mean1, correlation, line1, _ = (moving.first_table * smaller[:, None, None]).unbind(1)
-        with_patches, sums = encoded.first_sums
-        doffset, doffset1 = sums[:, 0], sums1[:, 0]
-        dgain = rstd * (sums[:, 1] - mean * doffset)
-        dgain1 = rstd * (sums1[:, 1] - mean * doffset1)
-        dgain1 += rstd * (sums1[:, 2] * smaller[:, None] - mean1 * doffset) - rstd * correlation * dgain
+        dgain = self._first_dgain(parameters, encoded, with_patches, doffset)
+        dgain1 = self._first_dgain(parameters, encoded, with_patches1, doffset1)
+        weight1, _, _ = self.parts(moving.direction, 0)
+        with_y1 = (with_patches * weight1.flatten(1, 3)).sum(1) * smaller[:, None]
+        dgain1 += rstd * (with_y1 - mean1 * doffset) - rstd * correlation * dgain
         # Mean of patch times yhat', where yhat' = r (y' - mean') - r correlation yhat.
         moved = rstd[:, None] * (
             moving.covariance_weight * smaller[:, None, None]

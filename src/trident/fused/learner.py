@@ -39,8 +39,7 @@ class Layout:
     def split(self, flat: Tensor) -> Parameters:
         pieces = torch.split_with_sizes(flat, self.sizes, 1)
         return {
-            key: piece.unflatten(1, shape) if shape else piece[:, 0]
-            for (key, shape), piece in zip(self.shapes.items(), pieces, strict=True)
+            key: piece.view(len(piece), *shape) for (key, shape), piece in zip(self.shapes.items(), pieces, strict=True)
         }
 
     def join(self, parameters: Parameters, tasks: int, device: torch.device) -> Tensor:

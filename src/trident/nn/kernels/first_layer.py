@@ -68,23 +68,21 @@ def _forward(images, w, w_stride, table, winners, which, p, N, FIRST, TOTAL,
         z = s * best + t
         at = (task * cells + q)[:, None] * C + c
         tl.store(winners + at, best.to(winners.dtype.element_ty), mask=valid[:, None])
-        tl.store(which + at, number.to(tl.uint8), mask=valid[:, None])
+        tl.store(which + at, (number + tl.where(z > 0, 4, 0)).to(tl.uint8), mask=valid[:, None])
         tl.store(p + at, tl.where(z > 0, z, SLOPE * z).to(p.dtype.element_ty), mask=valid[:, None])
 
 
 @triton.jit
-def _tangent(images, w1, w1_stride, forward, tangent, winners, which, winners1, p1,
-             N, FIRST, TOTAL, HP: tl.constexpr, CI: tl.constexpr,
-             C: tl.constexpr, SLOPE: tl.constexpr, UNIT: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr,
-             TILES: tl.constexpr):  # fmt: skip
+def _tangent(images, w1, w1_stride, forward, tangent, winners, which, p1,
+             N, FIRST, TOTAL, HP: tl.constexpr, CI: tl.constexpr, C: tl.constexpr, SLOPE: tl.constexpr,
+             UNIT: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, TILES: tl.constexpr):  # fmt: skip
     cells = N * HP * HP
     parts = (cells + BM * TILES - 1) // (BM * TILES)
     task = tl.program_id(0) // parts
     c = tl.arange(0, C)[None, :]
     k = tl.arange(0, 4)[None, :, None]
     weights = _weights(w1 + task.to(tl.int64) * w1_stride, CI, C, UNIT).to(images.dtype.element_ty)
-    f = forward + task * (4 * C) + c
-    s, t = tl.load(f + 2 * C), tl.load(f + 3 * C)
+    s = tl.load(forward + task * (4 * C) + 2 * C + c)
     g = tangent + task * (4 * C) + c
     s1, t1 = tl.load(g + 2 * C), tl.load(g + 3 * C)
     for tile in range(TILES):
@@ -93,62 +91,48 @@ def _tangent(images, w1, w1_stride, forward, tangent, winners, which, winners1, 
         patches = _patches(images, task, q, valid, FIRST, TOTAL, HP)
         y1 = tl.reshape(tl.dot(patches, weights, input_precision=PRECISION), (BM, 4, C))
         at = (task * cells + q)[:, None] * C + c
-        number = tl.load(which + at, mask=valid[:, None], other=0).to(tl.int32)
-        best1 = tl.sum(tl.where(k == number[:, None, :], y1, 0.0), axis=1)
+        code = tl.load(which + at, mask=valid[:, None], other=0).to(tl.int32)
+        best1 = tl.sum(tl.where(k == (code & 3)[:, None, :], y1, 0.0), axis=1)
         best = tl.load(winners + at, mask=valid[:, None], other=0.0).to(tl.float32)
-        slope = tl.where(s * best + t > 0, 1.0, SLOPE)
-        tl.store(winners1 + at, best1.to(winners1.dtype.element_ty), mask=valid[:, None])
+        slope = tl.where(code >= 4, 1.0, SLOPE)
         tl.store(p1 + at, (slope * (s * best1 + s1 * best + t1)).to(p1.dtype.element_ty), mask=valid[:, None])
 
 
 @triton.jit
-def _backward(images, forward, winners, which, dp, winners1, dp1, partial, sums,
-              N, FIRST, TOTAL, HP: tl.constexpr, C: tl.constexpr,
-              SLOPE: tl.constexpr, TANGENT: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr,
-              TILES: tl.constexpr):  # fmt: skip
-    """Sums of delta, delta y and patch times delta over the winners; for tangents of delta', and also of delta y'."""
+def _backward(images, which, dp, partial, N, FIRST, TOTAL, HP: tl.constexpr, C: tl.constexpr, SLOPE: tl.constexpr,
+              PRECISION: tl.constexpr, BM: tl.constexpr, TILES: tl.constexpr):  # fmt: skip
+    """Sums over the winners of patch times delta, with a 1 in an empty place of the patch for delta's own sum."""
     cells = N * HP * HP
     parts = (cells + BM * TILES - 1) // (BM * TILES)
     task = tl.program_id(0) // parts
     part = tl.program_id(0) % parts
-    c = tl.arange(0, C)[None, :]
-    k = tl.arange(0, 4)[None, :, None]
-    f = forward + task * (4 * C) + c
-    s, t = tl.load(f + 2 * C), tl.load(f + 3 * C)
+    j = tl.arange(0, 64)
+    k = tl.arange(0, 4 * C)[None, :]
     total = tl.zeros((64, 4 * C), tl.float32)
-    sum0 = tl.zeros((BM, C), tl.float32)
-    sum1 = tl.zeros((BM, C), tl.float32)
-    sum2 = tl.zeros((BM, C), tl.float32)
     for tile in range(TILES):
         q = (part * TILES + tile) * BM + tl.arange(0, BM)
         valid = q < cells
-        patches = _patches(images, task, q, valid, FIRST, TOTAL, HP)
-        at = (task * cells + q)[:, None] * C + c
-        number = tl.load(which + at, mask=valid[:, None], other=0).to(tl.int32)
-        best = tl.load(winners + at, mask=valid[:, None], other=0.0).to(tl.float32)
-        slope = tl.where(s * best + t > 0, 1.0, SLOPE)
-        delta = tl.load(dp + at, mask=valid[:, None], other=0.0).to(tl.float32) * slope
-        if TANGENT:
-            sum2 += delta * tl.load(winners1 + at, mask=valid[:, None], other=0.0).to(tl.float32)
-            delta = tl.load(dp1 + at, mask=valid[:, None], other=0.0).to(tl.float32) * slope
-        sum0 += delta
-        sum1 += delta * best
-        spread = tl.where(k == number[:, None, :], delta[:, None, :], 0.0)
-        spread = tl.reshape(spread, (BM, 4 * C)).to(patches.dtype)
-        total = tl.dot(tl.trans(patches), spread, total, input_precision=PRECISION)
-    j = tl.arange(0, 64)[:, None]
-    column = tl.arange(0, 4 * C)[None, :]
-    tl.store(partial + (task * parts + part) * (64 * 4 * C) + j * (4 * C) + column, total)
-    to = sums + (task * parts + part) * (3 * C) + tl.arange(0, C)
-    tl.store(to, tl.sum(sum0, axis=0))
-    tl.store(to + C, tl.sum(sum1, axis=0))
-    tl.store(to + 2 * C, tl.sum(sum2, axis=0))
+        patches = _with_one(_patches(images, task, q, valid, FIRST, TOTAL, HP), BM)
+        # Every pixel of a cell reads the cell's gradient; all but the winner put it aside.
+        at = (task * cells + q)[:, None] * C + k % C
+        code = tl.load(which + at, mask=valid[:, None], other=0).to(tl.int32)
+        delta = tl.load(dp + at, mask=valid[:, None], other=0.0).to(tl.float32) * tl.where(code >= 4, 1.0, SLOPE)
+        delta = tl.where((code & 3) == k // C, delta, 0.0).to(patches.dtype)
+        total = tl.dot(tl.trans(patches), delta, total, input_precision=PRECISION)
+    tl.store(partial + (task * parts + part) * (256 * C) + j[:, None] * (4 * C) + k, total)
+
+
+@triton.jit
+def _with_one(patches, BM: tl.constexpr):
+    """A 1 in the fourth channel of the first pixel, which no image has."""
+    first = (tl.arange(0, 64) == 3)[None, :]
+    return tl.where(first, tl.full((BM, 64), 1.0, tl.float32).to(patches.dtype), patches)
 
 
 @triton.jit
 def _moments(images, partial, N, FIRST, TOTAL, HP: tl.constexpr,
              PRECISION: tl.constexpr, BM: tl.constexpr, TILES: tl.constexpr):  # fmt: skip
-    """Sums of the products of every two pixels of a patch, with a 1 in an empty place so that plain sums come along."""
+    """Sums of the products of every two pixels of a patch; the 1 among them gives plain sums too."""
     cells = N * HP * HP
     parts = (cells + BM * TILES - 1) // (BM * TILES)
     task = tl.program_id(0) // parts
@@ -158,9 +142,7 @@ def _moments(images, partial, N, FIRST, TOTAL, HP: tl.constexpr,
     for tile in range(TILES):
         q = (part * TILES + tile) * BM + tl.arange(0, BM)
         valid = q < cells
-        patches = _patches(images, task, q, valid, FIRST, TOTAL, HP)
-        one = valid[:, None] & (j == 3)[None, :]  # the fourth channel of the first pixel
-        patches = tl.where(one, tl.full((BM, 64), 1.0, tl.float32).to(patches.dtype), patches)
+        patches = _with_one(_patches(images, task, q, valid, FIRST, TOTAL, HP), BM)
         total = tl.dot(tl.trans(patches), patches, total, input_precision=PRECISION)
     at = (task * parts + part) * 4096 + j[:, None] * 64 + j[None, :]
     tl.store(partial + at, total)
@@ -232,7 +214,7 @@ class PictureRows:
         return torch.empty(self.tasks, self.count, half, half, channels, dtype=dtype, device=padded.device)
 
     def forward(self, weight: Tensor, table: Tensor, slope: float) -> tuple[Tensor, Tensor, Tensor]:
-        """The winners before batch norm, their places in their cells, and the layer's output."""
+        """The winners before batch norm, their places in their cells (plus 4 where above zero), and the output."""
         channels, dtype = weight.shape[4], self.pictures.padded.dtype
         winners, p = self._maps(channels, dtype), self._maps(channels, dtype)
         which = self._maps(channels, torch.uint8)
@@ -245,48 +227,28 @@ class PictureRows:
 
     def tangent(
         self, weight1: Tensor, forward: Tensor, tangent: Tensor, winners: Tensor, which: Tensor, slope: float
-    ) -> tuple[Tensor, Tensor]:
-        """The tangents of the winners and of the output."""
-        channels = weight1.shape[4]
-        winners1, p1 = torch.empty_like(winners), torch.empty_like(winners)
+    ) -> Tensor:
+        """The output's tangent."""
+        p1 = torch.empty_like(winners)
         block, tiles = 64, 8
         _tangent[(self.tasks * triton.cdiv(self.cells, block * tiles),)](
-            self.pictures.padded, weight1, weight1.stride(0), forward, tangent, winners, which, winners1, p1,
-            CI=self.pictures.channels, C=channels, UNIT=UNIT, BM=block, TILES=tiles, num_stages=2, **self._shape(slope),
+            self.pictures.padded, weight1, weight1.stride(0), forward, tangent, winners, which, p1,
+            CI=self.pictures.channels, C=weight1.shape[4], UNIT=UNIT, BM=block, TILES=tiles, num_stages=2,
+            **self._shape(slope),
         )  # fmt: skip
-        return winners1, p1
+        return p1
 
-    def backward(
-        self,
-        table: Tensor,
-        winners: Tensor,
-        which: Tensor,
-        dp: Tensor,
-        slope: float,
-        tangent: tuple[Tensor, Tensor] | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Sums over the winners: of patch times delta, and of delta, delta y and delta y'.
-
-        The shapes are (task, 9 * channels, output) and (task, 3, output). With `tangent` = (winners', dp'), delta' takes
-        delta's place in all but the last.
-        """
-        channels, c = winners.shape[4], self.pictures.channels
+    def backward(self, which: Tensor, dp: Tensor, slope: float) -> tuple[Tensor, Tensor]:
+        """Sums over the winners: of patch times delta (task, 9 * channels, output), and of delta (task, output)."""
+        channels, c = dp.shape[4], self.pictures.channels
         block, tiles = 64, 24
         parts = triton.cdiv(self.cells, block * tiles)
         partial = torch.empty(self.tasks, parts, 256 * channels, device=dp.device)
-        sums = torch.empty(self.tasks, parts, 3 * channels, device=dp.device)
-        winners1, dp1 = tangent if tangent is not None else (winners, dp)
         _backward[(self.tasks * parts,)](
-            self.pictures.padded, table, winners, which, dp, winners1, dp1, partial, sums,
-            C=channels, TANGENT=tangent is not None, BM=block, TILES=tiles, num_stages=2, **self._shape(slope),
+            self.pictures.padded, which, dp, partial, C=channels, BM=block, TILES=tiles, num_stages=2,
+            **self._shape(slope),
         )  # fmt: skip
-        ones = torch.ones(self.tasks, device=dp.device)
-        added = add_up(partial, ones).view(self.tasks, 4, 4, 4, 2, 2, channels)
-        with_patches = sum(
-            added[:, i : i + 3, j : j + 3, :c, i, j] for i in (0, 1) for j in (0, 1)
-        )  # (task, 3, 3, image channel, output)
-        assert isinstance(with_patches, Tensor)
-        return (
-            with_patches.reshape(self.tasks, 9 * c, channels) * UNIT,
-            add_up(sums, ones).view(self.tasks, 3, channels),
-        )
+        added = add_up(partial, torch.ones(self.tasks, device=dp.device)).view(self.tasks, 4, 4, 4, 2, 2, channels)
+        a, b, d, e = (added[:, i : i + 3, j : j + 3, :c, i, j] for i in (0, 1) for j in (0, 1))
+        with_patches = (a + b + (d + e)) * UNIT  # (task, 3, 3, image channel, output)
+        return with_patches.reshape(self.tasks, 9 * c, channels), added[:, 0, 0, 3].sum((1, 2))
