@@ -179,9 +179,9 @@ def _benchmark(
     yardstick: bool,
     progress: Progress,
 ) -> Benchmark:
-    device, chunks = execution.device, _drawn(source, tasks, at_once)
     if yardstick:
         PlainLoop(recipe)  # refuses what it does not cover, before any time is spent
+    device, chunks = execution.device, _drawn(source, tasks, at_once)
 
     def ours() -> Callable[[], Result]:
         do = work.ours()
@@ -190,6 +190,7 @@ def _benchmark(
     measured = measure(ours, device, repeats, lambda done, total: progress("trident", done, total))
     plain = None
     if yardstick:
+        progress("plain loop", 0, repeats)
         layout = _faster_layout(work, recipe, source)
         do = work.plain(PlainLoop(recipe, LAYOUTS[layout]))
         sample = _for_a_minute(do, source, chunks, at_once) if work.samples else chunks

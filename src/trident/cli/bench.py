@@ -62,8 +62,8 @@ def train(
 
     The yardstick is the same gradient by a plain loop: task after task, torch's own layers, autograd through the
     unrolled steps, in float32 (with TF32 in convolutions on a GPU, as torch comes). The ratio is its seconds over ours;
-    the difference is that of the two meta-gradients, relative, in full float32. Warm-up is all that comes before the
-    first steady round, compilation included. Weights are untrained, which changes nothing about the time.
+    the difference is that of the two meta-gradients, relative, the loop's in full float32. Warm-up is all that comes
+    before the first steady round, compilation included. Weights are untrained, which changes nothing about the time.
     """
     _run("train", settings, n_shot, recipe, tasks, repeats, data, engine, precision, no_yardstick, device, as_json)
 
