@@ -27,8 +27,8 @@ format: .venv/.installed-dev
 	$(BIN)/ruff format .
 
 bench: .venv/.installed
-	$(BIN)/python benchmarks/meta_iteration.py
-	$(BIN)/python benchmarks/evaluation.py
+	$(BIN)/trident bench train
+	$(BIN)/trident bench evaluate
 
 clean:
 	rm -rf .venv build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

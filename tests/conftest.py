@@ -116,21 +116,27 @@ def trident(tmp_path: Path) -> Trident_command:
 
 
 @pytest.fixture
-def ablate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ablate_command:
-    """`trident ablate` in this very process, which saves loading torch anew, in a folder with a tiny recipe."""
-    store = tiny_store()
-    write_store(tmp_path / "noise.store", "noise", store.classes, iter(store.images))
-    (tmp_path / "tiny.toml").write_text(TINY_GRID_RECIPE)
-    monkeypatch.chdir(tmp_path)
+def trident_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Answer]:
+    """The command in this very process, which saves loading torch anew."""
 
     def run(*arguments: object) -> Answer:
-        monkeypatch.setattr(sys, "argv", ["trident", "ablate", *map(str, arguments)])
+        monkeypatch.setattr(sys, "argv", ["trident", *map(str, arguments)])
         with pytest.raises(SystemExit) as caught:
             main()
         said = capsys.readouterr()
         return Answer([], int(caught.value.code or 0), said.out, said.err)
 
     return run
+
+
+@pytest.fixture
+def ablate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trident_here: Callable[..., Answer]) -> Ablate_command:
+    """`trident ablate` in a folder with a tiny recipe."""
+    store = tiny_store()
+    write_store(tmp_path / "noise.store", "noise", store.classes, iter(store.images))
+    (tmp_path / "tiny.toml").write_text(TINY_GRID_RECIPE)
+    monkeypatch.chdir(tmp_path)
+    return functools.partial(trident_here, "ablate")
 
 
 def assert_one_line_error(result: subprocess.CompletedProcess[str], *words: str) -> None:

@@ -274,7 +274,7 @@ def test_a_damaged_log_does_not_stop_a_good_run(trident: Trident_command, tmp_pa
 
 
 def test_help_without_arguments(trident: Trident_command) -> None:
-    for arguments in ([], ["data"]):
+    for arguments in ([], ["data"], ["bench"]):
         result = trident(*arguments)
         assert "Commands:\n" in result.stdout
         assert "error" not in result.stderr

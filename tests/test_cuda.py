@@ -1,17 +1,13 @@
 """One code path on CPU and GPU: the same seed and noise give the same meta-step. Needs a CUDA GPU."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
 from trident.adapt import Learner, TaskBatch
+from trident.bench.benchmarks import relative_error
+from trident.bench.made_up import made_up_tasks
 from trident.model import Noise, TaskImages, Trident
 from trident.recipes import load_recipe
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
-from meta_iteration import random_tasks, relative_error
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA GPU here")
 
@@ -31,7 +27,7 @@ def on_gpu(tasks: TaskBatch) -> TaskBatch:
 def test_the_same_meta_step_on_cpu_and_gpu(name: str) -> None:
     recipe = load_recipe(name)
     learner = Learner(Trident(recipe.model, recipe.episode), recipe.objective, recipe.adaptation)
-    parameters, tasks = learner.model.initial(0), random_tasks(recipe, 2)
+    parameters, tasks = learner.model.initial(0), made_up_tasks(recipe, 2)
     cpu = learner.meta_gradient(parameters, tasks)
     gpu = learner.meta_gradient({key: value.cuda() for key, value in parameters.items()}, on_gpu(tasks))
     loss_error = float(((gpu.loss.total.cpu() - cpu.loss.total) / cpu.loss.total).abs().max())

@@ -18,6 +18,7 @@ FEW_TASKS = {
     "calibrate": ["--temperature-tasks", "2"],
     "compare": ["--tasks", "2"],
     "ablate": ["--tasks", "2"],
+    "bench": ["--tasks", "1", "--repeats", "1", "image_size=16", "channels=4", "adaptation.steps=1"],
 }
 NOT_AT_HAND = ("downloads/mini-imagenet", "mini.store", "cub.store")
 

@@ -1,37 +1,67 @@
-"""The library against an independent implementation with torch's own layers, for every recipe of the paper."""
+"""The library against an independent implementation with torch's own layers, for every recipe and some variants."""
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
 from conftest import doubles
-from trident.adapt import Learner
-from trident.model import TaskImages, Trident
+from trident.adapt import TaskBatch
+from trident.bench.made_up import made_up_tasks
+from trident.bench.plain_loop import PlainLoop
+from trident.errors import TridentError
+from trident.evaluate import predict
+from trident.execution import Execution, make_learner
+from trident.model import TaskImages
 from trident.recipes import load_recipe, recipe_names
+from trident.settings import Recipe
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
-from meta_iteration import random_tasks
-from plain_loop import plain_meta_gradient
+VARIANTS = (["model.attfex=off"], ["model.attention_scale=outside"], ["adaptation.order=first"])
 
 
-@pytest.mark.parametrize("name", [name for name in recipe_names() if name != "glyphs"])
-def test_losses_and_meta_gradients_agree(name: str) -> None:
-    """At a quarter of the size and with two inner steps, in float64; the architecture is otherwise the recipe's."""
-    recipe = load_recipe(name, ["adaptation.steps=2", "model.image_size=21", "model.channels=8", "episode.n_query=3"])
-    recipe = replace(recipe, model=replace(recipe.model, attfex_width_m=12, label_latents=9, semantic_latents=7))
-    learner = Learner(Trident(recipe.model, recipe.episode), recipe.objective, recipe.adaptation)
-    parameters = doubles(learner.model.initial(0))
-    tasks = random_tasks(recipe, 2)
+def small(name: str, *settings: str) -> Recipe:
+    """At a quarter of the size and with two inner steps; the architecture is otherwise the recipe's."""
+    size = ["adaptation.steps=2", "model.image_size=21", "model.channels=8", "episode.n_query=3"]
+    recipe = load_recipe(name, [*size, *settings])
+    return replace(recipe, model=replace(recipe.model, attfex_width_m=12, label_latents=9, semantic_latents=7))
+
+
+def in_doubles(tasks: TaskBatch) -> TaskBatch:
     images = TaskImages(tasks.images.stored.double() / 255, tasks.images.n_support)
     support = tuple(type(noise)(*(part.double() for part in noise)) for noise in tasks.support_noise)
     query = tuple(type(noise)(*(part.double() for part in noise)) for noise in tasks.query_noise)
-    tasks = tasks._replace(images=images, support_noise=support, query_noise=query)
+    return tasks._replace(images=images, support_noise=support, query_noise=query)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"), [*((name, []) for name in recipe_names()), *(("mini-5w1s", variant) for variant in VARIANTS)]
+)
+def test_losses_meta_gradients_and_predictions_agree(name: str, settings: list[str]) -> None:
+    recipe = small(name, *settings)
+    learner = make_learner(recipe, Execution())
+    parameters, tasks = doubles(learner.model.initial(0)), in_doubles(made_up_tasks(recipe, 2))
 
     actual = learner.meta_gradient(parameters, tasks)
-    gradient, losses = plain_meta_gradient(parameters, tasks, recipe)
+    gradient, losses = PlainLoop(recipe).meta_gradient(parameters, tasks)
     torch.testing.assert_close(actual.loss.total, losses)
+    assert gradient.keys() == parameters.keys()
     for key, value in gradient.items():
         torch.testing.assert_close(actual.gradient[key], value, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(predict(learner, parameters, tasks), PlainLoop(recipe).predict(parameters, tasks))
+
+
+def test_the_memory_layout_changes_nothing_but_speed() -> None:
+    recipe = small("mini-5w5s")
+    parameters = doubles(make_learner(recipe, Execution()).model.initial(0))
+    tasks = in_doubles(made_up_tasks(recipe, 1))
+    one, other = PlainLoop(recipe), PlainLoop(recipe, torch.channels_last)
+    torch.testing.assert_close(one.predict(parameters, tasks), other.predict(parameters, tasks))
+    torch.testing.assert_close(one.meta_gradient(parameters, tasks), other.meta_gradient(parameters, tasks))
+
+
+@pytest.mark.parametrize(
+    "setting", ["adaptation.optimizer=adam", "protocol.batch_norm=support", "protocol.latents=average"]
+)
+def test_what_the_plain_loop_does_not_cover_is_told(setting: str) -> None:
+    with pytest.raises(TridentError, match=f"{setting.split('=')[0]}.*--no-yardstick"):
+        PlainLoop(load_recipe("mini-5w1s", [setting]))

@@ -12,7 +12,7 @@ from trident.errors import TridentError
 ORDER = (
     *("recipes", "params", "train", "evaluate"),
     *("audit", "calibrate", "decoupling", "reconstructions", "report", "compare", "ablate"),
-    *("paper", "data"),
+    *("paper", "data", "bench"),
 )
 
 
@@ -32,6 +32,12 @@ app = typer.Typer(
 )
 data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Prepare datasets, look into them.")
 app.add_typer(data_app, name="data")
+bench_app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Time this machine: training and evaluation, each against a plain task-after-task loop.",
+)
+app.add_typer(bench_app, name="bench")
 
 
 def main() -> None:

@@ -1,0 +1,268 @@
+"""The two benchmarks: a meta-iteration, and the evaluation of some tasks, each beside the plain loop's.
+
+Tasks are drawn before the clock starts and the weights are untrained: what is timed is adapting and what follows it.
+What the library makes of the images for itself (patches) is part of its time and of its memory.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Generic, NotRequired, TypedDict, Unpack
+
+import torch
+from torch import Tensor
+
+from trident.adapt import TaskBatch
+from trident.bench.plain_loop import PlainLoop, torch_settings
+from trident.bench.timing import Measurement, Result, device_name, measure, timed
+from trident.data.store import ImageStore
+from trident.episodes import EpisodeSampler
+from trident.errors import NotFiniteError
+from trident.evaluate import check_all_at_once, chunks_of, default_chunk, predict, set_up
+from trident.execution import Execution, make_learner
+from trident.model import TaskImages, Trident
+from trident.nn.parameters import Parameters
+from trident.settings import Recipe
+from trident.tasks import TaskSource
+from trident.train import check_run
+from trident.workers import side_by_side
+
+Progress = Callable[[str, int, int], None]
+LONGEST_ROUND = 60.0  # seconds; an evaluation by the plain loop that takes longer is timed on fewer tasks
+LAYOUTS = {"nchw": torch.contiguous_format, "channels-last": torch.channels_last}
+
+
+@dataclass(frozen=True)
+class Yardstick:
+    """The plain loop's part of a benchmark."""
+
+    measurement: Measurement[Any]
+    tasks: int  # how many it was timed on
+    layout: str
+    difference: float  # between its numbers and ours: what kind of difference, the benchmark says
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    name: str
+    recipe: Recipe
+    execution: Execution
+    data: str
+    tasks: int
+    ours: Measurement[Any]
+    plain: Yardstick | None
+
+    @property
+    def plain_seconds(self) -> float | None:
+        """Of all tasks, scaled up if fewer were timed."""
+        return self.plain.measurement.seconds * self.tasks / self.plain.tasks if self.plain else None
+
+    @property
+    def ratio(self) -> float | None:
+        return self.plain_seconds / self.ours.seconds if self.plain_seconds else None
+
+    def to_json(self) -> dict[str, Any]:
+        ours, plain = self.ours, self.plain
+        on_gpu = ours.memory.reserved is not None
+        return {
+            "benchmark": self.name,
+            "recipe": self.recipe.name,
+            "n_way": self.recipe.episode.n_way,
+            "n_shot": self.recipe.episode.n_shot,
+            "n_queries": self.recipe.episode.n_queries,
+            "image_size": self.recipe.model.image_size,
+            "data": self.data,
+            "tasks": self.tasks,
+            "steps": self.recipe.adaptation.steps,
+            "order": self.recipe.adaptation.order,
+            "device": device_name(self.execution.device),
+            "engine": self.execution.engine,
+            "precision": self.execution.precision,
+            "torch": str(torch.__version__),
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "repeats": len(ours.rounds),
+            "seconds": ours.seconds,
+            "seconds_of_each_round": ours.rounds,
+            "tasks_per_second": self.tasks / ours.seconds,
+            "warm_up_seconds": ours.warm_up,
+            "peak_memory_gib": ours.memory.peak,
+            "reserved_memory_gib": ours.memory.reserved,
+            "peak_memory_of": "tensors on the GPU, tasks included" if on_gpu else "the whole process since its start",
+            "plain_seconds": self.plain_seconds,
+            "plain_seconds_of_each_round": plain.measurement.rounds if plain else None,
+            "plain_tasks": plain.tasks if plain else None,
+            "plain_peak_memory_gib": plain.measurement.memory.peak if plain else None,
+            "plain_layout": plain.layout if plain else None,
+            "ratio": self.ratio,
+            "difference": plain.difference if plain else None,
+        }
+
+
+class Amount(TypedDict):
+    """How much to measure, and whether beside the plain loop."""
+
+    tasks: int
+    repeats: int
+    yardstick: bool
+    plain_layout: NotRequired[str]  # of LAYOUTS
+    progress: Progress
+
+
+def bench_train(recipe: Recipe, execution: Execution, store: ImageStore, **amount: Unpack[Amount]) -> Benchmark:
+    """Time the exact meta-gradient of some tasks; the difference is relative, of the two meta-gradients."""
+    check_run(recipe, store)
+    sampler = EpisodeSampler(store, "train", recipe.episode, recipe.protocol)
+    source = TaskSource(
+        sampler, recipe.model, recipe.adaptation, recipe.training.seed, "train", device=execution.device
+    )
+    at_once = recipe.training.tasks_per_chunk or amount["tasks"]
+    parameters = _initial(recipe, execution.device)
+
+    def ours() -> _OnTasks[Parameters]:
+        learner = make_learner(recipe, execution)
+        return lambda chunks: _sum([learner.meta_gradient(parameters, _fresh(chunk)).gradient for chunk in chunks])
+
+    def plain(loop: PlainLoop) -> _OnTasks[Parameters]:
+        return lambda chunks: _sum([loop.meta_gradient(parameters, chunk)[0] for chunk in chunks])
+
+    work = _Work("train", ours, plain, relative_error, samples=False)
+    return _benchmark(work, recipe, execution, source, at_once, **amount)
+
+
+def bench_evaluate(recipe: Recipe, execution: Execution, store: ImageStore, **amount: Unpack[Amount]) -> Benchmark:
+    """Time adapting to some tasks and predicting their queries; the difference is the largest of any probability."""
+    check_all_at_once(recipe.protocol)
+    device = execution.device
+    running = _on(Trident(recipe.model, recipe.episode).initial_running(), device)
+    seed, at_once = recipe.training.seed, recipe.training.tasks_per_chunk or default_chunk(recipe, device)
+    parameters = _initial(recipe, device)
+    source = set_up(recipe, parameters, running, store, split="test", seed=seed, device=device).source
+
+    def ours() -> _OnTasks[Tensor]:
+        learner = make_learner(recipe, execution, running)
+
+        def predicted(chunk: TaskBatch) -> Tensor:
+            return predict(learner, parameters, _fresh(chunk))
+
+        return lambda chunks: torch.cat(list(side_by_side(predicted, chunks, device)))
+
+    def plain(loop: PlainLoop) -> _OnTasks[Tensor]:
+        return lambda chunks: torch.cat([loop.predict(parameters, chunk) for chunk in chunks])
+
+    work = _Work("evaluate", ours, plain, _largest_difference, samples=True)
+    return _benchmark(work, recipe, execution, source, at_once, **amount)
+
+
+_OnTasks = Callable[[list[TaskBatch]], Result]
+
+
+@dataclass(frozen=True)
+class _Work(Generic[Result]):
+    """What is timed: work on some chunks of tasks, as the library does it and as the plain loop does."""
+
+    name: str
+    ours: Callable[[], _OnTasks[Result]]
+    plain: Callable[[PlainLoop], _OnTasks[Result]]
+    difference: Callable[[Result, Result], float]
+    samples: bool  # whether the plain loop may be timed on the first tasks only
+
+
+def _benchmark(
+    work: _Work[Result],
+    recipe: Recipe,
+    execution: Execution,
+    source: TaskSource,
+    at_once: int,
+    *,
+    tasks: int,
+    repeats: int,
+    yardstick: bool,
+    plain_layout: str = "nchw",
+    progress: Progress,
+) -> Benchmark:
+    if yardstick:
+        PlainLoop(recipe)  # refuses what it does not cover, before any time is spent
+    device, chunks = execution.device, _drawn(source, tasks, at_once)
+
+    def ours() -> Callable[[], Result]:
+        do = work.ours()
+        return lambda: do(chunks)
+
+    measured = measure(ours, device, repeats, lambda done, total: progress("trident", done, total))
+    plain = None
+    if yardstick:
+        progress("plain loop", 0, repeats)
+        do = work.plain(PlainLoop(recipe, LAYOUTS[plain_layout]))
+        sample = _for_a_minute(do, source, chunks, at_once) if work.samples else chunks
+        plain = _yardstick(do, plain_layout, sample, work.difference, measured, device, progress)
+    return Benchmark(work.name, recipe, execution, source.sampler.store.dataset, tasks, measured, plain)
+
+
+def _yardstick(
+    do: _OnTasks[Result],
+    layout: str,
+    chunks: list[TaskBatch],
+    difference: Callable[[Result, Result], float],
+    ours: Measurement[Result],
+    device: str,
+    progress: Progress,
+) -> Yardstick:
+    with torch_settings(exact=False):
+        plain = measure(
+            lambda: lambda: do(chunks),
+            device,
+            len(ours.rounds),
+            lambda done, total: progress("plain loop", done, total),
+        )
+    expected = plain.result
+    if torch.device(device).type == "cuda":  # timed with TF32, compared without
+        with torch_settings(exact=True):
+            expected = do(chunks)
+    found = difference(ours.result, expected)
+    if not math.isfinite(found):
+        raise NotFiniteError("the results are not finite: with untrained weights these settings cannot be compared")
+    return Yardstick(plain, sum(chunk.n_tasks for chunk in chunks), layout, found)
+
+
+def _for_a_minute(do: _OnTasks[Result], source: TaskSource, chunks: list[TaskBatch], at_once: int) -> list[TaskBatch]:
+    """All tasks, or as many of the first as the plain loop manages in LONGEST_ROUND."""
+    one, tasks = _drawn(source, 1, 1), sum(chunk.n_tasks for chunk in chunks)
+    with torch_settings(exact=False):
+        do(one)
+        seconds, _ = timed(lambda: do(one), str(source.device))
+    fit = max(1, int(LONGEST_ROUND / seconds))
+    return chunks if fit >= tasks else _drawn(source, fit, at_once)
+
+
+def relative_error(actual: Parameters, expected: Parameters) -> float:
+    """The norm of the difference of two gradients over the norm of the second."""
+    difference = sum(float((actual[key] - expected[key]).square().sum()) for key in expected)
+    return math.sqrt(difference / sum(float(value.square().sum()) for value in expected.values()))
+
+
+def _largest_difference(actual: Tensor, expected: Tensor) -> float:
+    """Of the probabilities of as many tasks as were expected; both come as logarithms."""
+    return float((actual[: len(expected)].exp() - expected.exp()).abs().max())
+
+
+def _drawn(source: TaskSource, tasks: int, at_once: int) -> list[TaskBatch]:
+    return [source.batch(indices) for indices in chunks_of(tasks, at_once)]
+
+
+def _fresh(tasks: TaskBatch) -> TaskBatch:
+    """Without what was made of the images before and kept."""
+    return tasks._replace(images=TaskImages(tasks.images.stored, tasks.images.n_support))
+
+
+def _initial(recipe: Recipe, device: str) -> Parameters:
+    return _on(Trident(recipe.model, recipe.episode).initial(recipe.training.seed), device)
+
+
+def _on(parameters: Parameters, device: str) -> Parameters:
+    return {key: value.to(device) for key, value in parameters.items()}
+
+
+def _sum(gradients: list[Parameters]) -> Parameters:
+    first, *others = gradients
+    return {key: sum((other[key] for other in others), value) for key, value in first.items()}

@@ -1,0 +1,230 @@
+"""TRIDENT the plain way: task after task, torch's own layers, autograd through the unrolled inner loop.
+
+It is what most MAML code does, the paper's released code included, written independently of the library. It serves two
+ends: a yardstick of speed, and a second opinion on the library's numbers. It always computes in float32 (or in whatever
+its parameters come in), and nothing in it waits for a GPU.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trident.adapt import TaskBatch
+from trident.errors import TridentError
+from trident.nn.parameters import Parameters
+from trident.settings import Recipe
+
+
+class PlainTask(NamedTuple):
+    """One task out of a batch, as torch's layers take it."""
+
+    images: Tensor  # (image, channel, height, width)
+    labels: dict[str, Tensor]  # of the support images and of the queries
+    noise: dict[str, list[tuple[Tensor, Tensor]]]  # semantic and label noise, for each inner step or prediction
+    rows: dict[str, slice]
+
+
+@dataclass(frozen=True)
+class PlainLoop:
+    """The loop for one recipe. `memory_format` is how images, weights and activations lie in memory."""
+
+    recipe: Recipe
+    memory_format: torch.memory_format = torch.contiguous_format
+
+    def __post_init__(self) -> None:
+        protocol = self.recipe.protocol
+        for name, found, covered in (
+            ("adaptation.optimizer", self.recipe.adaptation.optimizer, ("sgd",)),
+            ("protocol.batch_norm", protocol.batch_norm, ("transductive",)),
+            ("protocol.latents", protocol.latents, ("sample", "mean")),
+        ):
+            if found not in covered:
+                raise TridentError(
+                    f"{name} is '{found}': the plain loop knows {' and '.join(covered)} only; leave it out with "
+                    "--no-yardstick"
+                )
+
+    def meta_gradient(self, parameters: Parameters, tasks: TaskBatch) -> tuple[Parameters, Tensor]:
+        """The gradient summed over tasks, and each task's query loss."""
+        leaves = {key: value.detach().requires_grad_() for key, value in self._torch_layout(parameters).items()}
+        total = {key: torch.zeros_like(value) for key, value in leaves.items()}
+        second_order = self.recipe.adaptation.order == "second"
+        losses = []
+        for task in self._each(tasks):
+            # Copies, so that an inner gradient is with respect to a last layer made from prototypes, not through it.
+            adapted = {key: value.clone() for key, value in leaves.items()} | self._prototypes(leaves, task)
+            for step in range(self.recipe.adaptation.steps):
+                inner = self._loss(adapted, task, "support", step)
+                gradients = torch.autograd.grad(
+                    inner, list(adapted.values()), create_graph=second_order, materialize_grads=True
+                )
+                adapted = self._moved(adapted, gradients)
+            outer = self._loss(adapted, task, "query", 0)
+            gradients = torch.autograd.grad(outer, list(leaves.values()), materialize_grads=True)
+            for key, gradient in zip(leaves, gradients, strict=True):
+                total[key] += gradient
+            losses.append(outer.detach())
+        return _library_layout(total), torch.stack(losses)
+
+    def predict(self, parameters: Parameters, tasks: TaskBatch) -> Tensor:
+        """Log-probabilities of the queries after adaptation: (task, query, n_way)."""
+        start = self._torch_layout(parameters)
+        predicted = []
+        for task in self._each(tasks):
+            with torch.no_grad():
+                adapted = start | self._prototypes(start, task)
+            for step in range(self.recipe.adaptation.steps):
+                leaves = {key: value.detach().requires_grad_() for key, value in adapted.items()}
+                inner = self._loss(leaves, task, "support", step)
+                gradients = torch.autograd.grad(inner, list(leaves.values()), materialize_grads=True)
+                with torch.no_grad():
+                    adapted = self._moved(leaves, gradients)
+            with torch.no_grad():
+                _, z_label, _, _ = self._infer(adapted, task, "query", 0)
+                predicted.append(torch.log_softmax(self._classify(adapted, z_label), -1))
+        return torch.stack(predicted)
+
+    def _each(self, tasks: TaskBatch) -> Iterator[PlainTask]:
+        n = tasks.images.n_support
+        for task in range(tasks.n_tasks):
+            yield PlainTask(
+                tasks.images.pixels[task].permute(0, 3, 1, 2).contiguous(memory_format=self.memory_format),
+                {"support": tasks.support_labels[task], "query": tasks.query_labels[task]},
+                {
+                    "support": [(noise.semantic[task], noise.label[task]) for noise in tasks.support_noise],
+                    "query": [(noise.semantic[task], noise.label[task]) for noise in tasks.query_noise],
+                },
+                {"support": slice(n), "query": slice(n, None)},
+            )
+
+    def _torch_layout(self, parameters: Parameters) -> Parameters:
+        """The library keeps its kernels as (height, width, inputs, outputs), torch as (outputs, inputs, ...)."""
+        return {
+            key: value.permute(3, 2, 0, 1).contiguous(memory_format=self.memory_format) if value.ndim == 4 else value
+            for key, value in parameters.items()
+        }
+
+    def _moved(self, parameters: Parameters, gradients: tuple[Tensor, ...]) -> Parameters:
+        rate = self.recipe.adaptation.rate
+        return {
+            key: value - rate * gradient for (key, value), gradient in zip(parameters.items(), gradients, strict=True)
+        }
+
+    def _loss(self, p: Parameters, task: PlainTask, target: str, draw: int) -> Tensor:
+        objective = self.recipe.objective
+        z_semantic, z_label, semantic_kl, label_kl = self._infer(p, task, target, draw)
+        pictures = self._decode(p, torch.cat([z_semantic, z_label], 1))
+        return (
+            objective.classification_weight * F.cross_entropy(self._classify(p, z_label), task.labels[target])
+            + objective.reconstruction_weight * ((pictures - task.images[task.rows[target]]) ** 2).sum((1, 2, 3)).mean()
+            + objective.label_kl_weight * label_kl
+            + objective.semantic_kl_weight * semantic_kl
+        )
+
+    def _infer(self, p: Parameters, task: PlainTask, target: str, draw: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """z_semantic and z_label of a task's support set or queries, and their mean divergences from the prior."""
+        rows, (semantic, label) = task.rows[target], task.noise[target][draw]
+        style = _flat(self._encode(p, "semantic_encoder", task.images[rows]))
+        z_semantic, semantic_kl = self._gaussian(p, "semantic", style, semantic)
+        features = self._encode(p, "label_encoder", task.images)
+        masked = features[rows]
+        if self.recipe.model.attfex == "positional":
+            masked = masked * self._attfex(p, features)
+        z_label, label_kl = self._gaussian(p, "label", torch.cat([_flat(masked), z_semantic], 1), label)
+        return z_semantic, z_label, semantic_kl, label_kl
+
+    def _activate(self, x: Tensor) -> Tensor:
+        return F.relu(x) if self.recipe.model.activation == "relu" else F.leaky_relu(x, 0.2)
+
+    def _encode(self, p: Parameters, name: str, x: Tensor) -> Tensor:
+        for block in range(4):
+            x = F.max_pool2d(self._activate(_conv(p, f"{name}.{block}", x)), 2)
+        return x  # (image, channel, h, w)
+
+    def _attfex(self, p: Parameters, features: Tensor) -> Tensor:
+        across = features.transpose(0, 1)  # (channel, image, h, w)
+        m = self._activate(F.conv2d(across, p["attfex.w_m.weight"][:, :, None, None]))
+        n = self._activate(F.conv2d(m, p["attfex.w_n.weight"][:, :, None, None]))
+        maps = [
+            F.conv2d(n, p[f"attfex.{part}.weight"][:, :, None, None]).flatten(1) for part in ("query", "key", "value")
+        ]
+        if self.recipe.model.attention_activation:
+            maps = [self._activate(x) for x in maps]
+        query, key, value = maps  # (channel, h * w)
+        scale = 1 / math.sqrt(query.shape[1])
+        if self.recipe.model.attention_scale == "inside":
+            mask = torch.softmax(query @ key.T * scale, -1) @ value
+        else:
+            mask = torch.softmax(query @ key.T, -1) @ value * scale
+        return mask.view(1, *features.shape[1:])
+
+    def _gaussian(self, p: Parameters, name: str, x: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        loc, log_var = _linear(p, f"{name}.loc", x), _linear(p, f"{name}.log_var", x)
+        bound = self.recipe.model.log_var_bound
+        if bound is not None:
+            log_var = bound * torch.tanh(log_var / bound)
+        kl = -0.5 * (1 + log_var - loc**2 - log_var.exp()).sum(1).mean()
+        return loc + noise * torch.exp(0.5 * log_var), kl
+
+    def _classify(self, p: Parameters, z_label: Tensor) -> Tensor:
+        return _linear(p, "classifier.1", self._activate(_linear(p, "classifier.0", z_label)))
+
+    def _decode(self, p: Parameters, z: Tensor) -> Tensor:
+        sizes = [self.recipe.model.image_size // 2**i for i in (4, 3, 2, 1, 0)]
+        x = self._activate(_linear(p, "decoder.linear", z)).view(len(z), sizes[0], sizes[0], -1)
+        x = x.permute(0, 3, 1, 2).contiguous(memory_format=self.memory_format)
+        for i, size in enumerate(sizes[1:]):
+            x = _conv(p, f"decoder.{i}", F.interpolate(x, size=size, mode="nearest"))
+            x = torch.sigmoid(x) if i == 3 else self._activate(x)
+        return x
+
+    def _prototypes(self, p: Parameters, task: PlainTask) -> Parameters:
+        """The classifier's last layer, where a task starts from the mean features of its support classes."""
+        if self.recipe.model.classifier_start == "learned":
+            return {}
+        _, z_label, _, _ = self._infer(p, task, "support", 0)
+        features = self._activate(_linear(p, "classifier.0", z_label))
+        members = F.one_hot(task.labels["support"], self.recipe.episode.n_way).to(features)  # (image, n_way)
+        means = (members / members.sum(0)).T @ features
+        scale = p["classifier.scale"]
+        return {"classifier.1.weight": 2 * scale * means, "classifier.1.bias": -scale * (means**2).sum(1)}
+
+
+def _conv(p: Parameters, name: str, x: Tensor) -> Tensor:
+    x = F.conv2d(x, p[f"{name}.weight"], p[f"{name}.bias"], padding=1)
+    if f"{name}.norm.gain" in p:
+        x = F.batch_norm(x, None, None, p[f"{name}.norm.gain"], p[f"{name}.norm.shift"], training=True)
+    return x
+
+
+def _linear(p: Parameters, name: str, x: Tensor) -> Tensor:
+    return F.linear(x, p[f"{name}.weight"], p.get(f"{name}.bias"))
+
+
+def _flat(features: Tensor) -> Tensor:
+    return features.permute(0, 2, 3, 1).flatten(1)  # the library's order of features: pixels, then channels
+
+
+def _library_layout(parameters: Parameters) -> Parameters:
+    return {key: value.permute(2, 3, 1, 0) if value.ndim == 4 else value for key, value in parameters.items()}
+
+
+@contextmanager
+def torch_settings(exact: bool) -> Iterator[None]:
+    """torch's switches as the loop wants them on a GPU, whatever they are otherwise; a CPU has none of them.
+
+    For timing: as torch comes, with TF32 in convolutions. `exact` is for comparing numbers: full float32.
+    """
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = (cudnn.allow_tf32, matmul.allow_tf32)
+    cudnn.allow_tf32, matmul.allow_tf32 = not exact, False
+    try:
+        yield
+    finally:
+        cudnn.allow_tf32, matmul.allow_tf32 = before

@@ -1,0 +1,96 @@
+"""Time and memory of a piece of work, and the name of what it ran on."""
+
+import platform
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, NamedTuple, TypeVar
+
+import torch
+
+Result = TypeVar("Result")
+Progress = Callable[[int, int], None]
+_WARM_UPS = {"cpu": 1, "cuda": 3}  # a GPU's first calls compile, look for kernels and gather memory
+
+
+class Memory(NamedTuple):
+    """Peaks in GiB. On a CPU they are the whole process's since it began, for want of anything finer."""
+
+    peak: float
+    reserved: float | None  # what torch held of the GPU's memory, used or not
+
+
+@dataclass(frozen=True)
+class Measurement(Generic[Result]):
+    warm_up: float  # seconds from preparing the work to its first steady round
+    rounds: tuple[float, ...]  # seconds of each steady round
+    memory: Memory
+    result: Result  # of the last round
+
+    @property
+    def seconds(self) -> float:
+        return statistics.median(self.rounds)
+
+
+def measure(
+    prepare: Callable[[], Callable[[], Result]], device: str, rounds: int, progress: Progress
+) -> Measurement[Result]:
+    """Prepare the work, do it until it is steady, then time it some rounds."""
+    kind = torch.device(device).type
+    _forget_peak(device)
+    start = _now(device)
+    work = prepare()
+    for _ in range(_WARM_UPS[kind]):
+        work()
+    warm_up = _now(device) - start
+    times = []
+    for done in range(1, rounds + 1):
+        seconds, result = timed(work, device)
+        times.append(seconds)
+        progress(done, rounds)
+    return Measurement(warm_up, tuple(times), _peak(device), result)
+
+
+def timed(work: Callable[[], Result], device: str) -> tuple[float, Result]:
+    start = _now(device)
+    result = work()
+    return _now(device) - start, result
+
+
+def device_name(device: str) -> str:
+    if torch.device(device).type == "cuda":
+        return torch.cuda.get_device_name(device)
+    threads = torch.get_num_threads()
+    return f"{_processor()}, {threads} thread{'' if threads == 1 else 's'}"
+
+
+def _now(device: str) -> float:
+    """The time once the device has done all it was asked to."""
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def _forget_peak(device: str) -> None:
+    if torch.device(device).type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def _peak(device: str) -> Memory:
+    if torch.device(device).type == "cuda":
+        return Memory(torch.cuda.max_memory_allocated(device) / 2**30, torch.cuda.max_memory_reserved(device) / 2**30)
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB elsewhere
+    return Memory(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30, None)
+
+
+def _processor() -> str:
+    """The model where the system tells it, and always the architecture."""
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text("utf-8", "replace").splitlines() if file.exists() else []
+    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return f"{models[0]} ({platform.machine()})" if models else f"{platform.machine()} CPU"

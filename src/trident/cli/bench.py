@@ -1,0 +1,228 @@
+"""Speed: `trident bench train` and `trident bench evaluate`."""
+
+import json
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from trident.cli.app import bench_app
+from trident.cli.options import SETTINGS, Device, Json, Settings, data_of, device_of, open_data, overrides_of
+from trident.errors import TridentError
+
+if TYPE_CHECKING:
+    from trident.bench.benchmarks import Benchmark
+    from trident.bench.timing import Measurement
+    from trident.settings import Recipe
+
+NShot = Annotated[
+    int | None,
+    typer.Option(min=1, help="1 or 5: recipe mini-5w1s (the default) or mini-5w5s. With --recipe, its shots."),
+]
+RecipeName = Annotated[str | None, typer.Option("--recipe", help="Another recipe, by name or by path of a TOML file.")]
+BenchTasks = Annotated[int | None, typer.Option("--tasks", min=1, help="Tasks of one round.")]
+Repeats = Annotated[int | None, typer.Option(min=1, help="Rounds to time, after warming up; the median counts.")]
+BenchData = Annotated[
+    str | None, typer.Option("--data", help="A store, or 'glyphs'; by default made-up images of the right size.")
+]
+EngineName = Annotated[Literal["auto", "plain", "fused"], typer.Option("--engine", help="Which code computes.")]
+PrecisionName = Annotated[
+    Literal["auto", "fp32", "tf32", "fp16", "bf16"], typer.Option("--precision", help="In what numbers it computes.")
+]
+NoYardstick = Annotated[
+    bool, typer.Option("--no-yardstick", help="Leave the plain loop out: no ratio, no difference, less time.")
+]
+PlainLayout = Annotated[
+    Literal["nchw", "channels-last"],
+    typer.Option("--plain-layout", help="How the plain loop's tensors lie in memory; torch's default is nchw."),
+]
+# (tasks, repeats) where nobody says how many: work for minutes at most, on a GPU and on a CPU.
+_DEFAULTS = {"train": {"cuda": (20, 5), "cpu": (2, 3)}, "evaluate": {"cuda": (600, 3), "cpu": (1, 7)}}
+_DIFFERENCE = {
+    "train": "relative difference of the meta-gradients",
+    "evaluate": "largest difference of a probability",
+}
+
+
+@bench_app.command(context_settings=SETTINGS, short_help="Time a meta-iteration.")
+def train(
+    settings: Settings = None,
+    n_shot: NShot = None,
+    recipe: RecipeName = None,
+    tasks: BenchTasks = None,
+    repeats: Repeats = None,
+    data: BenchData = None,
+    engine: EngineName = "auto",
+    precision: PrecisionName = "auto",
+    no_yardstick: NoYardstick = False,
+    plain_layout: PlainLayout = "nchw",
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Time a meta-iteration: the meta-gradient of some tasks, through all their inner steps.
+
+    \b
+    trident bench train                       20 tasks on a GPU; 2 on a CPU, a few minutes
+    trident bench train --n-shot 5
+    trident bench train --recipe glyphs adaptation.steps=3
+
+    The yardstick is the same gradient by a plain loop: task after task, torch's own layers, autograd through the
+    unrolled steps, in float32 (with TF32 in convolutions on a GPU, as torch comes). The ratio is its seconds over ours;
+    the difference is that of the two meta-gradients, relative, the loop's in full float32. Warm-up is all that comes
+    before the first steady round, compilation included. Weights are untrained, which changes nothing about the time.
+    """
+    _run(
+        "train",
+        settings,
+        n_shot,
+        recipe,
+        tasks,
+        repeats,
+        data,
+        engine,
+        precision,
+        no_yardstick,
+        plain_layout,
+        device,
+        as_json,
+    )
+
+
+@bench_app.command(context_settings=SETTINGS, short_help="Time an evaluation.")
+def evaluate(
+    settings: Settings = None,
+    n_shot: NShot = None,
+    recipe: RecipeName = None,
+    tasks: BenchTasks = None,
+    repeats: Repeats = None,
+    data: BenchData = None,
+    engine: EngineName = "auto",
+    precision: PrecisionName = "auto",
+    no_yardstick: NoYardstick = False,
+    plain_layout: PlainLayout = "nchw",
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Time an evaluation: adapting to some tasks, then predicting their queries.
+
+    \b
+    trident bench evaluate                    600 tasks on a GPU; one task, again and again, on a CPU
+    trident bench evaluate --n-shot 5 --tasks 4
+    trident bench evaluate --recipe glyphs --data glyphs --tasks 600
+
+    The yardstick is the same by a plain loop: task after task with torch's own layers, in float32. Where a round of it
+    would take more than a minute it is timed on fewer tasks, and scaled; the output says on how many. The ratio is its
+    seconds over ours; the difference is the largest of any probability.
+    """
+    _run(
+        "evaluate",
+        settings,
+        n_shot,
+        recipe,
+        tasks,
+        repeats,
+        data,
+        engine,
+        precision,
+        no_yardstick,
+        plain_layout,
+        device,
+        as_json,
+    )
+
+
+def _run(
+    name: Literal["train", "evaluate"],
+    settings: list[str] | None,
+    n_shot: int | None,
+    recipe_name: str | None,
+    tasks: int | None,
+    repeats: int | None,
+    data: str | None,
+    engine: str,
+    precision: str,
+    no_yardstick: bool,
+    plain_layout: str,
+    device: str,
+    as_json: bool,
+) -> None:
+    recipe = _recipe(recipe_name, n_shot, overrides_of(settings))
+    store = open_data(data_of(recipe, data, None)) if data is not None else None
+    device = device_of(device)
+    from trident.bench.benchmarks import bench_evaluate, bench_train
+    from trident.bench.made_up import made_up_store
+    from trident.console import counting
+    from trident.execution import execution_for
+
+    default_tasks, default_repeats = _DEFAULTS[name][device.split(":")[0]]
+    with counting("warming up") as progress:
+        result = (bench_train if name == "train" else bench_evaluate)(
+            recipe,
+            execution_for(device, engine, precision, recipe),
+            store or made_up_store(recipe),
+            tasks=tasks or default_tasks,
+            repeats=repeats or default_repeats,
+            yardstick=not no_yardstick,
+            plain_layout=plain_layout,
+            progress=lambda who, done, total: progress(done, total, f"{who}, rounds"),
+        )
+    print(json.dumps(result.to_json(), allow_nan=False) if as_json else _shown(result))
+
+
+def _recipe(name: str | None, n_shot: int | None, overrides: list[str]) -> "Recipe":
+    from trident.recipes import load_recipe
+
+    if name is not None:
+        return load_recipe(name, [*([f"episode.n_shot={n_shot}"] if n_shot else []), *overrides])
+    if n_shot not in (None, 1, 5):
+        raise TridentError(f"--n-shot is {n_shot}: the paper's recipes have 1 or 5; with --recipe it can be any number")
+    return load_recipe(f"mini-5w{n_shot or 1}s", overrides)
+
+
+def _shown(result: "Benchmark") -> str:
+    recipe, about, plain = result.recipe, result.to_json(), result.plain
+    size, tasks = recipe.model.image_size, result.tasks
+    steps = recipe.adaptation.describe() + (f", {recipe.adaptation.order} order" if result.name == "train" else "")
+    rows = [
+        ("", "seconds", "fastest", "slowest", "ms/task", "tasks/s", "peak GiB", "warm-up s"),
+        (*_row("trident", result.ours, tasks, tasks), f"{result.ours.warm_up:.1f}"),
+    ]
+    reserved = about["reserved_memory_gib"]
+    below = [f"(peak memory: {about['peak_memory_of']}{'' if reserved is None else f'; {reserved:.2f} GiB reserved'})"]
+    if plain is not None:
+        rows.append((*_row("plain loop", plain.measurement, plain.tasks, tasks), ""))
+        below.insert(
+            0, f"ratio {result.ratio:.2f} (plain loop / trident); {_DIFFERENCE[result.name]} {plain.difference:.1e}"
+        )
+        if plain.tasks < tasks:
+            below.append(f"(plain loop: timed on {plain.tasks} of the {tasks} tasks, and scaled)")
+    return "\n".join(
+        [
+            f"bench {result.name}: {recipe.name}, {recipe.episode.describe()}, {recipe.episode.n_queries} queries, "
+            f"{size}x{size}, {tasks} task{'' if tasks == 1 else 's'}, {steps}",
+            f"on {about['device']}; {about['engine']} engine, {about['precision']}; torch {about['torch']}; "
+            f"{about['data']}; median of {about['repeats']}, {about['date'][:10]}",
+            "",
+            *_aligned(rows),
+            *below,
+        ]
+    )
+
+
+def _row(name: str, measured: "Measurement[object]", timed: int, tasks: int) -> tuple[str, ...]:
+    """All but the warm-up, scaled up where fewer tasks were timed than there are."""
+    scale, seconds = tasks / timed, measured.seconds * tasks / timed
+    return (
+        name,
+        f"{seconds:.3f}",
+        f"{scale * min(measured.rounds):.3f}",
+        f"{scale * max(measured.rounds):.3f}",
+        f"{1000 * seconds / tasks:.1f}",
+        f"{tasks / seconds:.2f}",
+        f"{measured.memory.peak:.2f}",
+    )
+
+
+def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
+    """The names to the left, the numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
