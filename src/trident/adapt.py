@@ -8,6 +8,8 @@ gradient steps of rate a this is  v <- v - a H v  with the Hessian H of the supp
 All functions here are pure: images, labels and noise come in, new parameters or gradients go out.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -63,6 +65,7 @@ class Learner:
     adaptation: AdaptationSettings
     batch_norm: str = "transductive"
     running: Parameters | None = None
+    precision: str = "fp32"  # how a GPU multiplies float32 matrices: in full, or as 'tf32'
 
     def statistics(self) -> BatchNormStatistics:
         return BatchNormStatistics(self.batch_norm, self.model.episode.n_support, self.running or {})
@@ -125,6 +128,10 @@ class Learner:
 
     def adapt(self, parameters: Parameters, tasks: TaskBatch) -> list[tuple[Parameters, InnerState]]:
         """The parameters of each task before each inner step, and after the last: n + 1 entries."""
+        with matrix_products(self.precision):
+            return self._adapt(parameters, tasks)
+
+    def _adapt(self, parameters: Parameters, tasks: TaskBatch) -> list[tuple[Parameters, InnerState]]:
         leaves = _leaves(_for_each_task(parameters, tasks))
         with torch.set_grad_enabled(self.adaptation.steps > 0):  # inner steps need gradients, whoever calls
             started, latents = self.start(leaves, tasks)
@@ -142,11 +149,16 @@ class Learner:
 
     def query_logits(self, adapted: Parameters, tasks: TaskBatch, noise: Noise) -> Tensor:
         """What adapted parameters say of the queries: (task, query, n_way). Call it without gradients."""
-        return self.model(adapted, tasks.images, "query", noise, self.statistics(), reconstruct=False).logits
+        with matrix_products(self.precision):
+            return self.model(adapted, tasks.images, "query", noise, self.statistics(), reconstruct=False).logits
 
     def meta_gradient(self, parameters: Parameters, tasks: TaskBatch) -> MetaGradient:
         """Gradient of the summed query losses after adaptation, with respect to the parameters before it."""
-        trajectory = self.adapt(parameters, tasks)
+        with matrix_products(self.precision):
+            return self._meta_gradient(parameters, tasks)
+
+    def _meta_gradient(self, parameters: Parameters, tasks: TaskBatch) -> MetaGradient:
+        trajectory = self._adapt(parameters, tasks)
         adapted = _leaves(trajectory[-1][0])
         parts, logits, statistics = self.loss(adapted, tasks, "query", tasks.query_noise[0])
         pulled = _gradient(parts.total.sum(), adapted)
@@ -186,6 +198,17 @@ class Learner:
         results = iter(torch.autograd.grad(outputs, inputs, cotangents, materialize_grads=True))
         pulled = {key: next(results) for key in before}
         return pulled, InnerState(*({key: next(results) for key in moment} for moment in state))
+
+
+@contextmanager
+def matrix_products(precision: str) -> Iterator[None]:
+    """How torch multiplies float32 matrices on a GPU: in full precision or, where less is asked for, as TF32."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = precision != "fp32"
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def _adam_step(

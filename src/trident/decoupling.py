@@ -111,13 +111,23 @@ def decoupling(
     tasks: int,
     seed: int,
     device: torch.device | str = "cpu",
+    engine: str = "auto",
+    precision: str = "auto",
     tasks_per_chunk: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Decoupling:
     recipe = checkpoint.recipe
     check_all_at_once(recipe.protocol)
     learner, parameters, source = set_up(
-        recipe, checkpoint.parameters, checkpoint.running, store, split=split, seed=seed, device=device
+        recipe,
+        checkpoint.parameters,
+        checkpoint.running,
+        store,
+        split=split,
+        seed=seed,
+        device=device,
+        engine=engine,
+        precision=precision,
     )
     shown: TaskLatents | None = None
     scores: dict[str, list[tuple[float, float]]] = {name: [] for name in LATENTS}

@@ -14,7 +14,7 @@ from trident.checkpoint import Checkpoint
 from trident.data.store import ImageStore
 from trident.episodes import EpisodeSampler, EpisodeSpec, Protocol
 from trident.errors import NotFiniteError, TridentError
-from trident.model import Trident
+from trident.execution import execution_for, make_learner
 from trident.nn.parameters import Parameters
 from trident.settings import AdaptationSettings, Recipe
 from trident.tasks import TaskSource, alone
@@ -118,6 +118,8 @@ class Sample(TypedDict):
     tasks: int
     seed: int
     device: NotRequired[torch.device | str]
+    engine: NotRequired[str]
+    precision: NotRequired[str]
     tasks_per_chunk: NotRequired[int | None]
 
 
@@ -138,13 +140,14 @@ def set_up(
     split: str,
     seed: int,
     device: torch.device | str = "cpu",
+    engine: str = "auto",
+    precision: str = "auto",
     stream: str | None = None,
 ) -> Setup:
     """Check that the images fit, then bring together what the recipe's episode, protocol and adaptation ask for."""
     check_images(recipe, store)
     protocol = recipe.protocol
-    model = Trident(recipe.model, recipe.episode)
-    learner = Learner(model, recipe.objective, recipe.adaptation, protocol.batch_norm, _on(running, device))
+    learner = make_learner(recipe, execution_for(device, engine, precision, recipe), _on(running, device))
     source = TaskSource(
         EpisodeSampler(store, split, recipe.episode, protocol),
         recipe.model,
@@ -168,6 +171,8 @@ def evaluate(
     tasks: int,
     seed: int,
     device: torch.device | str = "cpu",
+    engine: str = "auto",
+    precision: str = "auto",
     tasks_per_chunk: int | None = None,
     progress: Progress | None = None,
     stream: str | None = None,
@@ -177,7 +182,16 @@ def evaluate(
     `stream` is the random stream that draws the tasks, by default the split's own.
     """
     learner, parameters, source = set_up(
-        recipe, parameters, running, store, split=split, seed=seed, device=device, stream=stream
+        recipe,
+        parameters,
+        running,
+        store,
+        split=split,
+        seed=seed,
+        device=device,
+        engine=engine,
+        precision=precision,
+        stream=stream,
     )
     at_once = tasks_per_chunk or default_chunk(recipe, device)
 

@@ -1,7 +1,14 @@
-"""Where and how numbers are computed: the device, the engine and the precision. None of it changes what is computed."""
+"""Where and how numbers are computed: the device, the engine and the precision. None of it changes what is computed.
 
+The plain engine is torch's operations and autograd, on any device. The fused one is hand-written for NVIDIA GPUs; it
+is what `auto` means where it can be had.
+"""
+
+import importlib.util
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
+
+import torch
 
 from trident.adapt import Learner
 from trident.errors import TridentError
@@ -13,6 +20,8 @@ Engine = Literal["plain", "fused"]
 Precision = Literal["fp32", "tf32", "fp16", "bf16"]
 ENGINES: tuple[Engine, ...] = get_args(Engine)
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+DEFAULT_PRECISION: dict[Engine, Precision] = {"plain": "fp32", "fused": "fp16"}
+FUSED_CHANNELS = (16, 32, 64)
 
 
 @dataclass(frozen=True)
@@ -29,21 +38,45 @@ class Execution:
         return f"{self.device}, {self.engine} engine, {self.precision}"
 
 
-def execution_for(device: str, engine: str, precision: str, recipe: Recipe) -> Execution:
+def execution_for(device: torch.device | str, engine: str, precision: str, recipe: Recipe) -> Execution:
     """What was asked for, with `auto` replaced by what suits the device and the recipe."""
-    engine = "plain" if engine == "auto" else engine
-    precision = "fp32" if precision == "auto" else precision
-    if engine not in ENGINES or precision not in PRECISIONS:
+    if engine not in ("auto", *ENGINES) or precision not in ("auto", *PRECISIONS):
         raise TridentError(
             f"'{engine}' with '{precision}' is no way to compute: engines are auto, {', '.join(ENGINES)}; precisions "
             f"auto, {', '.join(PRECISIONS)}"
         )
-    return Execution(device, engine, precision)
+    device = str(device)
+    hindrance = why_not_fused(device, recipe)
+    if engine == "fused" and hindrance is not None:
+        raise TridentError(f"the fused engine cannot be used here: {hindrance}; leave --engine away, or give plain")
+    chosen = cast(Engine, ("fused" if hindrance is None else "plain") if engine == "auto" else engine)
+    return Execution(device, chosen, DEFAULT_PRECISION[chosen] if precision == "auto" else cast(Precision, precision))
+
+
+def why_not_fused(device: str, recipe: Recipe) -> str | None:
+    """What keeps the fused engine from a recipe on a device, if anything does."""
+    model = recipe.model
+    if torch.device(device).type != "cuda":
+        return "it needs an NVIDIA GPU"
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return "it needs a GPU of compute capability 8.0 or more"
+    if importlib.util.find_spec("triton") is None:
+        return "it needs Triton, which comes with torch for CUDA"
+    if recipe.protocol.batch_norm != "transductive":
+        return f"it knows transductive batch norm only, and protocol.batch_norm is '{recipe.protocol.batch_norm}'"
+    if model.channels not in FUSED_CHANNELS:
+        return f"it takes 16, 32 or 64 channels, and model.channels is {model.channels}"
+    if model.image_size % 2:
+        return f"it takes images of an even size, and model.image_size is {model.image_size}"
+    return None
 
 
 def make_learner(recipe: Recipe, execution: Execution, running: Parameters | None = None) -> Learner:
     """The recipe's learner, under its protocol's batch norm, computed as `execution` says."""
-    if (execution.engine, execution.precision) != ("plain", "fp32"):  # better than another's numbers under its name
-        raise TridentError(f"{execution.describe()}: only the plain engine in fp32 is there so far")
     model = Trident(recipe.model, recipe.episode)
-    return Learner(model, recipe.objective, recipe.adaptation, recipe.protocol.batch_norm, running)
+    parts = (model, recipe.objective, recipe.adaptation, recipe.protocol.batch_norm, running, execution.precision)
+    if execution.engine == "plain":
+        return Learner(*parts)
+    from trident.fused.learner import FusedLearner  # imports Triton
+
+    return FusedLearner(*parts)

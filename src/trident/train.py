@@ -20,12 +20,13 @@ import torch
 from torch import Tensor
 
 import trident
-from trident.adapt import Learner, MetaGradient
+from trident.adapt import MetaGradient, TaskBatch
 from trident.checkpoint import BEST, LAST, MOMENTS, Checkpoint, save_checkpoint
 from trident.data.store import ImageStore
 from trident.episodes import EpisodeSampler
 from trident.errors import NotFiniteError, TridentError
-from trident.evaluate import Evaluation, check_images, evaluate
+from trident.evaluate import Evaluation, check_images, chunks_of, evaluate
+from trident.execution import execution_for, make_learner
 from trident.model import Trident
 from trident.nn.parameters import Parameters
 from trident.objective import LossParts
@@ -58,9 +59,18 @@ def check_run(recipe: Recipe, store: ImageStore) -> None:
         EpisodeSampler(store, split, recipe.episode, recipe.protocol)
 
 
-def start_run(recipe: Recipe, store: ImageStore, data: str, out: Path, device: str) -> Checkpoint:
+def start_run(
+    recipe: Recipe,
+    store: ImageStore,
+    data: str,
+    out: Path,
+    device: str,
+    engine: str = "auto",
+    precision: str = "auto",
+) -> Checkpoint:
     """Check everything, then make the run's folder with its first checkpoint. `data` is how to find the store again."""
     check_run(recipe, store)
+    execution = execution_for(device, engine, precision, recipe)
     if (out / LAST).exists() or (out / BEST).exists():
         raise TridentError(f"{out} already holds a run: continue it with --resume {out}, or choose another folder")
     if out.exists() and not out.is_dir():
@@ -71,6 +81,8 @@ def start_run(recipe: Recipe, store: ImageStore, data: str, out: Path, device: s
         "python": platform.python_version(),
         "machine": platform.machine(),
         "device": device,
+        "engine": execution.engine,
+        "precision": execution.precision,
         "data": data,
         "dataset": store.dataset,
         "fingerprint": store.fingerprint,
@@ -113,13 +125,21 @@ def check_resumable(before: Recipe, after: Recipe) -> None:
         raise TridentError(f"a resumed run can only change {', '.join(f'training.{name}' for name in sorted(free))}")
 
 
-def train(start: Checkpoint, store: ImageStore, out: Path, device: str, observer: Observer) -> Checkpoint:
+def train(
+    start: Checkpoint,
+    store: ImageStore,
+    out: Path,
+    device: str,
+    observer: Observer,
+    engine: str = "auto",
+    precision: str = "auto",
+) -> Checkpoint:
     """Train from a checkpoint to the recipe's last step, or until interrupted; the last state is saved in `out`."""
     recipe, settings = start.recipe, start.recipe.training
-    model = Trident(recipe.model, recipe.episode)
-    learner = Learner(model, recipe.objective, recipe.adaptation, recipe.protocol.batch_norm)
+    learner = make_learner(recipe, execution_for(device, engine, precision, recipe))
     sampler = EpisodeSampler(store, "train", recipe.episode, recipe.protocol)
     source = TaskSource(sampler, recipe.model, recipe.adaptation, settings.seed, "train", device=device)
+    batches = _Batches(source, settings)
     parameters = {key: value.to(device).requires_grad_() for key, value in start.parameters.items()}
     running = {key: value.to(device) for key, value in start.running.items()}
     optimizer = _optimizer(parameters, start)
@@ -150,6 +170,8 @@ def train(start: Checkpoint, store: ImageStore, out: Path, device: str, observer
             tasks=settings.validation_tasks,
             seed=settings.seed,
             device=device,
+            engine=engine,
+            precision=precision,
             tasks_per_chunk=settings.tasks_per_chunk,
             progress=go_on,
             stream="selection",
@@ -174,8 +196,9 @@ def train(start: Checkpoint, store: ImageStore, out: Path, device: str, observer
             if step >= settings.steps:
                 break
             began = time.perf_counter()
-            result = _summed_over_chunks(learner, parameters, source, settings, step)
-            norm = float(torch.stack([value.norm() for value in result.gradient.values()]).norm())
+            result = _summed([learner.meta_gradient(parameters, batch) for batch in batches.of(step)])
+            batches.draw(step + 1)  # while the GPU, if there is one, is at work
+            norm = float(torch.stack(torch._foreach_norm(list(result.gradient.values()))).norm())
             culprit = _not_finite(result, norm)
             if culprit is not None:
                 save_checkpoint(out / LAST, current())
@@ -200,22 +223,32 @@ def train(start: Checkpoint, store: ImageStore, out: Path, device: str, observer
     return current()
 
 
-def _summed_over_chunks(
-    learner: Learner, parameters: Parameters, source: TaskSource, settings: TrainingSettings, step: int
-) -> MetaGradient:
-    """The meta-gradient of one step's tasks, a chunk at a time where memory is short."""
-    first = step * settings.tasks_per_step
-    size = settings.tasks_per_chunk or settings.tasks_per_step
-    chunks = [
-        learner.meta_gradient(
-            parameters, source.batch(range(first + at, first + min(at + size, settings.tasks_per_step)))
-        )
-        for at in range(0, settings.tasks_per_step, size)
-    ]
+class _Batches:
+    """The tasks of each step, in chunks where memory is short. Those of the next step can be drawn ahead."""
+
+    def __init__(self, source: TaskSource, settings: TrainingSettings):
+        self.source = source
+        self.settings = settings
+        self.drawn: dict[int, list[TaskBatch]] = {}
+
+    def of(self, step: int) -> list[TaskBatch]:
+        self.draw(step)
+        return self.drawn.pop(step)
+
+    def draw(self, step: int) -> None:
+        if step not in self.drawn and step < self.settings.steps:
+            tasks = self.settings.tasks_per_step
+            first = step * tasks
+            chunks = chunks_of(tasks, self.settings.tasks_per_chunk or tasks)
+            self.drawn[step] = [self.source.batch(range(first + c.start, first + c.stop)) for c in chunks]
+
+
+def _summed(chunks: list[MetaGradient]) -> MetaGradient:
+    """The meta-gradient of one step's tasks, from its chunks'."""
     if len(chunks) == 1:
         return chunks[0]
     return MetaGradient(
-        {key: torch.stack([chunk.gradient[key] for chunk in chunks]).sum(0) for key in parameters},
+        {key: torch.stack([chunk.gradient[key] for chunk in chunks]).sum(0) for key in chunks[0].gradient},
         LossParts(*(torch.cat(parts) for parts in zip(*(chunk.loss for chunk in chunks), strict=True))),
         torch.cat([chunk.accuracy for chunk in chunks]),
         {key: torch.cat([chunk.statistics[key] for chunk in chunks]) for key in chunks[0].statistics},

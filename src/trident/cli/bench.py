@@ -6,7 +6,18 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from trident.cli.app import bench_app
-from trident.cli.options import SETTINGS, Device, Json, Settings, data_of, device_of, open_data, overrides_of
+from trident.cli.options import (
+    SETTINGS,
+    Device,
+    EngineName,
+    Json,
+    PrecisionName,
+    Settings,
+    data_of,
+    device_of,
+    open_data,
+    overrides_of,
+)
 from trident.errors import TridentError
 
 if TYPE_CHECKING:
@@ -23,10 +34,6 @@ BenchTasks = Annotated[int | None, typer.Option("--tasks", min=1, help="Tasks of
 Repeats = Annotated[int | None, typer.Option(min=1, help="Rounds to time, after warming up; the median counts.")]
 BenchData = Annotated[
     str | None, typer.Option("--data", help="A store, or 'glyphs'; by default made-up images of the right size.")
-]
-EngineName = Annotated[Literal["auto", "plain", "fused"], typer.Option("--engine", help="Which code computes.")]
-PrecisionName = Annotated[
-    Literal["auto", "fp32", "tf32", "fp16", "bf16"], typer.Option("--precision", help="In what numbers it computes.")
 ]
 NoYardstick = Annotated[
     bool, typer.Option("--no-yardstick", help="Leave the plain loop out: no ratio, no difference, less time.")

@@ -10,7 +10,9 @@ from trident.cli.options import (
     Chunk,
     Data,
     Device,
+    EngineName,
     Json,
+    PrecisionName,
     RunPath,
     Seed,
     Split,
@@ -56,6 +58,8 @@ def evaluate(
     inner_steps: Annotated[int | None, typer.Option(min=0, help="Inner steps, if other than in training.")] = None,
     tasks_per_chunk: Chunk = None,
     device: Device = "auto",
+    engine: EngineName = "auto",
+    precision: PrecisionName = "auto",
     as_json: Json = False,
 ) -> None:
     """Measure accuracy, by default on tasks from the test classes. What is not given is as in training."""
@@ -77,7 +81,7 @@ def evaluate(
     }
     checkpoint = load_for_measuring(run, [f"{key}={value}" for key, value in given.items() if value is not None])
     store = open_data(data_of(checkpoint.recipe, data, checkpoint))
-    sample = sample_of(split, tasks, seed, device, tasks_per_chunk)
+    sample = sample_of(split, tasks, seed, device, tasks_per_chunk, engine, precision)
     with counting("evaluating tasks") as progress:
         result = evaluate_checkpoint(checkpoint, store, progress=progress, **sample)
     if as_json:

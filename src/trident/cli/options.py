@@ -18,6 +18,14 @@ SETTINGS = {"ignore_unknown_options": True}  # --training.steps=5 is taken as a 
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, to standard output.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda where there is one.")]
+EngineName = Annotated[
+    Literal["auto", "plain", "fused"],
+    typer.Option("--engine", help="Which code computes; auto: fused on a GPU that can, else plain."),
+]
+PrecisionName = Annotated[
+    Literal["auto", "fp32", "tf32", "fp16", "bf16"],
+    typer.Option("--precision", help="In what numbers; auto: fp16 with the fused engine, else fp32."),
+]
 Settings = Annotated[
     list[str] | None,
     typer.Argument(metavar="[KEY=VALUE]...", help="Settings to override; 'trident recipes NAME' lists them."),
@@ -63,13 +71,23 @@ def load_for_measuring(run: Path, settings: list[str] | None) -> "Checkpoint":
     return replace(checkpoint, recipe=recipe)
 
 
-def sample_of(split: str, tasks: int, seed: int, device: str, tasks_per_chunk: int | None) -> "Sample":
+def sample_of(
+    split: str,
+    tasks: int,
+    seed: int,
+    device: str,
+    tasks_per_chunk: int | None,
+    engine: str = "auto",
+    precision: str = "auto",
+) -> "Sample":
     """The options that say which tasks to measure on, and where."""
     return {
         "split": split,
         "tasks": tasks,
         "seed": seed,
         "device": device_of(device),
+        "engine": engine,
+        "precision": precision,
         "tasks_per_chunk": tasks_per_chunk,
     }
 

@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from trident.cli.app import app
-from trident.cli.options import SETTINGS, Device, Json, Settings, data_of, device_of, open_data, overrides_of
+from trident.cli.options import (
+    SETTINGS,
+    Device,
+    EngineName,
+    Json,
+    PrecisionName,
+    Settings,
+    data_of,
+    device_of,
+    open_data,
+    overrides_of,
+)
 from trident.errors import TridentError
 
 if TYPE_CHECKING:
@@ -69,13 +80,15 @@ def train(
         str | None, typer.Option(help="A store made by 'trident data prepare'. The glyphs need none.")
     ] = None,
     device: Device = "auto",
+    engine: EngineName = "auto",
+    precision: PrecisionName = "auto",
 ) -> None:
     """Meta-train a model. Ctrl-C saves and stops; --resume goes on where it stopped, bit for bit."""
     words = [word for word in [recipe, *(settings or [])] if word is not None]
     if resume is not None:
         if out is not None:
             raise TridentError("--resume RUN goes on in the run's own folder: leave --out away")
-        _resume(resume, overrides_of(words), data, device)
+        _resume(resume, overrides_of(words), data, device, engine, precision)
         return
     if recipe is None or "=" in recipe or recipe.startswith("-"):
         raise TridentError("which recipe? 'trident recipes' lists them, for example: trident train glyphs --out RUN")
@@ -88,10 +101,11 @@ def train(
     store, device = open_data(source), device_of(device)
     from trident.train import start_run
 
-    _train(start_run(loaded, store, source, out, device), store, out, device)
+    start = start_run(loaded, store, source, out, device, engine, precision)
+    _train(start, store, out, device, engine, precision)
 
 
-def _resume(run: Path, overrides: list[str], data: str | None, device: str) -> None:
+def _resume(run: Path, overrides: list[str], data: str | None, device: str, engine: str, precision: str) -> None:
     from dataclasses import replace
 
     from trident.checkpoint import LAST, load_checkpoint
@@ -105,16 +119,19 @@ def _resume(run: Path, overrides: list[str], data: str | None, device: str) -> N
     check_resumable(checkpoint.recipe, recipe)
     checkpoint = replace(checkpoint, recipe=recipe)
     store = open_data(data_of(recipe, data, checkpoint))
-    _train(resume_run(checkpoint, store, run), store, run, device_of(device))
+    device, before = device_of(device), checkpoint.provenance
+    if (engine, precision) == ("auto", "auto") and device.split(":")[0] == str(before["device"]).split(":")[0]:
+        engine, precision = before.get("engine", "auto"), before.get("precision", "auto")
+    _train(resume_run(checkpoint, store, run), store, run, device, engine, precision)
 
 
-def _train(start: "Checkpoint", store: "ImageStore", out: Path, device: str) -> None:
+def _train(start: "Checkpoint", store: "ImageStore", out: Path, device: str, engine: str, precision: str) -> None:
     from trident.console import TrainingProgress, stderr
     from trident.train import train as run_training
 
     steps = start.recipe.training.steps
     with TrainingProgress(start.step, steps) as progress:
-        end = run_training(start, store, out, device, progress)
+        end = run_training(start, store, out, device, progress, engine, precision)
     if end.step < steps:
         stderr.print(f"stopped after step {end.step}; go on with: trident train --resume {out}", soft_wrap=True)
         raise typer.Exit(130)

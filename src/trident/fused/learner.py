@@ -5,8 +5,6 @@ pulls the meta-gradient back through that step only needs the two tangent passes
 (task, parameter), so that a step of the inner optimiser is one operation.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -14,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from trident.adapt import InnerState, Learner, MetaGradient, TaskBatch
+from trident.adapt import InnerState, Learner, MetaGradient, TaskBatch, matrix_products
 from trident.fused.decoder import Decoded, FusedDecoder
 from trident.fused.encoder import Encoded, FusedEncoder
 from trident.fused.replay import Replay, signature
@@ -86,7 +84,6 @@ class Pass:
 
 @dataclass(frozen=True)
 class FusedLearner(Learner):
-    precision: str = "fp16"
     recordings: dict[tuple[Any, ...], Replay] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
@@ -216,7 +213,7 @@ class FusedLearner(Learner):
             made = self.model.prototype_classifier(leaves, latents, tasks.support_labels)
         return Start(own, encodings, leaves, made)
 
-    def _adapt(
+    def _steps(
         self, start: "Start", tasks: TaskBatch, images: Images, differentiable: bool
     ) -> tuple[Layout, list["Step"], Tensor, InnerState]:
         """All inner steps; the flat parameters and the optimiser's state after the last."""
@@ -244,7 +241,7 @@ class FusedLearner(Learner):
     def adapt(self, parameters: Parameters, tasks: TaskBatch) -> list[tuple[Parameters, InnerState]]:
         with torch.no_grad(), matrix_products(self.precision):
             images = self._images(tasks)
-            layout, steps, flat, state = self._adapt(self._start(parameters, tasks, images), tasks, images, False)
+            layout, steps, flat, state = self._steps(self._start(parameters, tasks, images), tasks, images, False)
 
             def named(state: InnerState) -> InnerState:
                 return InnerState(*(layout.split(moment[""]) if moment else {} for moment in state))
@@ -260,7 +257,6 @@ class FusedLearner(Learner):
             return self.model.classify(leaves, self._posteriors(leaves, tasks, "query", noise))
 
     def meta_gradient(self, parameters: Parameters, tasks: TaskBatch) -> MetaGradient:
-        """On a GPU what comes back is overwritten by the next call."""
         if tasks.support_labels.device.type != "cuda":
             return self.compute(parameters, tasks)
         shape = signature(tasks)
@@ -274,7 +270,7 @@ class FusedLearner(Learner):
             images = self._images(tasks)
             start = self._start(parameters, tasks, images)
             second_order = self.adaptation.order == "second"
-            layout, steps, flat, state = self._adapt(start, tasks, images, second_order)
+            layout, steps, flat, state = self._steps(start, tasks, images, second_order)
             adapted = layout.split(flat)
             found, outer = self._first_order(adapted, tasks, images, "query", tasks.query_noise[0])
             pulled = layout.join(found, tasks.n_tasks, flat.device)
@@ -349,14 +345,3 @@ class Step:
     state: InnerState
     gradient: Tensor
     record: Pass | None
-
-
-@contextmanager
-def matrix_products(precision: str) -> Iterator[None]:
-    """How torch multiplies float32 matrices on a GPU."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = precision != "fp32"
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before

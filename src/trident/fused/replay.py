@@ -13,6 +13,7 @@ from torch import Tensor
 from trident.adapt import MetaGradient, TaskBatch
 from trident.model import Noise, TaskImages
 from trident.nn.parameters import Parameters
+from trident.objective import LossParts
 
 Compute = Callable[[Parameters, TaskBatch], MetaGradient]
 
@@ -34,13 +35,18 @@ class Replay:
             self.result = compute(self.parameters, self.tasks)
 
     def __call__(self, parameters: Parameters, tasks: TaskBatch) -> MetaGradient:
-        """What comes back is overwritten by the next call."""
         torch._foreach_copy_(
             [*self.parameters.values(), *tensors_of(self.tasks)],
             [*(parameters[key].detach() for key in self.parameters), *tensors_of(tasks)],
         )
         self.graph.replay()
-        return self.result
+        result = self.result
+        return MetaGradient(  # copies: the next replay overwrites what the recording made
+            {key: value.clone() for key, value in result.gradient.items()},
+            LossParts(*(part.clone() for part in result.loss)),
+            result.accuracy.clone(),
+            {key: value.clone() for key, value in result.statistics.items()},
+        )
 
 
 def tensors_of(tasks: TaskBatch) -> list[Tensor]:
