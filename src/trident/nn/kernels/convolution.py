@@ -3,6 +3,8 @@
 Each also comes for two pairs at once, because the derivative of a product of two things is a sum of two products.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -182,6 +184,30 @@ def _correlate(
     tl.store(to + 6 * CI * CO, sum2, mask=keep)
 
 
+class Tiling(NamedTuple):
+    """How the work is cut up. Found by trying on an H200; any choice gives the same results up to rounding."""
+
+    block: int  # columns, or pooling cells, at a time
+    rows: int  # rows, or blocks, that a program does
+    warps: int
+    stages: int
+
+
+# By the bytes of a number and the number of pairs.
+CONVOLVE = {
+    (2, 1): Tiling(64, 42, 4, 3),
+    (2, 2): Tiling(128, 42, 8, 3),
+    (4, 1): Tiling(128, 42, 8, 3),
+    (4, 2): Tiling(64, 42, 4, 2),
+}
+CORRELATE = {
+    (2, 1): Tiling(64, 42, 4, 3),
+    (2, 2): Tiling(32, 42, 4, 3),
+    (4, 1): Tiling(32, 42, 4, 1),
+    (4, 2): Tiling(32, 42, 4, 1),
+}
+
+
 def _up(source: int, size: int) -> int:
     return {source: 0, 2 * source: 1, 2 * source + 1: 2}[size]
 
@@ -200,9 +226,10 @@ def convolve(
     size_out = (size, size) if size is not None else (height, width)
     outputs = weight.shape[3 if turned else 4]
     y = x.new_empty(tasks, n, *size_out, outputs)
-    narrow = x.element_size() == 2
-    block, rows = 64, min(size_out[0], 21)
-    parts = triton.cdiv(n * size_out[1], block) * triton.cdiv(size_out[0], rows)
+    pairs = 1 if second is None else 2
+    tiling = CONVOLVE[x.element_size(), pairs]
+    rows = min(size_out[0], tiling.rows)
+    parts = triton.cdiv(n * size_out[1], tiling.block) * triton.cdiv(size_out[0], rows)
     partial = None
     if sums or sums_with is not None:
         partial = torch.empty(tasks, parts, 2, outputs, device=x.device)
@@ -210,9 +237,8 @@ def convolve(
     _convolve[(tasks * parts,)](
         x, weight, weight.stride(0), x2, w2, w2.stride(0), y, y if sums_with is None else sums_with, partial,
         N=n, H=size_out[0], W=size_out[1], SH=height, SW=width, CI=inputs, CIP=max(16, inputs), CO=outputs,
-        UP=_up(height, size_out[0]), TURNED=turned, PAIRS=1 if second is None else 2,
-        SUMS=2 if sums_with is not None else int(sums), PRECISION=precision, BM=block, ROWS=rows,
-        num_warps=4, num_stages=3 if narrow else 2,
+        UP=_up(height, size_out[0]), TURNED=turned, PAIRS=pairs, SUMS=2 if sums_with is not None else int(sums),
+        PRECISION=precision, BM=tiling.block, ROWS=rows, num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip
     return y, partial
 
@@ -227,15 +253,16 @@ def correlate(
     """The weight gradient, (task, 3, 3, inputs, outputs) float32."""
     tasks, n, height, width, inputs = x.shape
     size, outputs = gradient.shape[2], gradient.shape[4]
-    narrow = x.element_size() == 2
-    block, rows = (64, min(size, 42)) if narrow else (32, min(size, 21))
-    parts = triton.cdiv(n * size, block) * triton.cdiv(size, rows)
+    pairs = 1 if second is None else 2
+    tiling = CORRELATE[x.element_size(), pairs]
+    rows = min(size, tiling.rows)
+    parts = triton.cdiv(n * size, tiling.block) * triton.cdiv(size, rows)
     partial = torch.empty(tasks, parts, 9 * inputs * outputs, device=x.device)
     x2, gradient2, factor2 = second if second is not None else (x, gradient, factor)
     _correlate[(tasks * parts,)](
         x, gradient, x2, gradient2, factor2, partial,
         N=n, H=size, W=size, SH=height, SW=width, CI=inputs, CIP=max(16, inputs), CO=outputs, COP=max(16, outputs),
-        UP=_up(height, size), PAIRS=1 if second is None else 2, PRECISION=precision, BM=block, ROWS=rows,
-        num_warps=4, num_stages=3 if narrow else 1,
+        UP=_up(height, size), PAIRS=pairs, PRECISION=precision, BM=tiling.block, ROWS=rows, num_warps=tiling.warps,
+        num_stages=tiling.stages,
     )  # fmt: skip
     return add_up(partial, factor).view(tasks, 3, 3, inputs, outputs)

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from trident.nn.kernels.convolution import Tiling
 from trident.nn.kernels.sums import add_up
 
 PIXEL = 1 / 256  # images are kept as whole numbers over 256, which 16 bits hold exactly
@@ -148,6 +149,12 @@ def _moments(images, partial, N, FIRST, TOTAL, HP: tl.constexpr,
     tl.store(partial + at, total)
 
 
+# By the bytes of a number.
+FORWARD = {2: Tiling(64, 16, 4, 3), 4: Tiling(64, 16, 4, 3)}
+TANGENT = {2: Tiling(128, 8, 4, 3), 4: Tiling(128, 16, 4, 2)}
+BACKWARD = {2: Tiling(128, 24, 8, 1), 4: Tiling(64, 24, 4, 1)}
+
+
 class Pictures:
     """The images of some tasks as the first layer reads them, a border of zeros around each.
 
@@ -204,10 +211,14 @@ class PictureRows:
     def pixels(self) -> int:
         return 4 * self.cells
 
-    def _shape(self, slope: float) -> dict[str, object]:
-        p = self.pictures
-        return {"N": self.count, "FIRST": self.first, "TOTAL": p.padded.shape[1], "HP": p.half, "SLOPE": slope,
-                "PRECISION": p.precision, "num_warps": 4}  # fmt: skip
+    def _settings(self, slope: float, tilings: dict[int, Tiling]) -> tuple[int, dict[str, object]]:
+        """How many programs a task takes, and what the kernels want to know."""
+        p, tiling = self.pictures, tilings[self.pictures.padded.element_size()]
+        return triton.cdiv(self.cells, tiling.block * tiling.rows), {
+            "N": self.count, "FIRST": self.first, "TOTAL": p.padded.shape[1], "HP": p.half, "SLOPE": slope,
+            "PRECISION": p.precision, "BM": tiling.block, "TILES": tiling.rows, "num_warps": tiling.warps,
+            "num_stages": tiling.stages,
+        }  # fmt: skip
 
     def _maps(self, channels: int, dtype: torch.dtype) -> Tensor:
         padded, half = self.pictures.padded, self.pictures.half
@@ -218,10 +229,10 @@ class PictureRows:
         channels, dtype = weight.shape[4], self.pictures.padded.dtype
         winners, p = self._maps(channels, dtype), self._maps(channels, dtype)
         which = self._maps(channels, torch.uint8)
-        block, tiles = 64, 8
-        _forward[(self.tasks * triton.cdiv(self.cells, block * tiles),)](
+        parts, settings = self._settings(slope, FORWARD)
+        _forward[(self.tasks * parts,)](
             self.pictures.padded, weight, weight.stride(0), table, winners, which, p, CI=self.pictures.channels,
-            C=channels, UNIT=UNIT, BM=block, TILES=tiles, num_stages=2, **self._shape(slope),
+            C=channels, UNIT=UNIT, **settings,
         )  # fmt: skip
         return winners, which, p
 
@@ -230,23 +241,20 @@ class PictureRows:
     ) -> Tensor:
         """The output's tangent."""
         p1 = torch.empty_like(winners)
-        block, tiles = 64, 8
-        _tangent[(self.tasks * triton.cdiv(self.cells, block * tiles),)](
+        parts, settings = self._settings(slope, TANGENT)
+        _tangent[(self.tasks * parts,)](
             self.pictures.padded, weight1, weight1.stride(0), forward, tangent, winners, which, p1,
-            CI=self.pictures.channels, C=weight1.shape[4], UNIT=UNIT, BM=block, TILES=tiles, num_stages=2,
-            **self._shape(slope),
+            CI=self.pictures.channels, C=weight1.shape[4], UNIT=UNIT, **settings,
         )  # fmt: skip
         return p1
 
     def backward(self, which: Tensor, dp: Tensor, slope: float) -> tuple[Tensor, Tensor]:
         """Sums over the winners: of patch times delta (task, 9 * channels, output), and of delta (task, output)."""
         channels, c = dp.shape[4], self.pictures.channels
-        block, tiles = 64, 24
-        parts = triton.cdiv(self.cells, block * tiles)
+        parts, settings = self._settings(slope, BACKWARD)
         partial = torch.empty(self.tasks, parts, 256 * channels, device=dp.device)
         _backward[(self.tasks * parts,)](
-            self.pictures.padded, which, dp, partial, C=channels, BM=block, TILES=tiles, num_stages=2,
-            **self._shape(slope),
+            self.pictures.padded, which, dp, partial, C=channels, **settings,
         )  # fmt: skip
         added = add_up(partial, torch.ones(self.tasks, device=dp.device)).view(self.tasks, 4, 4, 4, 2, 2, channels)
         a, b, d, e = (added[:, i : i + 3, j : j + 3, :c, i, j] for i in (0, 1) for j in (0, 1))

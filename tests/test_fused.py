@@ -1,0 +1,356 @@
+"""The fused engine against the plain one in float64. Run on a machine with an NVIDIA GPU: pytest tests/test_fused.py."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from conftest import Answer, assert_one_line_error, doubles
+from trident.adapt import Learner, MetaGradient, TaskBatch
+from trident.bench.benchmarks import relative_error
+from trident.bench.made_up import made_up_tasks
+from trident.checkpoint import Checkpoint
+from trident.data.glyphs import open_glyphs
+from trident.errors import TridentError
+from trident.evaluate import Evaluation, predict
+from trident.execution import FUSED_CHANNELS, Execution, execution_for, make_learner
+from trident.model import Noise, TaskImages, Trident
+from trident.recipes import load_recipe, recipe_names
+from trident.settings import Recipe
+from trident.train import start_run, train
+
+gpu = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="there is no CUDA GPU here, which the fused engine is written for"
+)
+STORAGE = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+BAR = {"fp32": 1e-5, "tf32": 1e-3, "fp16": 1e-3, "bf16": 5e-3}  # of a single kernel, relative
+precisions = pytest.mark.parametrize("precision", BAR)
+SLOPE = 0.2
+
+
+def products(precision: str) -> str:
+    return "tf32x3" if precision == "fp32" else "tf32"
+
+
+def close(actual: Tensor, expected: Tensor, precision: str) -> None:
+    error = float((actual.double() - expected).norm() / expected.norm())
+    assert error < BAR[precision], f"relative error {error:.1e}"
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator("cuda").manual_seed(seed), device="cuda")
+
+
+def plain_convolution(x: Tensor, weight: Tensor, size: int | None = None) -> Tensor:
+    """Task after task, in the precision of what comes in."""
+
+    def one(x: Tensor, weight: Tensor) -> Tensor:
+        x = x.permute(0, 3, 1, 2)
+        x = x if size is None else F.interpolate(x, size=size, mode="nearest")
+        return F.conv2d(x, weight.permute(3, 2, 0, 1), padding=1).permute(0, 2, 3, 1)
+
+    return torch.stack([one(a, b) for a, b in zip(x, weight, strict=True)])
+
+
+# Channels, sizes before and after upsampling: the encoders', the decoder's, and its last layer's.
+SHAPES = [(32, 32, 21, None), (16, 16, 7, None), (64, 64, 10, None), (32, 32, 5, 10), (32, 32, 10, 21), (32, 4, 12, 24)]
+
+
+@gpu
+@precisions
+@pytest.mark.parametrize(("inputs", "outputs", "height", "size"), SHAPES)
+def test_convolutions(precision: str, inputs: int, outputs: int, height: int, size: int | None) -> None:
+    from trident.nn.kernels.convolution import convolve, correlate
+
+    dtype = STORAGE[precision]
+    x, x2 = (randn(3, 5, height, height, inputs, seed=i).to(dtype) for i in (0, 1))
+    weight, weight2 = (randn(3, 3, 3, inputs, outputs, seed=i) / (9 * inputs) ** 0.5 for i in (2, 3))
+    rounded, rounded2 = weight.to(dtype).double(), weight2.to(dtype).double()
+    inputs64 = [x.double().requires_grad_(), rounded.requires_grad_()]
+    expected = plain_convolution(*inputs64, size)
+    y, partial = convolve(x, weight, products(precision), size=size, sums=True)
+    close(y, expected, precision)
+    assert partial is not None
+    close(partial.sum(1), torch.stack([expected.sum((1, 2, 3)), expected.square().sum((1, 2, 3))], 1), precision)
+
+    gradient = randn(*y.shape, seed=4).to(dtype)
+    for_x, for_weight = torch.autograd.grad(expected, inputs64, gradient.double())
+    ones = torch.ones(3, device="cuda")
+    close(correlate(x, gradient, products(precision), ones), for_weight, precision)
+    if size is None:
+        close(convolve(gradient, weight, products(precision), turned=True)[0], for_x, precision)
+    else:
+        from trident.nn.kernels.picture import fold
+
+        back, _ = convolve(gradient, weight, products(precision), turned=True)
+        assert float((fold(back, height).double() - for_x).norm() / for_x.norm()) < 2 * BAR[precision]
+
+    both = expected.detach() + plain_convolution(x2.double(), rounded2, size)
+    y, partial = convolve(x, weight, products(precision), second=(x2, weight2), size=size, sums_with=gradient)
+    close(y, both, precision)
+    assert partial is not None
+    sums = torch.stack([both.sum((1, 2, 3)), (both * gradient.double()).sum((1, 2, 3))], 1)
+    assert float((partial.sum(1).double() - sums).abs().max()) < 50 * BAR[precision] * float(sums.abs().max())
+    second_gradient = randn(*y.shape, seed=5).to(dtype)
+    factor = torch.tensor([1.0, 0.5, 0.25], device="cuda")
+    pair = plain_weight_gradient(x2.double() * factor[:, None, None, None, None], second_gradient.double(), size)
+    found = correlate(x, gradient, products(precision), 2 * ones, second=(x2, second_gradient, factor))
+    close(found, 2 * (for_weight + pair), precision)
+
+
+def plain_weight_gradient(x: Tensor, gradient: Tensor, size: int | None) -> Tensor:
+    weight = torch.zeros(len(x), 3, 3, x.shape[4], gradient.shape[4], device=x.device, dtype=x.dtype)
+    return torch.autograd.grad(plain_convolution(x, weight.requires_grad_(), size), weight, gradient)[0]
+
+
+def plain_norm(y: Tensor, gain: Tensor, offset: Tensor, pool: bool, slope: float, norm: bool) -> Tensor:
+    """Batch norm or bias, activation, pooling: (task, image, h, w, channel)."""
+
+    def one(y: Tensor, gain: Tensor, offset: Tensor) -> Tensor:
+        y = y.permute(0, 3, 1, 2)
+        y = F.batch_norm(y, None, None, gain, offset, training=True) if norm else y + offset[:, None, None]
+        y = F.leaky_relu(y, slope)
+        return (F.max_pool2d(y, 2) if pool else y).permute(0, 2, 3, 1)
+
+    return torch.stack([one(*each) for each in zip(y, gain, offset, strict=True)])
+
+
+@gpu
+@precisions
+@pytest.mark.parametrize(("pool", "norm"), [(True, True), (False, True), (False, False)])
+@pytest.mark.parametrize("height", [10, 21])
+def test_norm_activation_and_pooling_in_four_passes(precision: str, pool: bool, norm: bool, height: int) -> None:
+    from trident.nn.kernels.coefficients import Lines
+    from trident.nn.kernels.normalisation import activate, gradient_sums, spread
+
+    dtype = STORAGE[precision]
+    y, y1 = (randn(3, 4, height, height, 32, seed=i).to(dtype) for i in (0, 1))
+    gain, offset, gain1, offset1 = (randn(3, 32, seed=i) for i in (2, 3, 4, 5))
+    inputs = [x.double().requires_grad_() for x in (y, gain, offset)]
+    expected = plain_norm(*inputs, pool, SLOPE, norm)
+    lines = Lines(y[0, ..., 0].numel(), norm)
+    lines.set_forward(sums_of(y, y), gain, offset)
+    close(activate(y, lines, SLOPE, pool), expected, precision)
+
+    dp, dp1 = (randn(*expected.shape, seed=i).to(dtype) for i in (6, 7))
+    weights = dp.double().requires_grad_()
+    first = torch.autograd.grad(expected, inputs, weights, create_graph=True, materialize_grads=True)
+    lines.set_gradient(gradient_sums(y, dp, lines, SLOPE, pool))
+    close(spread(y, dp, lines, SLOPE, pool), first[0], precision)
+    close(lines.gradient[:, 1], first[2], precision)
+    if norm:
+        close(lines.gradient[:, 0], first[1], precision)
+
+    # The tangent along (y', gain', offset', dp'), by the transpose of the transpose; half of y', to try the factor.
+    directions = [x.double() for x in (y1, gain1, offset1)]
+    moved = torch.autograd.grad(first, weights, directions, retain_graph=True)[0]
+    table = lines.tangent(sums_of(y1, y), gain, gain1, offset1)
+    close(activate(y, lines, SLOPE, pool, tangent=(y1, table)), moved, precision)
+    half = torch.full((3,), 0.5, device="cuda")
+    second = torch.autograd.grad(first, inputs, [x / 2 for x in directions], retain_graph=True, materialize_grads=True)
+    more = torch.autograd.grad(expected, inputs, dp1.double(), materialize_grads=True)
+    partial = gradient_sums(y, dp, lines, SLOPE, pool, tangent=(y1, dp1))
+    found = lines.tangent_gradient(partial, table, half)
+    close(spread(y, dp, lines, SLOPE, pool, tangent=(y1, dp1, found)), second[0] + more[0], precision)
+    close(found[:, 1], second[2] + more[2], precision)
+    if norm:
+        close(found[:, 0], second[1] + more[1], precision)
+
+
+def sums_of(a: Tensor, b: Tensor) -> Tensor:
+    """As a convolution leaves them: (task, part, 2, channel)."""
+    a, b = a.float(), b.float()
+    return torch.stack([a.sum((1, 2, 3)), (a * b).sum((1, 2, 3))], 1)[:, None]
+
+
+@gpu
+@precisions
+@pytest.mark.parametrize("channels", [1, 3])
+def test_first_layer_in_four_passes(precision: str, channels: int) -> None:
+    from trident.nn.kernels.first_layer import Pictures
+
+    dtype = STORAGE[precision]
+    pixels = (randn(3, 6, 20, 20, channels).sigmoid() * 255).to(torch.uint8)
+    rows = Pictures(pixels, dtype, products(precision)).rows(2, 4)
+    images = pixels[:, 2:].double() / 255
+    patches = F.unfold(images.flatten(0, 1).permute(0, 3, 1, 2), 3, padding=1).view(3, 4, channels, 9, 400)
+    patches = patches.permute(0, 1, 4, 3, 2).reshape(3, 1600, 9 * channels)
+    mean = patches.mean(1)
+    close(rows.mean, mean, "fp32")
+    close(rows.covariance, patches.mT @ patches / 1600 - mean[:, :, None] * mean[:, None], "fp32")
+
+    weight, weight1 = (randn(3, 3, 3, channels, 32, seed=i) / 5 for i in (1, 2))
+    table, table1 = randn(3, 4, 32, seed=3), randn(3, 4, 32, seed=4)
+    rounded, rounded1 = (w.double() if dtype == torch.float32 else (w * 256 / 255).to(dtype).double() * 255 / 256
+                         for w in (weight, weight1))  # fmt: skip
+    line = lambda y: y * table.double()[:, None, None, None, 2] + table.double()[:, None, None, None, 3]  # noqa: E731
+    y = plain_convolution(images, rounded)
+    z = torch.nn.MaxPool2d(2, return_indices=True)(line(y).flatten(0, 1).permute(0, 3, 1, 2))
+    winners, which, p = rows.forward(weight, table, SLOPE)
+    expected = F.leaky_relu(z[0], SLOPE).permute(0, 2, 3, 1).view_as(p)
+    close(p, expected, precision)
+
+    def of_winners(x: Tensor) -> Tensor:
+        flat = x.flatten(0, 1).permute(0, 3, 1, 2).flatten(2)
+        return flat.gather(2, z[1].flatten(2)).view_as(z[0]).permute(0, 2, 3, 1).view_as(p)
+
+    close(winners, of_winners(y), precision)
+    slope = torch.where(expected > 0, 1.0, SLOPE)
+    one = lambda row: table.double()[:, None, None, None, row]  # noqa: E731
+    two = lambda row: table1.double()[:, None, None, None, row]  # noqa: E731
+    moved = one(2) * of_winners(plain_convolution(images, rounded1)) + two(2) * of_winners(y) + two(3)
+    same = moved * slope
+    found = rows.tangent(weight1, table, table1, winners, which, SLOPE)
+    close(found, same, "bf16" if precision == "bf16" else "tf32" if precision == "fp32" else precision)
+
+    dp = randn(*p.shape, seed=5).to(dtype)
+    delta = torch.zeros_like(y).flatten(0, 1).permute(0, 3, 1, 2).flatten(2)
+    delta.scatter_(2, z[1].flatten(2), (dp.double() * slope).flatten(0, 1).permute(0, 3, 1, 2).flatten(2))
+    delta = delta.view(12, 32, 400).mT.reshape(3, 1600, 32)
+    with_patches, doffset = rows.backward(which, dp, SLOPE)
+    close(with_patches, patches.mT @ delta, precision)
+    close(doffset, delta.sum(1), precision)
+
+
+def on_gpu(tasks: TaskBatch, dtype: torch.dtype | None = None) -> TaskBatch:
+    def moved(x: Tensor) -> Tensor:
+        return x.cuda() if dtype is None else x.cuda().to(dtype)
+
+    stored = tasks.images.stored.cuda() if dtype is None else tasks.images.stored.cuda().to(dtype) / 255
+    return TaskBatch(
+        TaskImages(stored, tasks.images.n_support),
+        tasks.support_labels.cuda(),
+        tasks.query_labels.cuda(),
+        tuple(Noise(*map(moved, noise)) for noise in tasks.support_noise),
+        tuple(Noise(*map(moved, noise)) for noise in tasks.query_noise),
+    )
+
+
+def small(name: str, *settings: str) -> Recipe:
+    recipe = load_recipe(name, ["adaptation.steps=2", "episode.n_query=3", *settings])
+    if name == "glyphs":
+        return recipe
+    return replace(recipe, model=replace(recipe.model, image_size=44))
+
+
+VARIANTS = [
+    ("mini-5w1s", []),
+    ("mini-5w5s", ["adaptation.rate=1e-4"]),
+    ("tiered-5w1s", ["adaptation.rate=1e-4"]),
+    ("glyphs", []),
+    ("mini-5w1s", ["adaptation.optimizer=adam", "adaptation.rate=1e-4"]),
+    ("mini-5w1s", ["model.classifier_start=prototypes", "model.attfex=off"]),
+    ("mini-5w1s", ["adaptation.order=first"]),
+    ("mini-5w1s", ["adaptation.steps=0", "model.channels=16", "model.log_var_bound=4"]),
+]
+
+
+@gpu
+@pytest.mark.parametrize(("name", "settings"), VARIANTS)
+def test_the_meta_gradient_is_the_plain_one(name: str, settings: list[str]) -> None:
+    recipe = small(name, *settings)
+    plain, fused = (make_learner(recipe, Execution("cuda", engine)) for engine in ("plain", "fused"))
+    tasks = made_up_tasks(recipe, 3)
+    parameters = {key: value.cuda() for key, value in plain.model.initial(0).items()}
+    exact = plain.meta_gradient(doubles(parameters), on_gpu(tasks, torch.float64))
+    single = plain.meta_gradient(parameters, on_gpu(tasks))
+    found = fused.meta_gradient(parameters, on_gpu(tasks))
+    again = fused.meta_gradient(parameters, on_gpu(tasks))
+
+    def error(result: MetaGradient) -> float:
+        return relative_error(doubles(result.gradient), exact.gradient)
+
+    print(f"\n{name} {settings}: fused {error(found):.1e}, plain float32 {error(single):.1e}")
+    assert error(found) < max(3e-4, 3 * error(single))
+    for part, expected in zip(found.loss, exact.loss, strict=True):
+        torch.testing.assert_close(part.double(), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found.accuracy, exact.accuracy)
+    assert found.statistics.keys() == exact.statistics.keys()
+    for key, value in exact.statistics.items():
+        torch.testing.assert_close(found.statistics[key].double(), value, rtol=1e-3, atol=1e-4)
+    for key, value in found.gradient.items():
+        assert torch.equal(value, again.gradient[key]), f"{key} is not reproducible"
+
+
+@gpu
+@pytest.mark.parametrize("precision", ["tf32", "fp16", "bf16"])
+@pytest.mark.parametrize("name", ["mini-5w1s", "mini-5w5s"])
+def test_low_precision_stays_near(name: str, precision: str) -> None:
+    recipe = small(name, "adaptation.rate=1e-4")
+    plain = make_learner(recipe, Execution("cuda", "plain", "tf32"))
+    fused = make_learner(recipe, execution_for("cuda", "fused", precision, recipe))
+    tasks = made_up_tasks(recipe, 8)
+    parameters = {key: value.cuda() for key, value in plain.model.initial(0).items()}
+    exact = plain.meta_gradient(doubles(parameters), on_gpu(tasks, torch.float64)).gradient
+    plain_error = relative_error(doubles(plain.meta_gradient(parameters, on_gpu(tasks)).gradient), exact)
+    error = relative_error(doubles(fused.meta_gradient(parameters, on_gpu(tasks)).gradient), exact)
+    print(f"\n{name}: fused {precision} {error:.1e}, plain tf32 {plain_error:.1e}")
+    assert error < (8 if precision == "bf16" else 1.5) * plain_error
+
+
+@gpu
+def test_adapting_and_predicting_are_the_plain_ones() -> None:
+    recipe = small("mini-5w1s")
+    plain, fused = (make_learner(recipe, Execution("cuda", engine)) for engine in ("plain", "fused"))
+    tasks = on_gpu(made_up_tasks(recipe, 3))
+    parameters = {key: value.cuda() for key, value in plain.model.initial(0).items()}
+    steps, expected_steps = fused.adapt(parameters, tasks), plain.adapt(parameters, tasks)
+    assert len(steps) == len(expected_steps) == 3
+    assert relative_error(steps[-1][0], expected_steps[-1][0]) < 1e-4
+    torch.testing.assert_close(
+        predict(fused, parameters, tasks), predict(plain, parameters, tasks), rtol=1e-3, atol=1e-3
+    )
+
+
+class Silent:
+    def on_step(self, step: int, values: dict[str, float]) -> None: ...
+
+    def on_validation(self, step: int, evaluation: Evaluation, best: bool) -> None: ...
+
+
+@gpu
+def test_a_run_resumes_bit_for_bit(tmp_path: Path) -> None:
+    store = open_glyphs()
+    sizes = ["training.tasks_per_step=6", "training.tasks_per_chunk=4", "training.validation_tasks=4"]
+
+    def recipe(steps: int) -> Recipe:
+        return load_recipe("glyphs", [*sizes, f"training.steps={steps}", "training.schedule=constant"])
+
+    def trained(start: Checkpoint) -> Checkpoint:
+        return train(start, store, tmp_path / str(start.recipe.training.steps), "cuda", Silent())
+
+    whole = trained(start_run(recipe(6), store, "glyphs", tmp_path / "6", "cuda"))
+    half = trained(start_run(recipe(3), store, "glyphs", tmp_path / "3", "cuda"))
+    resumed = trained(replace(half, recipe=recipe(6)))
+    assert whole.provenance["engine"] == "fused"
+    for key, value in whole.parameters.items():
+        assert torch.equal(value, resumed.parameters[key]), key
+
+
+def test_without_a_gpu_the_fused_engine_says_so(tmp_path: Path, trident_here: Callable[..., Answer]) -> None:
+    answer = trident_here("train", "glyphs", "--out", tmp_path / "run", "--device", "cpu", "--engine", "fused")
+    assert_one_line_error(answer, "the fused engine cannot be used here: it needs an NVIDIA GPU")
+    assert not (tmp_path / "run").exists()
+
+
+def test_auto_is_plain_on_a_cpu() -> None:
+    recipe = load_recipe("mini-5w1s")
+    assert execution_for("cpu", "auto", "auto", recipe) == Execution("cpu", "plain", "fp32")
+    assert type(make_learner(recipe, Execution())) is Learner
+
+
+def test_the_plain_engine_has_no_16_bits() -> None:
+    with pytest.raises(TridentError, match="needs the fused engine"):
+        execution_for("cpu", "auto", "fp16", load_recipe("mini-5w1s"))
+
+
+def test_every_recipe_fits_the_fused_engine() -> None:
+    for name in recipe_names():
+        model = load_recipe(name).model
+        assert model.channels in FUSED_CHANNELS
+        assert model.image_size % 2 == 0
+        assert Trident(model, load_recipe(name).episode).settings.image_channels <= 3
