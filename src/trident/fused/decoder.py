@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.fused.scaling import largest_of, power_of_two
+from trident.fused.scaling import largest_of, power_of_two, stored
 from trident.nn.batch_norm import EPSILON
 from trident.nn.conv4 import BLOCKS
 from trident.nn.kernels.coefficients import Lines
@@ -73,12 +73,12 @@ class FusedDecoder:
 
     def forward(self, parameters: Parameters, hidden: Tensor, pictures: PictureRows) -> Decoded:
         """`hidden` is (task, image, h, w, channel); `pictures` are the images to be made."""
-        x = hidden.to(pictures.pictures.padded.dtype).contiguous()
+        x = stored(hidden, pictures.pictures.padded.dtype, self.precision)
         layers: list[Layer] = []
         for number, size in enumerate(self.sizes):
             weight, gain, offset = self.parts(parameters, number)
             y, partial = convolve(x, weight, self.precision, size=size, sums=self.norm)
-            lines = Lines(y[0, ..., 0].numel(), self.norm)
+            lines = Lines(y[0, ..., 0].numel(), self.norm, self.precision)
             lines.set_forward(partial, gain, offset)
             layers.append(Layer(x, y, lines))
             if number < BLOCKS - 1:
@@ -117,7 +117,7 @@ class FusedDecoder:
         own = {key: direction[key] for key in self._keys()}
         scale = power_of_two(largest_of(hidden1, *own.values()), TANGENT_SIZE)
         own = {key: value * scale.view(-1, *[1] * (value.dim() - 1)) for key, value in own.items()}
-        x1 = (hidden1 * scale[:, None, None, None, None]).to(decoded.delta.dtype).contiguous()
+        x1 = stored(hidden1 * scale[:, None, None, None, None], decoded.delta.dtype, self.precision)
         moving = Moving(scale, own, [], [], [], decoded.delta)
         for number, layer in enumerate(decoded.layers):
             weight, gain, _ = self.parts(parameters, number)

@@ -81,7 +81,7 @@ class FusedEncoder:
         for number in range(1, BLOCKS):
             weight, gain, offset = self.parts(parameters, number)
             y, partial = convolve(p, weight, self.precision, sums=True)
-            lines = Lines(y[0, ..., 0].numel(), norm=True)
+            lines = Lines(y[0, ..., 0].numel(), True, self.precision)
             lines.set_forward(partial, gain, offset)
             layers.append(Layer(p, y, lines))
             p = activate(y, lines, self.slope, pool=True)

@@ -1,4 +1,7 @@
-"""Powers of two that keep gradients within the range of 16 bits. They are exact, and taken back at the end."""
+"""From autograd's numbers to the stacks' and back.
+
+Powers of two keep gradients within the range of 16 bits. They are exact, and taken back at the end.
+"""
 
 import torch
 from torch import Tensor
@@ -13,3 +16,10 @@ def power_of_two(largest: Tensor, wanted: float) -> Tensor:
 def largest_of(*tensors: Tensor) -> Tensor:
     """The largest absolute value of each task, over all tensors: (task,)."""
     return torch.stack([x.abs().flatten(1).amax(1) for x in tensors]).amax(0)
+
+
+def stored(x: Tensor, dtype: torch.dtype, precision: str) -> Tensor:
+    """As the stacks keep it; for TF32 rounded to its ten bits, which the tensor cores would cut down to."""
+    if precision == "tf32" and dtype == torch.float32:
+        return ((x.contiguous().view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
+    return x.to(dtype).contiguous()

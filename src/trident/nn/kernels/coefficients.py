@@ -142,8 +142,9 @@ def _tangent_gradient(partial, forward, gradient, tangent, factor, table, M, PAR
 class Lines:
     """The tables of one layer, made as its sums come in. `count` is the number of pixels behind a sum."""
 
-    def __init__(self, count: int, norm: bool):
+    def __init__(self, count: int, norm: bool, precision: str):
         self.count = count
+        self.precision = precision  # of the products that read what the layer makes
         self.norm = norm
         self.forward: Tensor  # (task, 4, channel)
         self.gradient: Tensor  # (task, 4, channel)

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from trident.nn.kernels.launching import launch, rounded
 from trident.nn.kernels.sums import add_up
 
 
@@ -25,7 +26,8 @@ def _source(place, UP: tl.constexpr):
 
 
 @triton.jit
-def _weights(w, tap, CI: tl.constexpr, CIP: tl.constexpr, CO: tl.constexpr, TURNED: tl.constexpr):
+def _weights(w, tap, CI: tl.constexpr, CIP: tl.constexpr, CO: tl.constexpr, TURNED: tl.constexpr,
+             PRECISION: tl.constexpr):  # fmt: skip
     """The weights of one column of the window, (input, (row, output)), where the fourth row is empty."""
     ci = tl.arange(0, CIP)[:, None]
     k = tl.arange(0, 4 * CO)[None, :]
@@ -35,7 +37,7 @@ def _weights(w, tap, CI: tl.constexpr, CIP: tl.constexpr, CO: tl.constexpr, TURN
         at = (((2 - row) * 3 + (2 - tap)) * CO + co) * CI + ci
     else:
         at = ((row * 3 + tap) * CI + ci) * CO + co
-    return tl.load(w + at, mask=(row < 3) & (ci < CI), other=0.0)
+    return rounded(tl.load(w + at, mask=(row < 3) & (ci < CI), other=0.0), PRECISION)
 
 
 @triton.jit
@@ -86,14 +88,14 @@ def _convolve(
     at = (task * N + image) * (SH * SW * CI)
     co = tl.arange(0, CO)[None, :]
     w += task.to(tl.int64) * w_stride
-    a0 = _weights(w, 0, CI, CIP, CO, TURNED)
-    a1 = _weights(w, 1, CI, CIP, CO, TURNED)
-    a2 = _weights(w, 2, CI, CIP, CO, TURNED)
+    a0 = _weights(w, 0, CI, CIP, CO, TURNED, PRECISION)
+    a1 = _weights(w, 1, CI, CIP, CO, TURNED, PRECISION)
+    a2 = _weights(w, 2, CI, CIP, CO, TURNED, PRECISION)
     if PAIRS == 2:
         w2 += task.to(tl.int64) * w2_stride
-        b0 = _weights(w2, 0, CI, CIP, CO, TURNED)
-        b1 = _weights(w2, 1, CI, CIP, CO, TURNED)
-        b2 = _weights(w2, 2, CI, CIP, CO, TURNED)
+        b0 = _weights(w2, 0, CI, CIP, CO, TURNED, PRECISION)
+        b1 = _weights(w2, 1, CI, CIP, CO, TURNED, PRECISION)
+        b2 = _weights(w2, 2, CI, CIP, CO, TURNED, PRECISION)
     out = ((task * N + image) * (H * W) + column)[:, None] * CO + co
     done = tl.zeros((BM, CO), tl.float32)
     begun = tl.zeros((BM, CO), tl.float32)
@@ -234,8 +236,8 @@ def convolve(
     if sums or sums_with is not None:
         partial = torch.empty(tasks, parts, 2, outputs, device=x.device)
     x2, w2 = second if second is not None else (x, weight)
-    _convolve[(tasks * parts,)](
-        x, weight, weight.stride(0), x2, w2, w2.stride(0), y, y if sums_with is None else sums_with, partial,
+    launch(
+        _convolve, tasks * parts, x, weight, weight.stride(0), x2, w2, w2.stride(0), y, y if sums_with is None else sums_with, partial,
         N=n, H=size_out[0], W=size_out[1], SH=height, SW=width, CI=inputs, CIP=max(16, inputs), CO=outputs,
         UP=_up(height, size_out[0]), TURNED=turned, PAIRS=pairs, SUMS=2 if sums_with is not None else int(sums),
         PRECISION=precision, BM=tiling.block, ROWS=rows, num_warps=tiling.warps, num_stages=tiling.stages,
@@ -259,8 +261,8 @@ def correlate(
     parts = triton.cdiv(n * size, tiling.block) * triton.cdiv(size, rows)
     partial = torch.empty(tasks, parts, 9 * inputs * outputs, device=x.device)
     x2, gradient2, factor2 = second if second is not None else (x, gradient, factor)
-    _correlate[(tasks * parts,)](
-        x, gradient, x2, gradient2, factor2, partial,
+    launch(
+        _correlate, tasks * parts, x, gradient, x2, gradient2, factor2, partial,
         N=n, H=size, W=size, SH=height, SW=width, CI=inputs, CIP=max(16, inputs), CO=outputs, COP=max(16, outputs),
         UP=_up(height, size), PAIRS=pairs, PRECISION=precision, BM=tiling.block, ROWS=rows, num_warps=tiling.warps,
         num_stages=tiling.stages,

@@ -8,12 +8,15 @@ computed once, give the batch norm's statistics for any weight (mean m w, varian
 weight's gradient too. Only the winners of the pooling need to be visited.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from trident.nn.kernels.convolution import Tiling
+from trident.nn.kernels.launching import launch, rounded
 from trident.nn.kernels.sums import add_up
 
 PIXEL = 1 / 256  # images are kept as whole numbers over 256, which 16 bits hold exactly
@@ -33,7 +36,7 @@ def _patches(images, task, q, valid, FIRST, TOTAL, HP: tl.constexpr):
 
 
 @triton.jit
-def _weights(w, CI: tl.constexpr, C: tl.constexpr, UNIT: tl.constexpr):
+def _weights(w, CI: tl.constexpr, C: tl.constexpr, UNIT: tl.constexpr, PRECISION: tl.constexpr):
     """(patch pixel, (pixel of the cell, output)) from (3, 3, CI, C)."""
     j = tl.arange(0, 64)[:, None]
     k = tl.arange(0, 4 * C)[None, :]
@@ -41,7 +44,8 @@ def _weights(w, CI: tl.constexpr, C: tl.constexpr, UNIT: tl.constexpr):
     column = (j // 4) % 4 - (k // C) % 2
     ci = j % 4
     keep = (row >= 0) & (row < 3) & (column >= 0) & (column < 3) & (ci < CI)
-    return tl.load(w + ((row * 3 + column) * CI + ci) * C + k % C, mask=keep, other=0.0) * UNIT
+    weights = tl.load(w + ((row * 3 + column) * CI + ci) * C + k % C, mask=keep, other=0.0)
+    return rounded(weights * UNIT, PRECISION)
 
 
 @triton.jit
@@ -53,7 +57,7 @@ def _forward(images, w, w_stride, table, winners, which, p, N, FIRST, TOTAL,
     task = tl.program_id(0) // parts
     c = tl.arange(0, C)[None, :]
     k = tl.arange(0, 4)[None, :, None]
-    weights = _weights(w + task.to(tl.int64) * w_stride, CI, C, UNIT).to(images.dtype.element_ty)
+    weights = _weights(w + task.to(tl.int64) * w_stride, CI, C, UNIT, PRECISION).to(images.dtype.element_ty)
     f = table + task * (4 * C) + c
     s, t = tl.load(f + 2 * C), tl.load(f + 3 * C)
     sign = tl.where(s < 0, -1.0, 1.0)
@@ -70,7 +74,8 @@ def _forward(images, w, w_stride, table, winners, which, p, N, FIRST, TOTAL,
         at = (task * cells + q)[:, None] * C + c
         tl.store(winners + at, best.to(winners.dtype.element_ty), mask=valid[:, None])
         tl.store(which + at, (number + tl.where(z > 0, 4, 0)).to(tl.uint8), mask=valid[:, None])
-        tl.store(p + at, tl.where(z > 0, z, SLOPE * z).to(p.dtype.element_ty), mask=valid[:, None])
+        z = rounded(tl.where(z > 0, z, SLOPE * z), PRECISION)
+        tl.store(p + at, z.to(p.dtype.element_ty), mask=valid[:, None])
 
 
 @triton.jit
@@ -82,7 +87,7 @@ def _tangent(images, w1, w1_stride, forward, tangent, winners, which, p1,
     task = tl.program_id(0) // parts
     c = tl.arange(0, C)[None, :]
     k = tl.arange(0, 4)[None, :, None]
-    weights = _weights(w1 + task.to(tl.int64) * w1_stride, CI, C, UNIT).to(images.dtype.element_ty)
+    weights = _weights(w1 + task.to(tl.int64) * w1_stride, CI, C, UNIT, PRECISION).to(images.dtype.element_ty)
     s = tl.load(forward + task * (4 * C) + 2 * C + c)
     g = tangent + task * (4 * C) + c
     s1, t1 = tl.load(g + 2 * C), tl.load(g + 3 * C)
@@ -96,7 +101,8 @@ def _tangent(images, w1, w1_stride, forward, tangent, winners, which, p1,
         best1 = tl.sum(tl.where(k == (code & 3)[:, None, :], y1, 0.0), axis=1)
         best = tl.load(winners + at, mask=valid[:, None], other=0.0).to(tl.float32)
         slope = tl.where(code >= 4, 1.0, SLOPE)
-        tl.store(p1 + at, (slope * (s * best1 + s1 * best + t1)).to(p1.dtype.element_ty), mask=valid[:, None])
+        moved = rounded(slope * (s * best1 + s1 * best + t1), PRECISION)
+        tl.store(p1 + at, moved.to(p1.dtype.element_ty), mask=valid[:, None])
 
 
 @triton.jit
@@ -118,7 +124,7 @@ def _backward(images, which, dp, partial, N, FIRST, TOTAL, HP: tl.constexpr, C: 
         at = (task * cells + q)[:, None] * C + k % C
         code = tl.load(which + at, mask=valid[:, None], other=0).to(tl.int32)
         delta = tl.load(dp + at, mask=valid[:, None], other=0.0).to(tl.float32) * tl.where(code >= 4, 1.0, SLOPE)
-        delta = tl.where((code & 3) == k // C, delta, 0.0).to(patches.dtype)
+        delta = rounded(tl.where((code & 3) == k // C, delta, 0.0), PRECISION).to(patches.dtype)
         total = tl.dot(tl.trans(patches), delta, total, input_precision=PRECISION)
     tl.store(partial + (task * parts + part) * (256 * C) + j[:, None] * (4 * C) + k, total)
 
@@ -211,7 +217,7 @@ class PictureRows:
     def pixels(self) -> int:
         return 4 * self.cells
 
-    def _settings(self, slope: float, tilings: dict[int, Tiling]) -> tuple[int, dict[str, object]]:
+    def _settings(self, slope: float, tilings: dict[int, Tiling]) -> tuple[int, dict[str, Any]]:
         """How many programs a task takes, and what the kernels want to know."""
         p, tiling = self.pictures, tilings[self.pictures.padded.element_size()]
         return triton.cdiv(self.cells, tiling.block * tiling.rows), {
@@ -230,8 +236,8 @@ class PictureRows:
         winners, p = self._maps(channels, dtype), self._maps(channels, dtype)
         which = self._maps(channels, torch.uint8)
         parts, settings = self._settings(slope, FORWARD)
-        _forward[(self.tasks * parts,)](
-            self.pictures.padded, weight, weight.stride(0), table, winners, which, p, CI=self.pictures.channels,
+        launch(
+            _forward, self.tasks * parts, self.pictures.padded, weight, weight.stride(0), table, winners, which, p, CI=self.pictures.channels,
             C=channels, UNIT=UNIT, **settings,
         )  # fmt: skip
         return winners, which, p
@@ -242,8 +248,8 @@ class PictureRows:
         """The output's tangent."""
         p1 = torch.empty_like(winners)
         parts, settings = self._settings(slope, TANGENT)
-        _tangent[(self.tasks * parts,)](
-            self.pictures.padded, weight1, weight1.stride(0), forward, tangent, winners, which, p1,
+        launch(
+            _tangent, self.tasks * parts, self.pictures.padded, weight1, weight1.stride(0), forward, tangent, winners, which, p1,
             CI=self.pictures.channels, C=weight1.shape[4], UNIT=UNIT, **settings,
         )  # fmt: skip
         return p1
@@ -253,8 +259,8 @@ class PictureRows:
         channels, c = dp.shape[4], self.pictures.channels
         parts, settings = self._settings(slope, BACKWARD)
         partial = torch.empty(self.tasks, parts, 256 * channels, device=dp.device)
-        _backward[(self.tasks * parts,)](
-            self.pictures.padded, which, dp, partial, C=channels, **settings,
+        launch(
+            _backward, self.tasks * parts, self.pictures.padded, which, dp, partial, C=channels, **settings,
         )  # fmt: skip
         added = add_up(partial, torch.ones(self.tasks, device=dp.device)).view(self.tasks, 4, 4, 4, 2, 2, channels)
         a, b, d, e = (added[:, i : i + 3, j : j + 3, :c, i, j] for i in (0, 1) for j in (0, 1))

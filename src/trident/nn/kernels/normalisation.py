@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from trident.nn.kernels.coefficients import Lines
+from trident.nn.kernels.launching import rounded
 
 
 @triton.jit
@@ -47,7 +48,7 @@ def _of(which, v0, v1, v2, v3):
 
 @triton.jit
 def _activate(y, y1, forward, tangent, p, N, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr,
-              SLOPE: tl.constexpr, POOL: tl.constexpr, TANGENT: tl.constexpr, BP: tl.constexpr):  # fmt: skip
+              SLOPE: tl.constexpr, POOL: tl.constexpr, TANGENT: tl.constexpr, PRECISION: tl.constexpr, BP: tl.constexpr):  # fmt: skip
     cells = N * (H // 2) * (W // 2) if POOL else N * H * W
     blocks = (cells + BP - 1) // BP
     task = tl.program_id(0) // blocks
@@ -76,6 +77,7 @@ def _activate(y, y1, forward, tangent, p, N, H: tl.constexpr, W: tl.constexpr, C
             d = _of(which, d, d1, d2, d3)
         g = tangent + task * (4 * C) + c
         result = _slope(z, SLOPE) * (s * d + tl.load(g + 2 * C) * value + tl.load(g + 3 * C))
+    result = rounded(result, PRECISION)
     tl.store(p + (task * cells + q)[:, None] * C + c, result.to(p.dtype.element_ty), mask=keep)
 
 
@@ -127,19 +129,19 @@ def _sums(y, y1, dp, dp1, forward, partial, N, H: tl.constexpr, W: tl.constexpr,
 
 
 @triton.jit
-def _put(dy, at, keep, y, y1, delta, k0, k1, ky1, TANGENT: tl.constexpr):
+def _put(dy, at, keep, y, y1, delta, k0, k1, ky1, TANGENT: tl.constexpr, PRECISION: tl.constexpr):
     """One pixel's gradient: the line through y, and the winner's share."""
     value = tl.load(y + at, mask=keep, other=0.0).to(tl.float32)
     result = k0 + k1 * value + delta
     if TANGENT:
         result += ky1 * tl.load(y1 + at, mask=keep, other=0.0).to(tl.float32)
-    tl.store(dy + at, result.to(dy.dtype.element_ty), mask=keep)
+    tl.store(dy + at, rounded(result, PRECISION).to(dy.dtype.element_ty), mask=keep)
 
 
 @triton.jit
 def _spread(y, y1, dp, dp1, forward, gradient, dy, N, H: tl.constexpr, W: tl.constexpr,
             C: tl.constexpr, SLOPE: tl.constexpr, POOL: tl.constexpr, TANGENT: tl.constexpr,
-            BP: tl.constexpr):  # fmt: skip
+            PRECISION: tl.constexpr, BP: tl.constexpr):  # fmt: skip
     """From the pooled output's gradient to the convolution output's, or the same of tangents."""
     cells = N * ((H + 1) // 2) * ((W + 1) // 2) if POOL else N * H * W
     blocks = (cells + BP - 1) // BP
@@ -181,12 +183,12 @@ def _spread(y, y1, dp, dp1, forward, gradient, dy, N, H: tl.constexpr, W: tl.con
     else:
         delta = s * delta
     if POOL:
-        _put(dy, at, m0, y, y1, tl.where(which == 0, delta, 0.0), k0, k1, ky1, TANGENT)
-        _put(dy, at + C, m1, y, y1, tl.where(which == 1, delta, 0.0), k0, k1, ky1, TANGENT)
-        _put(dy, at + W * C, m2, y, y1, tl.where(which == 2, delta, 0.0), k0, k1, ky1, TANGENT)
-        _put(dy, at + (W + 1) * C, m3, y, y1, tl.where(which == 3, delta, 0.0), k0, k1, ky1, TANGENT)
+        _put(dy, at, m0, y, y1, tl.where(which == 0, delta, 0.0), k0, k1, ky1, TANGENT, PRECISION)
+        _put(dy, at + C, m1, y, y1, tl.where(which == 1, delta, 0.0), k0, k1, ky1, TANGENT, PRECISION)
+        _put(dy, at + W * C, m2, y, y1, tl.where(which == 2, delta, 0.0), k0, k1, ky1, TANGENT, PRECISION)
+        _put(dy, at + (W + 1) * C, m3, y, y1, tl.where(which == 3, delta, 0.0), k0, k1, ky1, TANGENT, PRECISION)
     else:
-        _put(dy, at, m0, y, y1, delta, k0, k1, ky1, TANGENT)
+        _put(dy, at, m0, y, y1, delta, k0, k1, ky1, TANGENT, PRECISION)
 
 
 def _shape(y: Tensor) -> dict[str, int]:
@@ -203,7 +205,7 @@ def activate(y: Tensor, lines: Lines, slope: float, pool: bool, tangent: tuple[T
     grid = (tasks * triton.cdiv(n * size[0] * size[1], block),)
     y1, table = tangent if tangent is not None else (y, lines.forward)
     _activate[grid](y, y1, lines.forward, table, p, **_shape(y), SLOPE=slope, POOL=pool, TANGENT=tangent is not None,
-                    BP=block, num_warps=4)  # fmt: skip
+                    PRECISION=lines.precision, BP=block, num_warps=4)  # fmt: skip
     return p
 
 
@@ -238,6 +240,6 @@ def spread(
     y1, dp1, table = tangent if tangent is not None else (y, dp, lines.gradient)
     _spread[(tasks * triton.cdiv(cells, block),)](
         y, y1, dp, dp1, lines.forward, table, dy, **_shape(y), SLOPE=slope, POOL=pool, TANGENT=tangent is not None,
-        BP=block, num_warps=4,
+        PRECISION=lines.precision, BP=block, num_warps=4,
     )  # fmt: skip
     return dy
