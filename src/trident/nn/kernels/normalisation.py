@@ -48,7 +48,8 @@ def _of(which, v0, v1, v2, v3):
 
 @triton.jit
 def _activate(y, y1, forward, tangent, p, N, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr,
-              SLOPE: tl.constexpr, POOL: tl.constexpr, TANGENT: tl.constexpr, PRECISION: tl.constexpr, BP: tl.constexpr):  # fmt: skip
+              SLOPE: tl.constexpr, POOL: tl.constexpr, TANGENT: tl.constexpr, PRECISION: tl.constexpr,
+              BP: tl.constexpr):  # fmt: skip
     cells = N * (H // 2) * (W // 2) if POOL else N * H * W
     blocks = (cells + BP - 1) // BP
     task = tl.program_id(0) // blocks
