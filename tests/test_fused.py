@@ -73,6 +73,8 @@ SHAPES = [(32, 32, 21, None), (16, 16, 7, None), (64, 64, 10, None), (32, 32, 5,
 def test_convolutions(precision: str, inputs: int, outputs: int, height: int, size: int | None) -> None:
     from trident.nn.kernels.convolution import convolve, correlate
 
+    if inputs == 64 and STORAGE[precision] == torch.float32:
+        pytest.skip("64 channels are for 16 bits only")
     x, x2 = (in_store(randn(3, 5, height, height, inputs, seed=i), precision) for i in (0, 1))
     weight, weight2 = (randn(3, 3, 3, inputs, outputs, seed=i) / (9 * inputs) ** 0.5 for i in (2, 3))
     rounded, rounded2 = in_store(weight, precision).double(), in_store(weight2, precision).double()
@@ -210,7 +212,7 @@ def test_first_layer_in_four_passes(precision: str, channels: int) -> None:
 
     close(winners, of_winners(y), precision)
     slope = torch.where(expected > 0, 1.0, SLOPE)
-    moved = row(table, 2) * of_winners(plain_convolution(images, rounded1)) + row(table1, 2) * of_winners(y)
+    moved = row(table, 2) * of_winners(plain_convolution(images, rounded1)) + row(table1, 2) * winners.double()
     found = rows.tangent(weight1, table, table1, winners, which, SLOPE)
     close(found, slope * (moved + row(table1, 3)), precision)
 

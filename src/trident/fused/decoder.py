@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.fused.scaling import largest_of, power_of_two, stored
+from trident.fused.scaling import stored
 from trident.nn.batch_norm import EPSILON
 from trident.nn.conv4 import BLOCKS
 from trident.nn.kernels.coefficients import Lines
@@ -15,7 +15,6 @@ from trident.nn.kernels.normalisation import activate, gradient_sums, spread
 from trident.nn.kernels.picture import compare, fold
 from trident.nn.parameters import Parameters
 
-TANGENT_SIZE = 2.0**-4
 NO_ACTIVATION = 1.0  # the sigmoid at the end belongs to the comparison
 
 
@@ -113,15 +112,15 @@ class FusedDecoder:
             named = {f"{layer}.bias": offset * undo[:, None]}
         return {f"{layer}.weight": weight} | named
 
-    def tangent(self, parameters: Parameters, decoded: Decoded, hidden1: Tensor, direction: Parameters) -> Moving:
-        own = {key: direction[key] for key in self._keys()}
-        scale = power_of_two(largest_of(hidden1, *own.values()), TANGENT_SIZE)
-        own = {key: value * scale.view(-1, *[1] * (value.dim() - 1)) for key, value in own.items()}
+    def tangent(
+        self, parameters: Parameters, decoded: Decoded, hidden1: Tensor, direction: Parameters, scale: Tensor
+    ) -> Moving:
+        """How everything moves with the hidden features and the parameters; `direction` comes multiplied by `scale`."""
         x1 = stored(hidden1 * scale[:, None, None, None, None], decoded.delta.dtype, self.precision)
-        moving = Moving(scale, own, [], [], [], decoded.delta)
+        moving = Moving(scale, direction, [], [], [], decoded.delta)
         for number, layer in enumerate(decoded.layers):
             weight, gain, _ = self.parts(parameters, number)
-            weight1, gain1, offset1 = self.parts(own, number)
+            weight1, gain1, offset1 = self.parts(direction, number)
             y1, partial = convolve(
                 x1, weight, self.precision, second=(layer.x, weight1), size=layer.y.shape[2],
                 sums_with=layer.y if self.norm else None,
@@ -169,7 +168,3 @@ class FusedDecoder:
                 seen[f"{name}.norm.mean"] = table[:, 0] + bias
                 seen[f"{name}.norm.variance"] = 1 / table[:, 1].square() - EPSILON
         return seen
-
-    def _keys(self) -> list[str]:
-        parts = ("weight", "norm.gain", "norm.shift") if self.norm else ("weight", "bias")
-        return [f"{self.name}.{i}.{part}" for i in range(BLOCKS) for part in parts]

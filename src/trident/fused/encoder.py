@@ -15,7 +15,6 @@ from trident.nn.kernels.normalisation import activate, gradient_sums, spread
 from trident.nn.parameters import Parameters
 
 GRADIENT_SIZE = 2.0  # largest entry of a scaled gradient where it enters the encoder
-TANGENT_SIZE = 2.0**-4  # largest entry of a scaled direction in parameter space
 
 
 @dataclass
@@ -125,12 +124,9 @@ class FusedEncoder:
         patch_mean = encoded.pictures.mean[:, :, None]
         return with_patches - doffset[:, None] * patch_mean - (dgain * rstd)[:, None] * encoded.covariance_weight
 
-    def tangent(self, parameters: Parameters, encoded: Encoded, direction: Parameters) -> Moving:
-        """How the features move when the parameters move along `direction`."""
-        own = {key: direction[key] for key in self._keys()}
-        scale = power_of_two(largest_of(*own.values()), TANGENT_SIZE)
-        own = {key: value * scale.view(-1, *[1] * (value.dim() - 1)) for key, value in own.items()}
-        weight1, gain1, offset1 = self.parts(own, 0)
+    def tangent(self, parameters: Parameters, encoded: Encoded, direction: Parameters, scale: Tensor) -> Moving:
+        """How the features move when the parameters move along `direction`, which comes multiplied by `scale`."""
+        weight1, gain1, offset1 = self.parts(direction, 0)
         flat1 = weight1.flatten(1, 3)
         mean, rstd, line, _ = encoded.first_table.unbind(1)
         mean1 = (encoded.pictures.mean[:, :, None] * flat1).sum(1)
@@ -139,10 +135,10 @@ class FusedEncoder:
         table1 = torch.stack([mean1, both, line1, offset1 - mean1 * line - mean * line1], 1)
         p1 = encoded.pictures.tangent(weight1, encoded.first_table, table1, encoded.winners, encoded.which, self.slope)
         covariance_weight1 = _product(encoded.pictures.covariance, flat1)
-        moving = Moving(scale, own, covariance_weight1, table1, [p1], [], [], p1)
+        moving = Moving(scale, direction, covariance_weight1, table1, [p1], [], [], p1)
         for number, layer in enumerate(encoded.layers, 1):
             weight, gain, _ = self.parts(parameters, number)
-            weight1, gain1, offset1 = self.parts(own, number)
+            weight1, gain1, offset1 = self.parts(direction, number)
             y1, partial = convolve(p1, weight, self.precision, second=(layer.x, weight1), sums_with=layer.y)
             table1 = layer.lines.tangent(partial, gain, gain1, offset1)
             p1 = activate(layer.y, layer.lines, self.slope, pool=True, tangent=(y1, table1))
@@ -212,9 +208,6 @@ class FusedEncoder:
             seen[f"{name}.norm.mean"] = table[:, 0] + parameters[f"{name}.bias"]
             seen[f"{name}.norm.variance"] = 1 / table[:, 1].square() - EPSILON
         return seen
-
-    def _keys(self) -> list[str]:
-        return [f"{self.name}.{i}.{part}" for i in range(BLOCKS) for part in ("weight", "norm.gain", "norm.shift")]
 
 
 def _product(covariance: Tensor, weight: Tensor) -> Tensor:

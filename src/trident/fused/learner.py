@@ -16,6 +16,7 @@ from trident.adapt import InnerState, Learner, MetaGradient, TaskBatch, matrix_p
 from trident.fused.decoder import Decoded, FusedDecoder
 from trident.fused.encoder import Encoded, FusedEncoder
 from trident.fused.replay import Replay, signature
+from trident.fused.scaling import TANGENT_SIZE, largest_of, power_of_two
 from trident.model import Latents, Noise, Output, Target
 from trident.nn.activation import LEAKY_SLOPE
 from trident.nn.gaussian import Gaussian
@@ -39,6 +40,16 @@ class Layout:
         return {
             key: piece.view(len(piece), *shape) for (key, shape), piece in zip(self.shapes.items(), pieces, strict=True)
         }
+
+    def part(self, flat: Tensor, prefix: str) -> tuple[Tensor, "Layout"]:
+        """The columns of the parameters whose names begin alike, which lie side by side."""
+        found = [i for i, key in enumerate(self.shapes) if key.startswith(prefix)]
+        first, last = found[0], found[-1] + 1
+        start, size = sum(self.sizes[:first]), sum(self.sizes[first:last])
+        part = Layout({})
+        part.shapes = dict(list(self.shapes.items())[first:last])
+        part.sizes = self.sizes[first:last]
+        return flat[:, start : start + size], part
 
     def join(self, parameters: Parameters, tasks: int, device: torch.device) -> Tensor:
         """What is missing is zero."""
@@ -178,11 +189,15 @@ class FusedLearner(Learner):
         record = Pass(parameters, encodings, decoded, leaves, named, hidden, hidden_gradient, parts, logits.detach())
         return found, record
 
-    def _hessian_product(self, at: Pass, direction: Parameters, share: float) -> Parameters:
+    def _hessian_product(self, at: Pass, direction: Tensor, layout: Layout, share: float) -> Parameters:
         """The Hessian of the support loss at a pass's parameters, times a direction."""
-        semantic = self.semantic_encoder.tangent(at.parameters, at.encodings.semantic, direction)
-        label = self.label_encoder.tangent(at.parameters, at.encodings.label, direction)
-        moves = direction | {"/semantic": semantic.features, "/label": label.features}
+        semantic = self.semantic_encoder.tangent(
+            at.parameters, at.encodings.semantic, *self._scaled(direction, layout, "semantic_encoder.")
+        )
+        label = self.label_encoder.tangent(
+            at.parameters, at.encodings.label, *self._scaled(direction, layout, "label_encoder.")
+        )
+        moves = layout.split(direction) | {"/semantic": semantic.features, "/label": label.features}
         *moved, hidden1 = torch.autograd.grad(
             list(at.gradients.values()),
             [*at.leaves.values(), at.hidden_gradient],
@@ -190,7 +205,9 @@ class FusedLearner(Learner):
             retain_graph=True,
             materialize_grads=True,
         )
-        decoder = self.decoder.tangent(at.parameters, at.decoded, hidden1, direction)
+        decoder = self.decoder.tangent(
+            at.parameters, at.decoded, hidden1, *self._scaled(direction, layout, "decoder.", hidden1)
+        )
         hidden_gradient1, found = self.decoder.tangent_backward(at.parameters, at.decoded, decoder, share)
         pulled = torch.autograd.grad(at.hidden, list(at.leaves.values()), hidden_gradient1, materialize_grads=True)
         total = dict(zip(at.leaves, torch._foreach_add(moved, list(pulled)), strict=True))
@@ -200,6 +217,13 @@ class FusedLearner(Learner):
         )
         found |= self.label_encoder.tangent_backward(at.parameters, at.encodings.label, label, total["/label"])
         return found
+
+    @staticmethod
+    def _scaled(direction: Tensor, layout: Layout, prefix: str, *others: Tensor) -> tuple[Parameters, Tensor]:
+        """A stack's share of a direction, in the range of 16 bits, and the scale that brought it there."""
+        columns, part = layout.part(direction, prefix)
+        scale = power_of_two(largest_of(columns, *others), TANGENT_SIZE)
+        return part.split(columns * scale[:, None]), scale
 
     def _start(self, parameters: Parameters, tasks: TaskBatch, images: Images) -> "Start":
         """The parameters as each task finds them before its first step."""
@@ -298,7 +322,7 @@ class FusedLearner(Learner):
         share = self.objective.reconstruction_weight / n
 
         def hessian(direction: Tensor) -> Tensor:
-            found = self._hessian_product(step.record, layout.split(direction), share)  # type: ignore[arg-type]
+            found = self._hessian_product(step.record, direction, layout, share)  # type: ignore[arg-type]
             return layout.join(found, len(direction), direction.device)
 
         if self.adaptation.optimizer == "sgd":

@@ -6,6 +6,8 @@ Powers of two keep gradients within the range of 16 bits. They are exact, and ta
 import torch
 from torch import Tensor
 
+TANGENT_SIZE = 2.0**-4  # largest entry of a scaled direction in parameter space
+
 
 def power_of_two(largest: Tensor, wanted: float) -> Tensor:
     """(task,) -> the power of two that brings `largest` to between half of `wanted` and `wanted`."""
@@ -15,7 +17,8 @@ def power_of_two(largest: Tensor, wanted: float) -> Tensor:
 
 def largest_of(*tensors: Tensor) -> Tensor:
     """The largest absolute value of each task, over all tensors: (task,)."""
-    return torch.stack([x.abs().flatten(1).amax(1) for x in tensors]).amax(0)
+    found = [torch.linalg.vector_norm(x.flatten(1), torch.inf, 1) for x in tensors]
+    return found[0] if len(found) == 1 else torch.stack(found).amax(0)
 
 
 def stored(x: Tensor, dtype: torch.dtype, precision: str) -> Tensor:

@@ -129,6 +129,25 @@ def _convolve(
 
 
 @triton.jit
+def add_products(total, a, b, PRECISION: tl.constexpr):
+    """total + a' b, where the sum runs over pixels.
+
+    Tensor cores read 16-bit operands in either direction, 32-bit ones in one only, which is the wrong one here. A TF32
+    number is exactly the sum of two bf16 ones; of their four products the one of both small parts is below rounding.
+    """
+    if PRECISION == "tf32" and a.dtype == tl.float32:
+        a_high = a.to(tl.bfloat16)
+        b_high = b.to(tl.bfloat16)
+        a_low = (a - a_high.to(tl.float32)).to(tl.bfloat16)
+        b_low = (b - b_high.to(tl.float32)).to(tl.bfloat16)
+        total = tl.dot(tl.trans(a_low), b_high, total)
+        total = tl.dot(tl.trans(a_high), b_low, total)
+        return tl.dot(tl.trans(a_high), b_high, total)
+    else:
+        return tl.dot(tl.trans(a), b, total, input_precision=PRECISION)
+
+
+@triton.jit
 def _correlate(
     x, dy, x2, dy2, factor2, partial,
     N, H: tl.constexpr, W: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
@@ -163,22 +182,22 @@ def _correlate(
     for r in range(ROWS):
         hi = first + r
         row = _source(hi, UP) * (SW * CI)
-        pixels = tl.trans(tl.load(x + near + row, mask=inside & (hi < H), other=0.0))
+        pixels = tl.load(x + near + row, mask=inside & (hi < H), other=0.0)
         below = tl.load(dy + far + (hi + 1) * (W * CO), mask=good & (hi + 1 < H), other=0.0)
         level = tl.load(dy + far + hi * (W * CO), mask=good & (hi < H), other=0.0)
         above = tl.load(dy + far + (hi - 1) * (W * CO), mask=good & (hi > 0) & (hi - 1 < H), other=0.0)
-        sum0 = tl.dot(pixels, below, sum0, input_precision=PRECISION)
-        sum1 = tl.dot(pixels, level, sum1, input_precision=PRECISION)
-        sum2 = tl.dot(pixels, above, sum2, input_precision=PRECISION)
+        sum0 = add_products(sum0, pixels, below, PRECISION)
+        sum1 = add_products(sum1, pixels, level, PRECISION)
+        sum2 = add_products(sum2, pixels, above, PRECISION)
         if PAIRS == 2:
             pixels = tl.load(x2 + near + row, mask=inside & (hi < H), other=0.0)
-            pixels = tl.trans((pixels.to(tl.float32) * factor).to(pixels.dtype))
+            pixels = (pixels.to(tl.float32) * factor).to(pixels.dtype)
             below = tl.load(dy2 + far + (hi + 1) * (W * CO), mask=good & (hi + 1 < H), other=0.0)
             level = tl.load(dy2 + far + hi * (W * CO), mask=good & (hi < H), other=0.0)
             above = tl.load(dy2 + far + (hi - 1) * (W * CO), mask=good & (hi > 0) & (hi - 1 < H), other=0.0)
-            sum0 = tl.dot(pixels, below, sum0, input_precision=PRECISION)
-            sum1 = tl.dot(pixels, level, sum1, input_precision=PRECISION)
-            sum2 = tl.dot(pixels, above, sum2, input_precision=PRECISION)
+            sum0 = add_products(sum0, pixels, below, PRECISION)
+            sum1 = add_products(sum1, pixels, level, PRECISION)
+            sum2 = add_products(sum2, pixels, above, PRECISION)
     to = partial + (task * (tiles * chunks) + part) * (9 * CI * CO) + ((tap * CI + ci) * CO)[:, None] + co[None, :]
     keep = ((tap < 3) & (ci < CI))[:, None] & (co < CO)[None, :]
     tl.store(to, sum0, mask=keep)
@@ -236,8 +255,9 @@ def convolve(
     if sums or sums_with is not None:
         partial = torch.empty(tasks, parts, 2, outputs, device=x.device)
     x2, w2 = second if second is not None else (x, weight)
+    other = y if sums_with is None else sums_with
     launch(
-        _convolve, tasks * parts, x, weight, weight.stride(0), x2, w2, w2.stride(0), y, y if sums_with is None else sums_with, partial,
+        _convolve, tasks * parts, x, weight, weight.stride(0), x2, w2, w2.stride(0), y, other, partial,
         N=n, H=size_out[0], W=size_out[1], SH=height, SW=width, CI=inputs, CIP=max(16, inputs), CO=outputs,
         UP=_up(height, size_out[0]), TURNED=turned, PAIRS=pairs, SUMS=2 if sums_with is not None else int(sums),
         PRECISION=precision, BM=tiling.block, ROWS=rows, num_warps=tiling.warps, num_stages=tiling.stages,

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trident.nn.kernels.convolution import Tiling
+from trident.nn.kernels.convolution import Tiling, add_products
 from trident.nn.kernels.launching import launch, rounded
 from trident.nn.kernels.sums import add_up
 
@@ -125,7 +125,7 @@ def _backward(images, which, dp, partial, N, FIRST, TOTAL, HP: tl.constexpr, C: 
         code = tl.load(which + at, mask=valid[:, None], other=0).to(tl.int32)
         delta = tl.load(dp + at, mask=valid[:, None], other=0.0).to(tl.float32) * tl.where(code >= 4, 1.0, SLOPE)
         delta = rounded(tl.where((code & 3) == k // C, delta, 0.0), PRECISION).to(patches.dtype)
-        total = tl.dot(tl.trans(patches), delta, total, input_precision=PRECISION)
+        total = add_products(total, patches, delta, PRECISION)
     tl.store(partial + (task * parts + part) * (256 * C) + j[:, None] * (4 * C) + k, total)
 
 
@@ -237,8 +237,8 @@ class PictureRows:
         which = self._maps(channels, torch.uint8)
         parts, settings = self._settings(slope, FORWARD)
         launch(
-            _forward, self.tasks * parts, self.pictures.padded, weight, weight.stride(0), table, winners, which, p, CI=self.pictures.channels,
-            C=channels, UNIT=UNIT, **settings,
+            _forward, self.tasks * parts, self.pictures.padded, weight, weight.stride(0), table, winners, which, p,
+            CI=self.pictures.channels, C=channels, UNIT=UNIT, **settings,
         )  # fmt: skip
         return winners, which, p
 
@@ -249,8 +249,8 @@ class PictureRows:
         p1 = torch.empty_like(winners)
         parts, settings = self._settings(slope, TANGENT)
         launch(
-            _tangent, self.tasks * parts, self.pictures.padded, weight1, weight1.stride(0), forward, tangent, winners, which, p1,
-            CI=self.pictures.channels, C=weight1.shape[4], UNIT=UNIT, **settings,
+            _tangent, self.tasks * parts, self.pictures.padded, weight1, weight1.stride(0), forward, tangent, winners,
+            which, p1, CI=self.pictures.channels, C=weight1.shape[4], UNIT=UNIT, **settings,
         )  # fmt: skip
         return p1
 
