@@ -29,12 +29,9 @@ def convolve(images: Tensor, weight: Tensor) -> Tensor:
     return output
 
 
-def _correlate(images: Tensor, gradient: Tensor, spread: list[Tensor] | None = None) -> Tensor:
-    """The weight gradient: how each neighbour of the input goes together with each output.
-
-    `spread` is what Winograd's transform made of the images, if it did.
-    """
-    weight: Tensor = _Correlate.apply(images, gradient, spread)  # type: ignore[no-untyped-call]
+def _correlate(images: Tensor, gradient: Tensor) -> Tensor:
+    """The weight gradient: how each neighbour of the input goes together with each output."""
+    weight: Tensor = _Correlate.apply(images, gradient)  # type: ignore[no-untyped-call]
     return weight
 
 
@@ -185,22 +182,22 @@ class _Convolve(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
         images, weight = ctx.saved_tensors
+        if ctx.spread is not None and not torch.is_grad_enabled():  # no second derivatives to come
+            return winograd.pull_back(ctx.spread, weight, gradient)
         for_images = convolve(gradient, _turned(weight)) if ctx.needs_input_grad[0] else None
-        for_weight = _correlate(images, gradient, ctx.spread) if ctx.needs_input_grad[1] else None
+        for_weight = _correlate(images, gradient) if ctx.needs_input_grad[1] else None
         return for_images, for_weight
 
 
 class _Correlate(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, images: Tensor, gradient: Tensor, spread: list[Tensor] | None) -> Tensor:
+    def forward(ctx: Any, images: Tensor, gradient: Tensor) -> Tensor:
         ctx.save_for_backward(images, gradient)
-        if spread is not None:
-            return winograd.correlate(spread, gradient)
         return _share_out(_correlate_images, images, gradient)
 
     @staticmethod
-    def backward(ctx: Any, direction: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, direction: Tensor) -> tuple[Tensor | None, Tensor | None]:
         images, gradient = ctx.saved_tensors
         for_images = convolve(gradient, _turned(direction)) if ctx.needs_input_grad[0] else None
         for_gradient = convolve(images, direction) if ctx.needs_input_grad[1] else None
-        return for_images, for_gradient, None
+        return for_images, for_gradient

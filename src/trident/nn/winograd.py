@@ -8,6 +8,9 @@ Each core takes its share of the images.
 Everything here is linear in each argument and takes no part in autograd: `convolution` puts the parts together.
 """
 
+import itertools
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -15,6 +18,7 @@ from trident.workers import in_shares
 
 TILE = 4  # outputs of a tile in each direction
 SPAN = TILE + 2  # inputs they depend on, and products they are made from
+ROWS, COLUMNS = -4, -3  # axes of the tiles
 KERNEL = (
     (1 / 4, 0, 0),
     (-1 / 6, -1 / 6, -1 / 6),
@@ -28,7 +32,7 @@ KERNEL = (
 def convolve(images: Tensor, weight: Tensor) -> tuple[Tensor, list[Tensor]]:
     """(task, image, h, w, inputs) * (task, 3, 3, inputs, outputs) -> (task, image, h, w, outputs), pixels first.
 
-    And what the transform made of each core's share of the images, for `correlate`.
+    And what the transform made of each core's share of the images, for `pull_back`.
     """
     tasks, n, height, width, _ = images.shape
     kernels = spread_weight(weight).flatten(0, 2)  # (36 * task, inputs, outputs)
@@ -37,26 +41,33 @@ def convolve(images: Tensor, weight: Tensor) -> tuple[Tensor, list[Tensor]]:
     def convolve_share(share: slice) -> Tensor:
         spread = spread_images(images[:, share])
         products = torch.bmm(_rows(spread), kernels).view(*spread.shape[:-1], -1)
-        gather(products, result[:, :, :, share])
+        gather(products, result[:, :, :, share], _gather_outputs)
         return spread
 
     spreads = in_shares(convolve_share, n)
     return result.permute(0, 3, 1, 2, 4), spreads
 
 
-def correlate(spreads: list[Tensor], gradient: Tensor) -> Tensor:
-    """The weight gradient, (task, 3, 3, inputs, outputs), from what `convolve` made of the images."""
-    parts = torch.split(gradient, [spread.shape[5] for spread in spreads], 1)
+def pull_back(spreads: list[Tensor], weight: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients for images and weight, from what `convolve` made of the images."""
+    tasks, n, height, width, _ = gradient.shape
+    kernels = spread_weight(weight).flatten(0, 2).transpose(1, 2)  # (36 * task, outputs, inputs)
+    for_images = gradient.new_empty(tasks, height, width, n, weight.shape[3])
+    stops = list(itertools.accumulate(spread.shape[5] for spread in spreads))
 
-    def correlate_share(share: slice) -> Tensor:
-        found = [
-            torch.bmm(_rows(spread).transpose(1, 2), _rows(spread_gradient(part)))
-            for spread, part in zip(spreads[share], parts[share], strict=True)
-        ]
+    def pull_back_share(share: slice) -> Tensor:
+        found = []
+        for spread, stop in zip(spreads[share], stops[share], strict=True):
+            images = slice(stop - spread.shape[5], stop)
+            spread_part = spread_gradient(gradient[:, images])
+            products = torch.bmm(_rows(spread_part), kernels).view_as(spread)
+            gather(products, for_images[:, :, :, images], _gather_gradient)
+            found.append(torch.bmm(_rows(spread).transpose(1, 2), _rows(spread_part)))
         return torch.stack(found).sum(0)
 
-    products = torch.stack(in_shares(correlate_share, len(spreads))).sum(0)
-    return gather_weight(products.view(*spreads[0].shape[:3], spreads[0].shape[-1], -1))
+    for_weight = torch.stack(in_shares(pull_back_share, len(spreads))).sum(0)
+    shape = (SPAN, SPAN, tasks, *weight.shape[3:])
+    return for_images.permute(0, 3, 1, 2, 4), gather_weight(for_weight.view(shape))
 
 
 def spread_images(images: Tensor) -> Tensor:
@@ -73,7 +84,7 @@ def spread_images(images: Tensor) -> Tensor:
 
 
 def spread_gradient(gradient: Tensor) -> Tensor:
-    """The transpose of `gather`: (task, image, h, w, c) -> (6, 6, task, rows, columns, image, c)."""
+    """The transpose of `gather` for outputs: (task, image, h, w, c) -> (6, 6, task, rows, columns, image, c)."""
     tasks, n, height, width, channels = gradient.shape
     rows, columns = tiles(height), tiles(width)
     padded = gradient.permute(0, 2, 3, 1, 4)
@@ -102,14 +113,14 @@ def gather_weight(products: Tensor) -> Tensor:
     return (kernel @ flat).view(3, 3, *products.shape[2:]).permute(2, 0, 1, 3, 4)
 
 
-def gather(products: Tensor, whole: Tensor) -> None:
+def gather(products: Tensor, whole: Tensor, combine: Callable[[list[Tensor], list[Tensor], int], None]) -> None:
     """(6, 6, task, rows, columns, image, c) -> into (task, h, w, image, c)."""
     _, _, tasks, rows, columns, n, channels = products.shape
     half = products.new_empty(TILE, SPAN, tasks, rows, columns, n, channels)
-    _gather(list(products), list(half))
-    for i in range(TILE):  # the last tiles may reach over the edge
+    combine(list(products), list(half), ROWS)
+    for i in range(TILE):
         targets = [whole[:, i::TILE, j::TILE] for j in range(TILE)]
-        _gather([part[:, : targets[0].shape[1]] for part in half[i]], targets)
+        combine([part[:, : targets[0].shape[1]] for part in half[i]], targets, COLUMNS)
 
 
 def tiles(length: int) -> int:
@@ -150,17 +161,37 @@ def _spread_gradient(g: list[Tensor], out: list[Tensor]) -> None:
     out[5].copy_(g[3])
 
 
-def _gather(m: list[Tensor], out: list[Tensor]) -> None:
-    """Results may be some columns of tiles shorter than what they are made from."""
+# The last tiles may reach over the edge, so results may be shorter along `axis` than what they are made from.
 
-    def add(x: Tensor, y: Tensor, scale: int, result: Tensor) -> None:
-        columns = result.shape[-3]
-        torch.add(x.narrow(-3, 0, columns), y.narrow(-3, 0, columns), alpha=scale, out=result)
 
+def _gather_outputs(m: list[Tensor], out: list[Tensor], axis: int) -> None:
     near, far = m[1] + m[2], m[3] + m[4]
-    add(near, far, 4, out[2])
-    add(near.add_(m[0]), far, 1, out[0])
+    _add(near, far, 4, out[2], axis)
+    _add(near.add_(m[0]), far, 1, out[0], axis)
     torch.sub(m[1], m[2], out=near)
     torch.sub(m[3], m[4], out=far)
-    add(near, far, 2, out[1])
-    add(near.add_(m[5]), far, 8, out[3])
+    _add(near, far, 2, out[1], axis)
+    _add(near.add_(m[5]), far, 8, out[3], axis)
+
+
+def _gather_gradient(m: list[Tensor], out: list[Tensor], axis: int) -> None:
+    """The transpose of `_spread`, which reads two numbers of the next tile and one of the tile before."""
+    near, far = m[1] + m[2], m[3] + m[4]
+    _add(near.add_(far), m[0], 1, out[3], axis)
+    reach = min(out[3].shape[axis], m[0].shape[axis] - 1)
+    out[3].narrow(axis, 0, reach).add_(m[0].narrow(axis, 1, reach), alpha=4)
+    near.mul_(-4).add_(far, alpha=3)
+    _add(near, m[0], -5, out[1], axis)
+    torch.sub(m[1], m[2], out=near)
+    torch.sub(m[3], m[4], out=far)
+    torch.add(near, far, alpha=2, out=far)
+    _add(far, m[5], -5, out[2], axis)
+    torch.add(far, near, alpha=3, out=near)
+    _add(near.neg_(), m[5], 4, out[0], axis)
+    rest = out[0].shape[axis] - 1
+    out[0].narrow(axis, 1, rest).add_(m[5].narrow(axis, 0, rest))
+
+
+def _add(x: Tensor, y: Tensor, scale: int, result: Tensor, axis: int) -> None:
+    length = result.shape[axis]
+    torch.add(x.narrow(axis, 0, length), y.narrow(axis, 0, length), alpha=scale, out=result)
