@@ -215,7 +215,7 @@ def test_support_batch_norm_never_looks_at_the_queries() -> None:
     torch.testing.assert_close(before[:, :2], alone)
 
 
-@pytest.mark.parametrize("large", [0, 4000])
+@pytest.mark.parametrize("large", [0, batch_norm.LARGE])
 def test_mean_and_variance_are_torchs_with_exact_derivatives(large: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_norm, "LARGE", large)
     x = (3 + random(TASKS, IMAGES, 3, 2, CHANNELS)).requires_grad_()

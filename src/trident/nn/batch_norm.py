@@ -9,7 +9,7 @@ from torch import Tensor
 from trident.nn.parameters import Parameters
 
 EPSILON = 1e-5
-LARGE = 4000  # pixels of a task from which torch's own statistics are worth a call for each task
+LARGE = 24_000  # pixels of a task from which torch's own statistics are worth a call for each task
 
 
 @dataclass

@@ -18,7 +18,7 @@ from trident.workers import in_shares
 
 LARGE = 1000  # pixels of a task from which torch's convolution is worth a call for each task
 LARGE_FOR_PATCHES = 30_000  # the same for a 1x1 convolution of patches
-LARGE_FOR_SHARES = 8_000  # pixels of a task from which a sum over them is worth dividing among the cores
+LARGE_FOR_SHARES = 24_000  # pixels of a task from which a sum over them is worth dividing among the cores
 LARGE_FOR_WINOGRAD = 50_000  # pixels of a task from which fewer products pay for the transforms around them
 WIDE_FOR_WINOGRAD = 32  # channels on either side, likewise
 
@@ -37,7 +37,10 @@ def _correlate(images: Tensor, gradient: Tensor) -> Tensor:
 
 def convolve_patches(patches: Tensor, weight: Tensor) -> Tensor:
     """The same, from patches made before: (task, image, h, w, 9 * inputs) -> (task, image, h, w, outputs)."""
-    output: Tensor = _ConvolvePatches.apply(patches, weight.reshape(len(weight), patches.shape[4], -1))  # type: ignore[no-untyped-call]
+    weight = weight.reshape(len(weight), patches.shape[4], -1)
+    if not _large_on_cpu(patches, LARGE_FOR_PATCHES):
+        return torch.bmm(_rows(patches), weight).view(*patches.shape[:4], -1)
+    output: Tensor = _ConvolveManyPatches.apply(patches, weight)  # type: ignore[no-untyped-call]
     return output
 
 
@@ -101,7 +104,7 @@ def _turned(weight: Tensor) -> Tensor:
     return weight.flip(1, 2).transpose(3, 4)
 
 
-class _ConvolvePatches(torch.autograd.Function):
+class _ConvolveManyPatches(torch.autograd.Function):
     """A product, (task, image, h, w, size) by (task, size, outputs), with rows by the hundred thousand.
 
     On a CPU torch's 1x1 convolution goes through them faster than its matrix product.
@@ -110,8 +113,6 @@ class _ConvolvePatches(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, patches: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(patches, weight)
-        if not _large_on_cpu(patches, LARGE_FOR_PATCHES):
-            return torch.bmm(_rows(patches), weight).view(*patches.shape[:4], -1)
         kernels = weight.transpose(1, 2).contiguous()[:, :, :, None, None]  # (task, outputs, size, 1, 1)
         outputs = [F.conv2d(patches[task].permute(0, 3, 1, 2), kernels[task]) for task in range(len(patches))]
         return (torch.stack(outputs) if len(outputs) > 1 else outputs[0][None]).permute(0, 1, 3, 4, 2)
