@@ -199,9 +199,7 @@ def test_first_layer_in_four_passes(precision: str, channels: int) -> None:
         return table.double()[:, None, None, None, number]
 
     y = plain_convolution(images, rounded)
-    z = torch.nn.MaxPool2d(2, return_indices=True)(
-        (row(table, 2) * y + row(table, 3)).flatten(0, 1).permute(0, 3, 1, 2)
-    )
+    z = F.max_pool2d((row(table, 2) * y + row(table, 3)).flatten(0, 1).permute(0, 3, 1, 2), 2)
     winners, which, p = rows.forward(weight, table, SLOPE)
     expected = F.leaky_relu(z, SLOPE).permute(0, 2, 3, 1).view_as(p)
     close(p, expected, precision)

@@ -65,3 +65,13 @@ def test_the_memory_layout_changes_nothing_but_speed() -> None:
 def test_what_the_plain_loop_does_not_cover_is_told(setting: str) -> None:
     with pytest.raises(TridentError, match=f"{setting.split('=')[0]}.*--no-yardstick"):
         PlainLoop(load_recipe("mini-5w1s", [setting]))
+
+
+def test_predictions_on_large_images_agree() -> None:
+    """In float32 and full size, where the fastest kernels take over; the truth is the plain loop in float64."""
+    recipe = load_recipe("mini-5w1s", ["adaptation.steps=2"])
+    learner = make_learner(recipe, Execution())
+    parameters, tasks = learner.model.initial(0), made_up_tasks(recipe, 1)
+    expected = PlainLoop(recipe).predict(doubles(parameters), in_doubles(tasks)).exp()
+    actual = predict(learner, parameters, tasks).exp().double()
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-3)

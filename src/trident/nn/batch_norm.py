@@ -9,6 +9,7 @@ from torch import Tensor
 from trident.nn.parameters import Parameters
 
 EPSILON = 1e-5
+LARGE = 24_000  # pixels of a task from which torch's own statistics are worth a call for each task
 
 
 @dataclass
@@ -73,7 +74,7 @@ def mean_and_variance(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _MeanAndVariance(torch.autograd.Function):
-    """Two passes of sums, which on channels-last CPU tensors take a tenth of the time of torch.var_mean.
+    """Sums, or what torch's batch norm begins with: on channels-last CPU tensors a tenth of the time of torch.var_mean.
 
     The variance's dependence on x through the mean cancels, so the gradient is one straight line in x.
     """
@@ -81,8 +82,12 @@ class _MeanAndVariance(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
         share = x.shape[4] / x[0].numel()
-        mean = x.sum((1, 2, 3)) * share
-        variance = (x - _over_pixels(mean)).square_().sum((1, 2, 3)) * share
+        if x.device.type == "cpu" and x[0, ..., 0].numel() >= LARGE:
+            found = [torch.batch_norm_update_stats(_channels_last(task), None, None, 0.0) for task in x]
+            mean, variance = torch.stack([mean for mean, _ in found]), torch.stack([variance for _, variance in found])
+        else:
+            mean = x.sum((1, 2, 3)) * share
+            variance = (x - _over_pixels(mean)).square_().sum((1, 2, 3)) * share
         ctx.save_for_backward(x, mean)
         return mean, variance
 
@@ -92,6 +97,13 @@ class _MeanAndVariance(torch.autograd.Function):
         share = x.shape[4] / x[0].numel()
         slope = 2 * share * for_variance
         return torch.addcmul(_over_pixels(share * for_mean - slope * mean), x, _over_pixels(slope))
+
+
+def _channels_last(images: Tensor) -> Tensor:
+    """(image, h, w, c) -> an NCHW view for whose four axes any order of images and pixels will do."""
+    if images.is_contiguous():
+        return images.permute(0, 3, 1, 2)
+    return images.permute(1, 3, 2, 0)  # from Winograd's convolution, where pixels come first
 
 
 def _over_pixels(per_channel: Tensor) -> Tensor:

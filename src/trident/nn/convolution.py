@@ -3,16 +3,24 @@
 A convolution is linear in its input and in its weight, so the derivatives of `convolve` and of its weight gradient are
 made of the same two functions again: gradients of any order run as convolutions and matrix products, without a scatter
 anywhere. On a GPU the convolution is one batched matrix product of patches. On a CPU in float32 it is torch's own
-channels-last convolution, task after task: twice as fast on one core, though it uses no more than one.
+channels-last convolution, task after task, or, where there are many pixels and channels, Winograd's.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-LARGE = 1000  # pixels of a task
+from trident.nn import winograd
+from trident.workers import in_shares
+
+LARGE = 1000  # pixels of a task from which torch's convolution is worth a call for each task
+LARGE_FOR_PATCHES = 30_000  # the same for a 1x1 convolution of patches
+LARGE_FOR_SHARES = 24_000  # pixels of a task from which a sum over them is worth dividing among the cores
+LARGE_FOR_WINOGRAD = 50_000  # pixels of a task from which fewer products pay for the transforms around them
+WIDE_FOR_WINOGRAD = 32  # channels on either side, likewise
 
 
 def convolve(images: Tensor, weight: Tensor) -> Tensor:
@@ -29,9 +37,11 @@ def _correlate(images: Tensor, gradient: Tensor) -> Tensor:
 
 def convolve_patches(patches: Tensor, weight: Tensor) -> Tensor:
     """The same, from patches made before: (task, image, h, w, 9 * inputs) -> (task, image, h, w, outputs)."""
-    tasks, n, height, width, size = patches.shape
-    flat = torch.bmm(patches.reshape(tasks, -1, size), weight.reshape(tasks, size, -1))
-    return flat.view(tasks, n, height, width, -1)
+    weight = weight.reshape(len(weight), patches.shape[4], -1)
+    if not _large_on_cpu(patches, LARGE_FOR_PATCHES):
+        return torch.bmm(_rows(patches), weight).view(*patches.shape[:4], -1)
+    output: Tensor = _ConvolveManyPatches.apply(patches, weight)  # type: ignore[no-untyped-call]
+    return output
 
 
 def _convolve_each_task(images: Tensor, weight: Tensor) -> Tensor:
@@ -47,9 +57,12 @@ def _convolve_each_task(images: Tensor, weight: Tensor) -> Tensor:
     return torch.stack([one(images[task], weight[task]) for task in range(tasks)])
 
 
-def _is_large(images: Tensor) -> bool:
-    """Whether torch's convolution is worth a call for each task."""
-    return images[0, ..., 0].numel() >= LARGE
+def _large_on_cpu(images: Tensor, pixels: int) -> bool:
+    return images.device.type == "cpu" and images.dtype == torch.float32 and images[0, ..., 0].numel() >= pixels
+
+
+def _suits_winograd(images: Tensor, outputs: int) -> bool:
+    return min(images.shape[4], outputs) >= WIDE_FOR_WINOGRAD and _large_on_cpu(images, LARGE_FOR_WINOGRAD)
 
 
 def _convolve_few_outputs(images: Tensor, weight: Tensor) -> Tensor:
@@ -73,7 +86,7 @@ def _convolve_few_outputs(images: Tensor, weight: Tensor) -> Tensor:
 def patches_of(images: Tensor) -> Tensor:
     """The 3x3 neighbourhood of every pixel: (task, image, h, w, c) -> (task, image, h, w, 9 * c)."""
     tasks, n, height, width, channels = images.shape
-    padded = F.pad(images, (0, 0, 1, 1, 1, 1))
+    padded = F.pad(images.contiguous(), (0, 0, 1, 1, 1, 1))
     if channels == 1:  # nine shifted planes, a tenth of the time of copying three numbers at a time
         planes = images.new_empty(tasks, 9, n, height, width)
         for place in range(9):
@@ -91,19 +104,87 @@ def _turned(weight: Tensor) -> Tensor:
     return weight.flip(1, 2).transpose(3, 4)
 
 
+class _ConvolveManyPatches(torch.autograd.Function):
+    """A product, (task, image, h, w, size) by (task, size, outputs), with rows by the hundred thousand.
+
+    On a CPU torch's 1x1 convolution goes through them faster than its matrix product.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, patches: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(patches, weight)
+        kernels = weight.transpose(1, 2).contiguous()[:, :, :, None, None]  # (task, outputs, size, 1, 1)
+        outputs = [F.conv2d(patches[task].permute(0, 3, 1, 2), kernels[task]) for task in range(len(patches))]
+        return (torch.stack(outputs) if len(outputs) > 1 else outputs[0][None]).permute(0, 1, 3, 4, 2)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        patches, weight = ctx.saved_tensors
+        for_patches = None
+        if ctx.needs_input_grad[0]:
+            for_patches = torch.bmm(_rows(gradient), weight.transpose(1, 2)).view_as(patches)
+        for_weight = None
+        if ctx.needs_input_grad[1] and torch.is_grad_enabled():  # on the way to second derivatives
+            for_weight = _correlate_patches(patches, gradient)
+        elif ctx.needs_input_grad[1]:
+            for_weight = _share_out(_correlate_patches, patches, gradient)
+        return for_patches, for_weight
+
+
+def _correlate_patches(patches: Tensor, gradient: Tensor) -> Tensor:
+    """(task, image, h, w, size) with (task, image, h, w, outputs) -> (task, size, outputs)."""
+    return torch.bmm(_rows(patches).transpose(1, 2), _rows(gradient))
+
+
+def _correlate_images(images: Tensor, gradient: Tensor) -> Tensor:
+    """The weight gradient by a product of patches."""
+    tasks, inputs, outputs = len(images), images.shape[4], gradient.shape[4]
+    if outputs < inputs:  # patches of whichever side is narrower
+        taps = _correlate_patches(images, patches_of(gradient))
+        return taps.view(tasks, inputs, 3, 3, outputs).flip(2, 3).permute(0, 2, 3, 1, 4)
+    return _correlate_patches(patches_of(images), gradient).view(tasks, 3, 3, inputs, outputs)
+
+
+def _share_out(correlate: Callable[[Tensor, Tensor], Tensor], images: Tensor, gradient: Tensor) -> Tensor:
+    """The same, with a share of each task's images for each core where that pays. Takes no part in autograd.
+
+    A product that is nothing but a long sum is what torch's own threads divide worst.
+    """
+    if torch.get_num_threads() == 1 or not _large_on_cpu(images, LARGE_FOR_SHARES):
+        return correlate(images, gradient)
+
+    def of_task(task: int) -> Tensor:
+        def of_share(share: slice) -> Tensor:
+            return correlate(images[task : task + 1, share], gradient[task : task + 1, share])
+
+        return torch.stack(in_shares(of_share, images.shape[1])).sum(0)
+
+    return torch.cat([of_task(task) for task in range(len(images))])
+
+
+def _rows(images: Tensor) -> Tensor:
+    return images.reshape(len(images), -1, images.shape[4])  # (task, pixel, c)
+
+
 class _Convolve(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, images: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(images, weight)
+        ctx.spread = None
         if weight.shape[4] < weight.shape[3]:
             return _convolve_few_outputs(images, weight)
-        if _is_large(images) and images.device.type == "cpu" and images.dtype == torch.float32:
+        if _suits_winograd(images, weight.shape[4]):
+            output, ctx.spread = winograd.convolve(images, weight)
+            return output
+        if _large_on_cpu(images, LARGE):
             return _convolve_each_task(images, weight)
         return convolve_patches(patches_of(images), weight)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
         images, weight = ctx.saved_tensors
+        if ctx.spread is not None and not torch.is_grad_enabled():  # no second derivatives to come
+            return winograd.pull_back(ctx.spread, weight, gradient)
         for_images = convolve(gradient, _turned(weight)) if ctx.needs_input_grad[0] else None
         for_weight = _correlate(images, gradient) if ctx.needs_input_grad[1] else None
         return for_images, for_weight
@@ -113,13 +194,7 @@ class _Correlate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, images: Tensor, gradient: Tensor) -> Tensor:
         ctx.save_for_backward(images, gradient)
-        tasks, inputs, outputs = len(images), images.shape[4], gradient.shape[4]
-        if outputs < inputs:  # patches of whichever side is narrower
-            flat = images.reshape(tasks, -1, inputs).transpose(1, 2)  # (task, inputs, pixel)
-            taps = torch.bmm(flat, patches_of(gradient).reshape(tasks, -1, 9 * outputs))
-            return taps.view(tasks, inputs, 3, 3, outputs).flip(2, 3).permute(0, 2, 3, 1, 4)
-        flat = patches_of(images).reshape(tasks, -1, 9 * inputs).transpose(1, 2)  # (task, 9 * inputs, pixel)
-        return torch.bmm(flat, gradient.reshape(tasks, -1, outputs)).view(tasks, 3, 3, inputs, outputs)
+        return _share_out(_correlate_images, images, gradient)
 
     @staticmethod
     def backward(ctx: Any, direction: Tensor) -> tuple[Tensor | None, Tensor | None]:
