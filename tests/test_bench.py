@@ -11,7 +11,7 @@ from conftest import assert_one_line_error
 from trident.bench import benchmarks
 from trident.bench.made_up import made_up_store
 from trident.bench.timing import measure
-from trident.execution import Execution, execution_for
+from trident.execution import Execution
 from trident.recipes import load_recipe
 
 Bench_command = Callable[..., Answer]
@@ -137,7 +137,3 @@ def test_warming_up_is_not_timed() -> None:
     assert calls == ["prepare", "work", "work", "work", "work"]
     assert len(found.rounds) == 3 and found.result == 5
     assert seen == [(1, 3), (2, 3), (3, 3)]
-
-
-def test_auto_stands_for_something_that_works() -> None:
-    assert execution_for("cpu", "auto", "auto", load_recipe("mini-5w1s")) == Execution("cpu", "plain", "fp32")

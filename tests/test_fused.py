@@ -1,5 +1,7 @@
 """The fused engine against the plain one in float64. On a machine with an NVIDIA GPU: pytest tests/test_fused.py."""
 
+import importlib.util
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,13 +16,12 @@ from conftest import assert_one_line_error, doubles
 from trident.adapt import Learner, MetaGradient, TaskBatch
 from trident.bench.benchmarks import relative_error
 from trident.bench.made_up import made_up_tasks
-from trident.checkpoint import Checkpoint
+from trident.checkpoint import LAST, Checkpoint, load_checkpoint
 from trident.data.glyphs import open_glyphs
 from trident.errors import TridentError
 from trident.evaluate import Evaluation, predict
-from trident.execution import FUSED_CHANNELS, Execution, execution_for, make_learner
-from trident.fused.scaling import stored
-from trident.model import Noise, TaskImages, Trident
+from trident.execution import Execution, execution_for, make_learner, why_not_fused
+from trident.model import Noise, TaskImages
 from trident.recipes import load_recipe, recipe_names
 from trident.settings import Recipe
 from trident.train import start_run, train
@@ -45,6 +46,8 @@ def close(actual: Tensor, expected: Tensor, precision: str) -> None:
 
 def in_store(x: Tensor, precision: str) -> Tensor:
     """As the engine keeps what its products read."""
+    from trident.nn.kernels.scaling import stored
+
     return stored(x, STORAGE[precision], products(precision))
 
 
@@ -88,7 +91,9 @@ def test_convolutions(precision: str, inputs: int, outputs: int, height: int, si
     gradient = in_store(randn(*y.shape, seed=4), precision)
     for_x, for_weight = torch.autograd.grad(expected, inputs64, gradient.double())
     ones = torch.ones(3, device="cuda")
-    close(correlate(x, gradient, products(precision), ones), for_weight, precision)
+    found = torch.empty(3, 2 * for_weight[0].numel(), device="cuda")[:, : for_weight[0].numel()].view_as(for_weight)
+    correlate(x, gradient, products(precision), ones, found)
+    close(found, for_weight, precision)
     if size is None:
         close(convolve(gradient, weight, products(precision), turned=True)[0], for_x, precision)
     else:
@@ -98,7 +103,7 @@ def test_convolutions(precision: str, inputs: int, outputs: int, height: int, si
         assert float((fold(back, height).double() - for_x).norm() / for_x.norm()) < 2 * BAR[precision]
 
     both = expected.detach() + plain_convolution(x2.double(), rounded2, size)
-    y, partial = convolve(x, weight, products(precision), second=(x2, weight2), size=size, sums_with=gradient)
+    y, partial = convolve(x, weight, products(precision), second=(x2, weight2, None), size=size, sums_with=gradient)
     close(y, both, precision)
     assert partial is not None
     sums = torch.stack([both.sum((1, 2, 3)), (both * gradient.double()).sum((1, 2, 3))], 1)
@@ -106,8 +111,16 @@ def test_convolutions(precision: str, inputs: int, outputs: int, height: int, si
     second_gradient = in_store(randn(*y.shape, seed=5), precision)
     factor = torch.tensor([1.0, 0.5, 0.25], device="cuda")
     pair = plain_weight_gradient(x2.double() * factor[:, None, None, None, None], second_gradient.double(), size)
-    found = correlate(x, gradient, products(precision), 2 * ones, second=(x2, second_gradient, factor))
+    correlate(x, gradient, products(precision), 2 * ones, found, second=(x2, second_gradient, factor))
     close(found, 2 * (for_weight + pair), precision)
+    if size is None:
+        halves = plain_convolution(second_gradient.double() * factor[:, None, None, None, None], turned(rounded2))
+        second = (second_gradient, weight2, factor)
+        close(convolve(gradient, weight, products(precision), second, turned=True)[0], for_x + halves, precision)
+
+
+def turned(weight: Tensor) -> Tensor:
+    return weight.flip(1, 2).transpose(3, 4)
 
 
 def plain_weight_gradient(x: Tensor, gradient: Tensor, size: int | None) -> Tensor:
@@ -147,26 +160,27 @@ def test_norm_activation_and_pooling_in_four_passes(precision: str, pool: bool, 
     dp, dp1 = (randn(*expected.shape, seed=i).to(dtype) for i in (6, 7))
     weights = dp.double().requires_grad_()
     first = torch.autograd.grad(expected, inputs, weights, create_graph=True, materialize_grads=True)
-    lines.set_gradient(gradient_sums(y, dp, lines, SLOPE, pool))
+    ones, dgain, doffset = torch.ones(3, device="cuda"), torch.empty_like(gain), torch.empty_like(offset)
+    lines.set_gradient(gradient_sums(y, dp, lines, SLOPE, pool), 2 * ones, (dgain, doffset))
     close(spread(y, dp, lines, SLOPE, pool), first[0], precision)
-    close(lines.gradient[:, 1], first[2], precision)
+    close(doffset, 2 * first[2], precision)
     if norm:
-        close(lines.gradient[:, 0], first[1], precision)
+        close(dgain, 2 * first[1], precision)
 
     # The tangent along (y', gain', offset', dp'), by the transpose of the transpose; half of y', to try the factor.
     directions = [x.double() for x in (y1, gain1, offset1)]
     moved = torch.autograd.grad(first, weights, directions, retain_graph=True)[0]
-    table = lines.tangent(sums_of(y1, y), gain, gain1, offset1)
+    table = lines.tangent(sums_of(y1, y), gain1, offset1)
     close(activate(y, lines, SLOPE, pool, tangent=(y1, table)), moved, precision)
     half = torch.full((3,), 0.5, device="cuda")
     second = torch.autograd.grad(first, inputs, [x / 2 for x in directions], retain_graph=True, materialize_grads=True)
     more = torch.autograd.grad(expected, inputs, dp1.double(), materialize_grads=True)
     partial = gradient_sums(y, dp, lines, SLOPE, pool, tangent=(y1, dp1))
-    found = lines.tangent_gradient(partial, table, half)
+    found = lines.tangent_gradient(partial, table, half, ones, (dgain, doffset))
     close(spread(y, dp, lines, SLOPE, pool, tangent=(y1, dp1, found)), second[0] + more[0], precision)
-    close(found[:, 1], second[2] + more[2], precision)
+    close(doffset, second[2] + more[2], precision)
     if norm:
-        close(found[:, 0], second[1] + more[1], precision)
+        close(dgain, second[1] + more[1], precision)
 
 
 def sums_of(a: Tensor, b: Tensor) -> Tensor:
@@ -223,9 +237,99 @@ def test_first_layer_in_four_passes(precision: str, channels: int) -> None:
     delta = torch.zeros_like(y).flatten(0, 1).permute(0, 3, 1, 2).flatten(2)
     delta.scatter_(2, places.flatten(2), (dp.double() * slope).flatten(0, 1).permute(0, 3, 1, 2).flatten(2))
     delta = delta.view(12, 32, 400).mT.reshape(3, 1600, 32)
-    with_patches, doffset = rows.backward(which, dp, SLOPE)
-    close(with_patches, patches.mT @ delta, precision)
-    close(doffset, delta.sum(1), precision)
+    total = rows.backward(which, dp, SLOPE).view(3, 4, 4, 4, 2, 2, 32)  # patch's row, column, channel; cell's; output
+    shifted = [total[:, i : i + 3, j : j + 3, :channels, i, j] for i in (0, 1) for j in (0, 1)]
+    close(torch.stack(shifted).sum(0).reshape(3, -1, 32) * 256 / 255, patches.mT @ delta, precision)
+    close(total[:, 0, 0, 3].sum((1, 2)), delta.sum(1), precision)
+
+
+def in_one(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Side by side in one matrix (task, ...), as the engine keeps parameters."""
+    flat = torch.cat([x.flatten(1) for x in tensors], 1)
+    pieces = torch.split_with_sizes(flat, [x[0].numel() for x in tensors], 1)
+    return tuple(piece.view(x.shape) for piece, x in zip(pieces, tensors, strict=True))
+
+
+@gpu
+@pytest.mark.parametrize("channels", [1, 3])
+def test_first_layers_batch_norm_from_moments(channels: int) -> None:
+    """The whole layer and its derivatives against autograd's, in full precision."""
+    from trident.nn.kernels.first_coefficients import forward_lines, gradient, tangent_gradient, tangent_lines
+    from trident.nn.kernels.first_layer import Pictures
+
+    pixels = (randn(3, 6, 20, 20, channels).sigmoid() * 255).to(torch.uint8)
+    rows = Pictures(pixels, torch.float32, "tf32x3").rows(1, 5)
+    weight, weight1 = (randn(3, 3, 3, channels, 32, seed=i) / 5 for i in (1, 2))
+    gain, offset, gain1, offset1 = (randn(3, 32, seed=i) for i in (3, 4, 5, 6))
+    weight, gain, offset = in_one(weight, gain, offset)
+    weight1, gain1, offset1 = in_one(weight1, gain1, offset1)
+    inputs = [x.double().requires_grad_() for x in (weight, gain, offset)]
+    y = plain_convolution(pixels[:, 1:].double() / 255, inputs[0])
+    expected = plain_norm(y, inputs[1], inputs[2], True, SLOPE, True)
+    lines = forward_lines(rows, weight, gain, offset)
+    winners, which, p = rows.forward(weight, lines.table, SLOPE)
+    close(p, expected, "fp32")
+
+    dp, dp1 = (randn(*p.shape, seed=i) for i in (7, 8))
+    weights = dp.double().requires_grad_()
+    first = torch.autograd.grad(expected, inputs, weights, create_graph=True)
+    dweight, dgain, doffset = in_one(weight, gain, offset)
+    out = (dweight, dgain, doffset)
+    ones, half = torch.ones(3, device="cuda"), torch.full((3,), 0.5, device="cuda")
+    sums = gradient(lines, rows.backward(which, dp, SLOPE), 2 * ones, out)
+    for found, wanted in zip(out, first, strict=True):
+        close(found, 2 * wanted, "fp32")
+
+    directions = [x.double() for x in (weight1, gain1, offset1)]
+    moved = torch.autograd.grad(first, weights, directions, retain_graph=True)[0]
+    moving = tangent_lines(lines, weight1, gain1, offset1)
+    close(rows.tangent(weight1, lines.table, moving.table, winners, which, SLOPE), moved, "fp32")
+    second = torch.autograd.grad(first, inputs, [x / 2 for x in directions], retain_graph=True)
+    more = torch.autograd.grad(expected, inputs, dp1.double())
+    tangent_gradient(lines, moving, rows.backward(which, dp1, SLOPE), sums, half, ones, out)
+    for found, a, b in zip(out, second, more, strict=True):
+        close(found, a + b, "fp32")
+
+
+@gpu
+def test_entering_scales_by_powers_of_two() -> None:
+    from trident.nn.kernels.scaling import enter
+
+    x = randn(4, 7, 300) * torch.tensor([1e-9, 1.0, 1e6, 0.0], device="cuda")[:, None, None]
+    entered = enter(x, 2.0, torch.float32, "tf32x3")
+    largest = entered.stored.abs().amax((1, 2))
+    assert bool(((largest > 1) & (largest <= 2) | (x.abs().amax((1, 2)) == 0)).all())
+    assert torch.equal(entered.stored * entered.undo[:, None, None], x)
+    smaller = enter(x, 2.0, torch.float16, "tf32", base=torch.full((4,), 8.0, device="cuda"))
+    assert smaller.factor.tolist()[:2] == [1.0, 2.0 ** float(torch.floor(torch.log2(0.25 / x[1].abs().max())))]
+    torch.testing.assert_close(smaller.stored.float() * smaller.undo[:, None, None], x, rtol=1e-3, atol=1e-6)
+    x[0, 0, 0], x[1, 0, 0] = gpu_nan(), torch.inf
+    for dtype in (torch.float16, torch.float32):
+        for base in (None, torch.ones(4, device="cuda")):
+            spoilt = enter(x, 2.0, dtype, "tf32", base=base)
+            assert bool(spoilt.stored[0].isnan().any())
+            assert bool(spoilt.undo[0].isnan())
+            assert not bool(spoilt.stored[1].isfinite().all())
+            assert bool(spoilt.stored[2:].isfinite().all())
+
+
+def gpu_nan() -> Tensor:
+    """As NVIDIA's GPUs write what is not a number: all bits but the sign."""
+    return torch.tensor(0x7FFFFFFF, dtype=torch.int32, device="cuda").view(torch.float32)
+
+
+@gpu
+@pytest.mark.parametrize("precision", ["fp16", "tf32"])
+@pytest.mark.parametrize(
+    "key", ["label_encoder.0.weight", "label_encoder.1.weight", "decoder.1.weight", "label.loc.bias"]
+)
+def test_what_is_not_a_number_is_noticed(precision: str, key: str) -> None:
+    recipe = small("mini-5w1s")
+    fused = make_learner(recipe, execution_for("cuda", "fused", precision, recipe))
+    parameters = {name: value.cuda() for name, value in fused.model.initial(0).items()}
+    parameters[key][...] = gpu_nan()
+    result = fused.meta_gradient(parameters, on_gpu(made_up_tasks(recipe, 2)))
+    assert not bool(result.loss.total.isfinite().any())
 
 
 def on_gpu(tasks: TaskBatch, dtype: torch.dtype | None = None) -> TaskBatch:
@@ -253,7 +357,9 @@ VARIANTS = [
     ("mini-5w1s", []),
     ("mini-5w5s", ["adaptation.rate=1e-4"]),
     ("tiered-5w1s", ["adaptation.rate=1e-4"]),
+    ("tiered-5w5s", ["adaptation.rate=1e-4", "model.attention_scale=outside"]),
     ("glyphs", []),
+    ("mini-5w5s", ["adaptation.rate=1e-4", "model.classifier_start=prototypes", "objective.reconstruction_weight=0"]),
     ("mini-5w1s", ["adaptation.optimizer=adam", "adaptation.rate=1e-4"]),
     ("mini-5w1s", ["model.classifier_start=prototypes", "model.attfex=off"]),
     ("mini-5w1s", ["adaptation.order=first"]),
@@ -336,8 +442,9 @@ def test_a_run_resumes_bit_for_bit(tmp_path: Path) -> None:
         return train(start, store, tmp_path / str(start.recipe.training.steps), "cuda", Silent())
 
     whole = trained(start_run(recipe(6), store, "glyphs", tmp_path / "6", "cuda"))
-    half = trained(start_run(recipe(3), store, "glyphs", tmp_path / "3", "cuda"))
-    resumed = trained(replace(half, recipe=recipe(6)))
+    trained(start_run(recipe(3), store, "glyphs", tmp_path / "3", "cuda"))
+    half = load_checkpoint(tmp_path / "3" / LAST)
+    resumed = train(replace(half, recipe=recipe(6)), store, tmp_path / "3", "cuda", Silent())
     assert whole.provenance["engine"] == "fused"
     for key, value in whole.parameters.items():
         assert torch.equal(value, resumed.parameters[key]), key
@@ -355,14 +462,57 @@ def test_auto_is_plain_on_a_cpu() -> None:
     assert type(make_learner(recipe, Execution())) is Learner
 
 
-def test_the_plain_engine_has_no_16_bits() -> None:
-    with pytest.raises(TridentError, match="needs the fused engine"):
-        execution_for("cpu", "auto", "fp16", load_recipe("mini-5w1s"))
+@pytest.mark.parametrize(("engine", "precision"), [("auto", "fp16"), ("plain", "bf16"), ("auto", "tf32")])
+def test_a_cpu_computes_in_full(engine: str, precision: str) -> None:
+    with pytest.raises(TridentError, match=precision):
+        execution_for("cpu", engine, precision, load_recipe("mini-5w1s"))
 
 
-def test_every_recipe_fits_the_fused_engine() -> None:
-    for name in recipe_names():
-        model = load_recipe(name).model
-        assert model.channels in FUSED_CHANNELS
-        assert model.image_size % 2 == 0
-        assert Trident(model, load_recipe(name).episode).settings.image_channels <= 3
+@pytest.fixture
+def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that is there to be asked about only."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+
+
+@pytest.mark.usefixtures("a_gpu")
+@pytest.mark.parametrize(
+    ("settings", "precision", "engine"),
+    [
+        ([], "auto", "fused"),
+        ([], "tf32", "fused"),
+        (["model.channels=64"], "auto", "fused"),
+        (["model.channels=64"], "fp32", "plain"),
+        (["model.channels=24"], "auto", "plain"),
+        (["model.image_size=63"], "auto", "plain"),
+        (["protocol.batch_norm=support"], "auto", "plain"),
+    ],
+)
+def test_auto_takes_the_fused_engine_where_it_can(settings: list[str], precision: str, engine: str) -> None:
+    recipe = load_recipe("mini-5w1s", settings)
+    assert execution_for("cuda", "auto", precision, recipe).engine == engine
+    if engine == "plain":
+        with pytest.raises(TridentError, match="the fused engine cannot be used here"):
+            execution_for("cuda", "fused", precision, recipe)
+
+
+@pytest.mark.usefixtures("a_gpu")
+def test_what_the_fused_engine_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = load_recipe("mini-5w1s")
+    assert why_not_fused("cuda", recipe, "auto") is None
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert "C compiler" in str(why_not_fused("cuda", recipe, "auto"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "Triton" in str(why_not_fused("cuda", recipe, "auto"))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    assert "8.0" in str(why_not_fused("cuda", recipe, "auto"))
+    monkeypatch.setattr(torch.version, "hip", "6.0")
+    assert "NVIDIA" in str(why_not_fused("cuda", recipe, "auto"))
+
+
+@pytest.mark.usefixtures("a_gpu")
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_fits_the_fused_engine(name: str) -> None:
+    assert why_not_fused("cuda", load_recipe(name), "auto") is None

@@ -10,7 +10,8 @@ import torch
 from conftest import TINY_RECIPE, tiny_store
 from trident.evaluate import evaluate
 from trident.model import Trident
-from trident.workers import in_shares, side_by_side
+from trident.nn.shares import in_shares
+from trident.workers import side_by_side
 
 
 @pytest.fixture(autouse=True)

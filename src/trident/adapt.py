@@ -128,7 +128,7 @@ class Learner:
 
     def adapt(self, parameters: Parameters, tasks: TaskBatch) -> list[tuple[Parameters, InnerState]]:
         """The parameters of each task before each inner step, and after the last: n + 1 entries."""
-        with matrix_products(self.precision):
+        with matrix_products(self.precision, tasks.support_labels.device):
             return self._adapt(parameters, tasks)
 
     def _adapt(self, parameters: Parameters, tasks: TaskBatch) -> list[tuple[Parameters, InnerState]]:
@@ -149,12 +149,12 @@ class Learner:
 
     def query_logits(self, adapted: Parameters, tasks: TaskBatch, noise: Noise) -> Tensor:
         """What adapted parameters say of the queries: (task, query, n_way). Call it without gradients."""
-        with matrix_products(self.precision):
+        with matrix_products(self.precision, tasks.support_labels.device):
             return self.model(adapted, tasks.images, "query", noise, self.statistics(), reconstruct=False).logits
 
     def meta_gradient(self, parameters: Parameters, tasks: TaskBatch) -> MetaGradient:
         """Gradient of the summed query losses after adaptation, with respect to the parameters before it."""
-        with matrix_products(self.precision):
+        with matrix_products(self.precision, tasks.support_labels.device):
             return self._meta_gradient(parameters, tasks)
 
     def _meta_gradient(self, parameters: Parameters, tasks: TaskBatch) -> MetaGradient:
@@ -201,8 +201,11 @@ class Learner:
 
 
 @contextmanager
-def matrix_products(precision: str) -> Iterator[None]:
+def matrix_products(precision: str, device: torch.device) -> Iterator[None]:
     """How torch multiplies float32 matrices on a GPU: in full precision or, where less is asked for, as TF32."""
+    if device.type != "cuda":
+        yield
+        return
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = precision != "fp32"
     try:

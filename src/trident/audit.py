@@ -113,7 +113,8 @@ def audit(
             if progress:
                 progress(name, place * total + done, len(chosen) * total)
 
-        result = evaluate_checkpoint(checkpoint, store, protocol, report, **sample)
+        # One engine for all rows, and the fused one does not know all protocols.
+        result = evaluate_checkpoint(checkpoint, store, protocol, report, **sample | {"engine": "plain"})
         baseline = rows[0].evaluation if rows else result
         change = result.predictions.accuracies - baseline.predictions.accuracies
         rows.append(AuditRow(name, result, *mean_and_interval(change)))

@@ -14,7 +14,7 @@ from trident.checkpoint import Checkpoint
 from trident.data.store import ImageStore
 from trident.episodes import EpisodeSampler, EpisodeSpec, Protocol
 from trident.errors import NotFiniteError, TridentError
-from trident.execution import execution_for, make_learner
+from trident.execution import Execution, execution_for, make_learner
 from trident.nn.parameters import Parameters
 from trident.settings import AdaptationSettings, Recipe
 from trident.tasks import TaskSource, alone
@@ -54,6 +54,7 @@ class Evaluation:
     protocol: Protocol
     adaptation: AdaptationSettings
     seed: int
+    execution: Execution
     predictions: Predictions = field(repr=False, compare=False)
 
     def describe_protocol(self) -> str:
@@ -75,7 +76,8 @@ class Evaluation:
             "seed": self.seed,
             "adaptation": asdict(self.adaptation),
         }
-        return {"accuracy": self.accuracy, "ci95": self.ci95, "protocol": protocol}
+        execution = {"engine": self.execution.engine, "precision": self.execution.precision}
+        return {"accuracy": self.accuracy, "ci95": self.ci95, "protocol": protocol, "execution": execution}
 
 
 def predict(learner: Learner, parameters: Parameters, tasks: TaskBatch) -> Tensor:
@@ -227,6 +229,7 @@ def evaluate(
         recipe.protocol,
         recipe.adaptation,
         seed,
+        execution_for(device, engine, precision, recipe),
         predictions,
     )
 

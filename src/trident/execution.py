@@ -5,6 +5,8 @@ is what `auto` means where it can be had.
 """
 
 import importlib.util
+import os
+import shutil
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
@@ -21,7 +23,7 @@ Precision = Literal["fp32", "tf32", "fp16", "bf16"]
 ENGINES: tuple[Engine, ...] = get_args(Engine)
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 DEFAULT_PRECISION: dict[Engine, Precision] = {"plain": "fp32", "fused": "fp16"}
-FUSED_CHANNELS = (16, 32, 64)  # 64 in 16 bits only: in 32 the weights do not fit beside the images
+FUSED_CHANNELS = (16, 32, 64)
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ class Execution:
     def __post_init__(self) -> None:
         if self.engine == "plain" and self.precision in ("fp16", "bf16"):
             raise TridentError(f"precision {self.precision} needs the fused engine: the plain one takes fp32 or tf32")
+        if self.precision != "fp32" and torch.device(self.device).type == "cpu":
+            raise TridentError(f"precision {self.precision} is for GPUs: a CPU computes in fp32")
 
     def describe(self) -> str:
         return f"{self.device}, {self.engine} engine, {self.precision}"
@@ -46,26 +50,31 @@ def execution_for(device: torch.device | str, engine: str, precision: str, recip
             f"auto, {', '.join(PRECISIONS)}"
         )
     device = str(device)
-    hindrance = why_not_fused(device, recipe)
+    hindrance = why_not_fused(device, recipe, precision)
     if engine == "fused" and hindrance is not None:
-        raise TridentError(f"the fused engine cannot be used here: {hindrance}; leave --engine away, or give plain")
+        raise TridentError(f"the fused engine cannot be used here: {hindrance}; give --engine plain, or auto")
     chosen = cast(Engine, ("fused" if hindrance is None else "plain") if engine == "auto" else engine)
     return Execution(device, chosen, DEFAULT_PRECISION[chosen] if precision == "auto" else cast(Precision, precision))
 
 
-def why_not_fused(device: str, recipe: Recipe) -> str | None:
+def why_not_fused(device: str, recipe: Recipe, precision: str) -> str | None:
     """What keeps the fused engine from a recipe on a device, if anything does."""
     model = recipe.model
-    if torch.device(device).type != "cuda":
+    if torch.device(device).type != "cuda" or torch.version.hip is not None:
         return "it needs an NVIDIA GPU"
-    if torch.cuda.get_device_capability(device) < (8, 0):
+    capability = torch.cuda.get_device_capability(device)
+    if capability < (8, 0):
         return "it needs a GPU of compute capability 8.0 or more"
     if importlib.util.find_spec("triton") is None:
         return "it needs Triton, which comes with torch for CUDA"
+    if not any(map(shutil.which, filter(None, (os.environ.get("CC"), "cc", "gcc", "clang")))):
+        return "it needs a C compiler, with which Triton builds its launchers"
     if recipe.protocol.batch_norm != "transductive":
         return f"it knows transductive batch norm only, and protocol.batch_norm is '{recipe.protocol.batch_norm}'"
     if model.channels not in FUSED_CHANNELS:
         return f"it takes 16, 32 or 64 channels, and model.channels is {model.channels}"
+    if model.channels == 64 and (precision in ("fp32", "tf32") or capability < (9, 0)):
+        return "it takes 64 channels only in 16 bits, and with compute capability 9.0 or more"
     if model.image_size % 2:
         return f"it takes images of an even size, and model.image_size is {model.image_size}"
     return None

@@ -14,21 +14,20 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol
 
 import torch
-from torch import Tensor
 
 import trident
 from trident.adapt import MetaGradient, TaskBatch
-from trident.checkpoint import BEST, LAST, MOMENTS, Checkpoint, save_checkpoint
+from trident.checkpoint import BEST, LAST, Checkpoint, save_checkpoint
 from trident.data.store import ImageStore
 from trident.episodes import EpisodeSampler
 from trident.errors import NotFiniteError, TridentError
 from trident.evaluate import Evaluation, check_images, chunks_of, evaluate
-from trident.execution import execution_for, make_learner
+from trident.execution import Execution, execution_for, make_learner
+from trident.meta_update import make_optimizer, optimizer_state, rate_at, update
 from trident.model import Trident
-from trident.nn.parameters import Parameters
 from trident.objective import LossParts
 from trident.run_log import RunLog
 from trident.settings import Recipe, TrainingSettings
@@ -136,13 +135,15 @@ def train(
 ) -> Checkpoint:
     """Train from a checkpoint to the recipe's last step, or until interrupted; the last state is saved in `out`."""
     recipe, settings = start.recipe, start.recipe.training
-    learner = make_learner(recipe, execution_for(device, engine, precision, recipe))
+    execution = _execution(start, device, engine, precision)
+    provenance = start.provenance | {"device": device, "engine": execution.engine, "precision": execution.precision}
+    learner = make_learner(recipe, execution)
     sampler = EpisodeSampler(store, "train", recipe.episode, recipe.protocol)
     source = TaskSource(sampler, recipe.model, recipe.adaptation, settings.seed, "train", device=device)
     batches = _Batches(source, settings)
     parameters = {key: value.to(device).requires_grad_() for key, value in start.parameters.items()}
     running = {key: value.to(device) for key, value in start.running.items()}
-    optimizer = _optimizer(parameters, start)
+    optimizer = make_optimizer(parameters, start)
     best, step, validated = start.best, start.step, start.validated_step
 
     def current() -> Checkpoint:
@@ -150,8 +151,9 @@ def train(
             start,
             parameters=parameters,
             running=running,
+            provenance=provenance,
             step=step,
-            optimizer=_optimizer_state(parameters, optimizer),
+            optimizer=optimizer_state(parameters, optimizer),
             best=best,
             validated_step=validated,
         )
@@ -170,8 +172,8 @@ def train(
             tasks=settings.validation_tasks,
             seed=settings.seed,
             device=device,
-            engine=engine,
-            precision=precision,
+            engine=execution.engine,
+            precision=execution.precision,
             tasks_per_chunk=settings.tasks_per_chunk,
             progress=go_on,
             stream="selection",
@@ -206,8 +208,8 @@ def train(
                     f"step {step + 1}: the {culprit} is not finite. The state after step {step} is kept in "
                     f"{out / LAST}; try a new run with a lower adaptation.rate or training.rate, or a log_var_bound"
                 )
-            rate = _rate(settings, step)
-            _update(parameters, optimizer, result.gradient, norm, rate, settings)
+            rate = rate_at(settings, step)
+            update(parameters, optimizer, result.gradient, norm, rate, settings)
             for key, value in result.statistics.items():
                 # A plain average at first, so that nothing of the initial values remains in it.
                 running[key] = torch.lerp(running[key], value.mean(0), max(RUNNING_MOMENTUM, 1 / (step + 1)))
@@ -221,6 +223,15 @@ def train(
                 save_checkpoint(out / LAST, current())
         save_checkpoint(out / LAST, current())
     return current()
+
+
+def _execution(start: Checkpoint, device: str, engine: str, precision: str) -> Execution:
+    """What was asked for; and where nothing was, what the run was begun with, if that was on such a device."""
+    before = start.provenance
+    same = torch.device(str(before["device"])).type == torch.device(device).type
+    if (engine, precision) == ("auto", "auto") and same:
+        engine, precision = before.get("engine", "plain"), before.get("precision", "fp32")
+    return execution_for(device, engine, precision, start.recipe)
 
 
 class _Batches:
@@ -261,57 +272,6 @@ def _not_finite(result: MetaGradient, norm: float) -> str | None:
     if bad:
         return f"{next((name for name in bad if name != 'total'), 'total')} loss"
     return None if math.isfinite(norm) else "meta-gradient"
-
-
-def _rate(settings: TrainingSettings, step: int) -> float:
-    if settings.schedule == "constant":
-        return settings.rate
-    return settings.rate * 0.5 * (1 + math.cos(math.pi * step / settings.steps))
-
-
-def _update(
-    parameters: Parameters,
-    optimizer: torch.optim.Adam,
-    gradient: Parameters,
-    norm: float,
-    rate: float,
-    settings: TrainingSettings,
-) -> None:
-    tasks = settings.tasks_per_step
-    if settings.clip_norm is None:
-        factor = 1 / tasks
-    elif settings.clip_applies_to == "sum":
-        factor = min(1.0, settings.clip_norm / max(norm, 1e-12)) / tasks
-    else:
-        factor = min(1.0, settings.clip_norm / max(norm / tasks, 1e-12)) / tasks
-    for key, value in parameters.items():
-        value.grad = gradient[key] * factor
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-    optimizer.step()
-
-
-def _optimizer(parameters: Parameters, start: Checkpoint) -> torch.optim.Adam:
-    optimizer = torch.optim.Adam(parameters.values(), lr=start.recipe.training.rate)
-    if start.optimizer:
-        state = optimizer.state_dict()
-        state["state"] = {
-            place: {
-                "step": torch.tensor(float(start.step)),
-                **{moment: start.optimizer[f"{moment}/{key}"] for moment in MOMENTS},
-            }
-            for place, key in enumerate(parameters)
-        }
-        optimizer.load_state_dict(state)
-    return optimizer
-
-
-def _optimizer_state(parameters: Parameters, optimizer: torch.optim.Adam) -> Parameters:
-    state: Parameters = {}
-    for key, value in parameters.items():
-        moments = cast(dict[str, Tensor], optimizer.state[value])
-        state |= {f"{name}/{key}": moments[name] for name in MOMENTS if name in moments}
-    return state
 
 
 class _InterruptedError(Exception):

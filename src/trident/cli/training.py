@@ -119,10 +119,7 @@ def _resume(run: Path, overrides: list[str], data: str | None, device: str, engi
     check_resumable(checkpoint.recipe, recipe)
     checkpoint = replace(checkpoint, recipe=recipe)
     store = open_data(data_of(recipe, data, checkpoint))
-    device, before = device_of(device), checkpoint.provenance
-    if (engine, precision) == ("auto", "auto") and device.split(":")[0] == str(before["device"]).split(":")[0]:
-        engine, precision = before.get("engine", "auto"), before.get("precision", "auto")
-    _train(resume_run(checkpoint, store, run), store, run, device, engine, precision)
+    _train(resume_run(checkpoint, store, run), store, run, device_of(device), engine, precision)
 
 
 def _train(start: "Checkpoint", store: "ImageStore", out: Path, device: str, engine: str, precision: str) -> None:

@@ -21,7 +21,8 @@ Compute = Callable[[Parameters, TaskBatch], MetaGradient]
 class Replay:
     """One recorded meta-gradient, for inputs of one shape."""
 
-    def __init__(self, compute: Compute, parameters: Parameters, tasks: TaskBatch):
+    def __init__(self, compute: Compute, parameters: Parameters, tasks: TaskBatch, pool: Any = None):
+        """`pool` is another recording's memory, to be shared; results are copied out of it at once."""
         self.parameters = {key: value.detach().clone() for key, value in parameters.items()}
         self.tasks = _rebuilt(tasks, [x.clone() for x in tensors_of(tasks)])
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -31,8 +32,9 @@ class Replay:
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.empty_cache()
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+        with torch.cuda.graph(self.graph, pool=pool):
             self.result = compute(self.parameters, self.tasks)
+        self.pool = self.graph.pool()
 
     def __call__(self, parameters: Parameters, tasks: TaskBatch) -> MetaGradient:
         torch._foreach_copy_(

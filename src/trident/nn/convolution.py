@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trident.nn import winograd
-from trident.workers import in_shares
+from trident.nn.shares import in_shares
 
 LARGE = 1000  # pixels of a task from which torch's convolution is worth a call for each task
 LARGE_FOR_PATCHES = 30_000  # the same for a 1x1 convolution of patches

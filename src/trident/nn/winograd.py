@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from trident.workers import in_shares
+from trident.nn.shares import in_shares
 
 TILE = 4  # outputs of a tile in each direction
 SPAN = TILE + 2  # inputs they depend on, and products they are made from

@@ -17,11 +17,10 @@ import triton.language as tl
 from torch import Tensor
 
 from trident.nn.batch_norm import EPSILON
+from trident.nn.kernels.launching import at_least
 
 # forward: mean, r, s, t. gradient: dgain, doffset, k0, k1. tangent: mean', mean(yhat y'), s', t'.
-# tangent's gradient: dgain', doffset', s' (scaled), c, d, e.
-MEAN, RSTD, SCALE, SHIFT = range(4)
-DGAIN, DOFFSET, K0, K1 = range(4)
+# tangent's gradient: s', c, d, e.
 
 
 @triton.jit
@@ -48,7 +47,7 @@ def _forward(
     to = table + task * (4 * C) + c
     if NORM:
         mean = _total(partial, task, 0, 2, PARTS, C, 16) / M
-        variance = tl.maximum(_total(partial, task, 1, 2, PARTS, C, 16) / M - mean * mean, 0.0)
+        variance = at_least(_total(partial, task, 1, 2, PARTS, C, 16) / M - mean * mean, 0.0)
         r = 1 / tl.sqrt(variance + EPS)
         s = tl.load(gain + task * stride + c) * r
         tl.store(to, mean)
@@ -63,7 +62,19 @@ def _forward(
 
 
 @triton.jit
-def _gradient(partial, forward, table, M, PARTS: tl.constexpr, NORM: tl.constexpr, C: tl.constexpr):
+def _give(dgain, doffset, stride, task, g, b, undo, NORM: tl.constexpr, C: tl.constexpr, OUT: tl.constexpr):
+    """Hand out the parameters' gradients, in the true scale and without padding."""
+    c = tl.arange(0, C)
+    u = tl.load(undo + task)
+    at = task.to(tl.int64) * stride + c
+    tl.store(doffset + at, b * u, mask=c < OUT)
+    if NORM:
+        tl.store(dgain + at, g * u, mask=c < OUT)
+
+
+@triton.jit
+def _gradient(partial, forward, undo, table, dgain_out, doffset_out, stride, M, PARTS: tl.constexpr,
+              NORM: tl.constexpr, C: tl.constexpr, OUT: tl.constexpr):  # fmt: skip
     task = tl.program_id(0)
     c = tl.arange(0, C)
     f = forward + task * (4 * C) + c
@@ -80,21 +91,22 @@ def _gradient(partial, forward, table, M, PARTS: tl.constexpr, NORM: tl.constexp
     tl.store(to + C, doffset)
     tl.store(to + 2 * C, k0)
     tl.store(to + 3 * C, k1)
+    _give(dgain_out, doffset_out, stride, task, dgain, doffset, undo, NORM, C, OUT)
 
 
 @triton.jit
-def _tangent(partial, forward, gain, stride, dgain, doffset, dstride, table, M, PARTS: tl.constexpr,
+def _tangent(partial, forward, dgain, doffset, stride, table, M, PARTS: tl.constexpr,
              NORM: tl.constexpr, C: tl.constexpr):  # fmt: skip
     task = tl.program_id(0)
     c = tl.arange(0, C)
     f = forward + task * (4 * C) + c
     mean, r, s = tl.load(f), tl.load(f + C), tl.load(f + 2 * C)
     to = table + task * (4 * C) + c
-    b1 = tl.load(doffset + task * dstride + c)
+    b1 = tl.load(doffset + task * stride + c)
     if NORM:
         mean1 = _total(partial, task, 0, 2, PARTS, C, 16) / M
         both = r * (_total(partial, task, 1, 2, PARTS, C, 16) / M - mean * mean1)  # mean of yhat y'
-        s1 = tl.load(dgain + task * dstride + c) * r - s * r * both
+        s1 = tl.load(dgain + task * stride + c) * r - s * r * both
         tl.store(to, mean1)
         tl.store(to + C, both)
         tl.store(to + 2 * C, s1)
@@ -107,8 +119,8 @@ def _tangent(partial, forward, gain, stride, dgain, doffset, dstride, table, M, 
 
 
 @triton.jit
-def _tangent_gradient(partial, forward, gradient, tangent, factor, table, M, PARTS: tl.constexpr, NORM: tl.constexpr,
-                      C: tl.constexpr):  # fmt: skip
+def _tangent_gradient(partial, forward, gradient, tangent, factor, undo, table, dgain_out, doffset_out, stride, M,
+                      PARTS: tl.constexpr, NORM: tl.constexpr, C: tl.constexpr, OUT: tl.constexpr):  # fmt: skip
     task = tl.program_id(0)
     c = tl.arange(0, C)
     f = forward + task * (4 * C) + c
@@ -129,14 +141,13 @@ def _tangent_gradient(partial, forward, gradient, tangent, factor, table, M, PAR
     c1 = -s * r * dgain / M * u
     if not NORM:
         zero = tl.zeros((C,), tl.float32)
-        dgain1, s1, c1, d, e = zero, zero, zero, zero, zero
-    to = table + task * (6 * C) + c
-    tl.store(to, dgain1)
-    tl.store(to + C, doffset1)
-    tl.store(to + 2 * C, s1)
-    tl.store(to + 3 * C, c1)
-    tl.store(to + 4 * C, d)
-    tl.store(to + 5 * C, e)
+        s1, c1, d, e = zero, zero, zero, zero
+    _give(dgain_out, doffset_out, stride, task, dgain1, doffset1, undo, NORM, C, OUT)
+    to = table + task * (4 * C) + c
+    tl.store(to, s1)
+    tl.store(to + C, c1)
+    tl.store(to + 2 * C, d)
+    tl.store(to + 3 * C, e)
 
 
 class Lines:
@@ -157,24 +168,28 @@ class Lines:
         _forward[(tasks,)](partial, gain, offset, offset.stride(0), self.forward, float(self.count), PARTS=parts,
                            NORM=self.norm, C=channels, EPS=EPSILON, num_warps=1)  # fmt: skip
 
-    def set_gradient(self, partial: Tensor) -> None:
+    def set_gradient(self, partial: Tensor, undo: Tensor, out: tuple[Tensor, Tensor]) -> None:
+        """`out` takes the gradients of gain and offset, multiplied by `undo`; both have one task stride."""
         self.gradient = torch.empty_like(self.forward)
         tasks, _, channels = self.forward.shape
-        _gradient[(tasks,)](partial, self.forward, self.gradient, float(self.count), PARTS=partial.shape[1],
-                            NORM=self.norm, C=channels, num_warps=1)  # fmt: skip
+        _gradient[(tasks,)](partial, self.forward, undo, self.gradient, *out, out[1].stride(0), float(self.count),
+                            PARTS=partial.shape[1], NORM=self.norm, C=channels, OUT=out[1].shape[1],
+                            num_warps=1)  # fmt: skip
 
-    def tangent(self, partial: Tensor | None, gain: Tensor, dgain: Tensor, doffset: Tensor) -> Tensor:
+    def tangent(self, partial: Tensor | None, dgain: Tensor, doffset: Tensor) -> Tensor:
         table = torch.empty_like(self.forward)
         tasks, _, channels = self.forward.shape
         parts = 0 if partial is None else partial.shape[1]
-        _tangent[(tasks,)](partial, self.forward, gain, gain.stride(0), dgain, doffset, doffset.stride(0), table,
+        _tangent[(tasks,)](partial, self.forward, dgain, doffset, doffset.stride(0), table,
                            float(self.count), PARTS=parts, NORM=self.norm, C=channels, num_warps=1)  # fmt: skip
         return table
 
-    def tangent_gradient(self, partial: Tensor, tangent: Tensor, factor: Tensor) -> Tensor:
+    def tangent_gradient(
+        self, partial: Tensor, tangent: Tensor, factor: Tensor, undo: Tensor, out: tuple[Tensor, Tensor]
+    ) -> Tensor:
         tasks, _, channels = self.forward.shape
-        table = torch.empty(tasks, 6, channels, device=tangent.device)
-        _tangent_gradient[(tasks,)](partial, self.forward, self.gradient, tangent, factor, table,
-                                    float(self.count), PARTS=partial.shape[1], NORM=self.norm, C=channels,
-                                    num_warps=1)  # fmt: skip
+        table = torch.empty_like(self.forward)
+        _tangent_gradient[(tasks,)](partial, self.forward, self.gradient, tangent, factor, undo, table, *out,
+                                    out[1].stride(0), float(self.count), PARTS=partial.shape[1], NORM=self.norm,
+                                    C=channels, OUT=out[1].shape[1], num_warps=1)  # fmt: skip
         return table

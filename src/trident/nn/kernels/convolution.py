@@ -65,10 +65,11 @@ def _products(P, x, at, keep, hi, w0, w1, w2, W: tl.constexpr, column, CI: tl.co
 
 @triton.jit
 def _convolve(
-    x, w, w_stride, x2, w2, w2_stride, y, other, partial,
+    x, w, w_stride, x2, w2, w2_stride, factor2, y, other, partial,
     N, H: tl.constexpr, W: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
     CI: tl.constexpr, CIP: tl.constexpr, CO: tl.constexpr, UP: tl.constexpr, TURNED: tl.constexpr,
-    PAIRS: tl.constexpr, SUMS: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, ROWS: tl.constexpr,
+    PAIRS: tl.constexpr, FACTOR: tl.constexpr, SUMS: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr,
+    ROWS: tl.constexpr,
 ):  # fmt: skip
     """A program makes some rows of `BM` columns, counted through all images of a task.
 
@@ -96,6 +97,9 @@ def _convolve(
         b0 = _weights(w2, 0, CI, CIP, CO, TURNED, PRECISION)
         b1 = _weights(w2, 1, CI, CIP, CO, TURNED, PRECISION)
         b2 = _weights(w2, 2, CI, CIP, CO, TURNED, PRECISION)
+        if FACTOR:
+            factor = tl.load(factor2 + task)
+            b0, b1, b2 = b0 * factor, b1 * factor, b2 * factor
     out = ((task * N + image) * (H * W) + column)[:, None] * CO + co
     done = tl.zeros((BM, CO), tl.float32)
     begun = tl.zeros((BM, CO), tl.float32)
@@ -237,7 +241,7 @@ def convolve(
     x: Tensor,  # (task, image, h, w, inputs)
     weight: Tensor,  # (task, 3, 3, inputs, outputs) float32, any task stride
     precision: str,
-    second: tuple[Tensor, Tensor] | None = None,  # another input and weight, whose convolution is added
+    second: tuple[Tensor, Tensor, Tensor | None] | None = None,  # another input and weight, added, times (task,)
     turned: bool = False,
     size: int | None = None,  # upsample the input to this height and width first
     sums_with: Tensor | None = None,  # also sums over a task: of the result and of its product with this
@@ -254,13 +258,14 @@ def convolve(
     partial = None
     if sums or sums_with is not None:
         partial = torch.empty(tasks, parts, 2, outputs, device=x.device)
-    x2, w2 = second if second is not None else (x, weight)
+    x2, w2, factor2 = second if second is not None else (x, weight, None)
     other = y if sums_with is None else sums_with
     launch(
-        _convolve, tasks * parts, x, weight, weight.stride(0), x2, w2, w2.stride(0), y, other, partial,
+        _convolve, tasks * parts, x, weight, weight.stride(0), x2, w2, w2.stride(0), factor2, y, other, partial,
         N=n, H=size_out[0], W=size_out[1], SH=height, SW=width, CI=inputs, CIP=max(16, inputs), CO=outputs,
-        UP=_up(height, size_out[0]), TURNED=turned, PAIRS=pairs, SUMS=2 if sums_with is not None else int(sums),
-        PRECISION=precision, BM=tiling.block, ROWS=rows, num_warps=tiling.warps, num_stages=tiling.stages,
+        UP=_up(height, size_out[0]), TURNED=turned, PAIRS=pairs, FACTOR=factor2 is not None,
+        SUMS=2 if sums_with is not None else int(sums), PRECISION=precision, BM=tiling.block, ROWS=rows,
+        num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip
     return y, partial
 
@@ -270,9 +275,10 @@ def correlate(
     gradient: Tensor,  # (task, image, size, size, outputs)
     precision: str,
     factor: Tensor,  # (task,): the result is multiplied by it
+    out: Tensor,  # (task, 3, 3, inputs, outputs) float32, any task stride
     second: tuple[Tensor, Tensor, Tensor] | None = None,  # another pair, and what to multiply its input by
-) -> Tensor:
-    """The weight gradient, (task, 3, 3, inputs, outputs) float32."""
+) -> None:
+    """The weight gradient."""
     tasks, n, height, width, inputs = x.shape
     size, outputs = gradient.shape[2], gradient.shape[4]
     pairs = 1 if second is None else 2
@@ -287,4 +293,4 @@ def correlate(
         UP=_up(height, size), PAIRS=pairs, PRECISION=precision, BM=tiling.block, ROWS=rows, num_warps=tiling.warps,
         num_stages=tiling.stages,
     )  # fmt: skip
-    return add_up(partial, factor).view(tasks, 3, 3, inputs, outputs)
+    add_up(partial, out, factor)

@@ -213,10 +213,6 @@ class PictureRows:
         self.cells = count * pictures.half**2
         self.tasks = len(mean)
 
-    @property
-    def pixels(self) -> int:
-        return 4 * self.cells
-
     def _settings(self, slope: float, tilings: dict[int, Tiling]) -> tuple[int, dict[str, Any]]:
         """How many programs a task takes, and what the kernels want to know."""
         p, tiling = self.pictures, tilings[self.pictures.padded.element_size()]
@@ -254,15 +250,12 @@ class PictureRows:
         )  # fmt: skip
         return p1
 
-    def backward(self, which: Tensor, dp: Tensor, slope: float) -> tuple[Tensor, Tensor]:
-        """Sums over the winners: of patch times delta (task, 9 * channels, output), and of delta (task, output)."""
-        channels, c = dp.shape[4], self.pictures.channels
+    def backward(self, which: Tensor, dp: Tensor, slope: float) -> Tensor:
+        """Sums over the winners of 4x4 patch times delta: (task, 64, 4 * output), for `first_coefficients`."""
+        channels = dp.shape[4]
         parts, settings = self._settings(slope, BACKWARD)
         partial = torch.empty(self.tasks, parts, 256 * channels, device=dp.device)
-        launch(
-            _backward, self.tasks * parts, self.pictures.padded, which, dp, partial, C=channels, **settings,
-        )  # fmt: skip
-        added = add_up(partial, torch.ones(self.tasks, device=dp.device)).view(self.tasks, 4, 4, 4, 2, 2, channels)
-        a, b, d, e = (added[:, i : i + 3, j : j + 3, :c, i, j] for i in (0, 1) for j in (0, 1))
-        with_patches = (a + b + (d + e)) * UNIT  # (task, 3, 3, image channel, output)
-        return with_patches.reshape(self.tasks, 9 * c, channels), added[:, 0, 0, 3].sum((1, 2))
+        launch(_backward, self.tasks * parts, self.pictures.padded, which, dp, partial, C=channels, **settings)
+        total = torch.empty(self.tasks, 64, 4 * channels, device=dp.device)
+        add_up(partial, total)
+        return total

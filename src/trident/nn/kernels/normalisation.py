@@ -151,11 +151,10 @@ def _spread(y, y1, dp, dp1, forward, gradient, dy, N, H: tl.constexpr, W: tl.con
     c = tl.arange(0, C)[None, :]
     f = forward + task * (4 * C) + c
     s, t = tl.load(f + 2 * C), tl.load(f + 3 * C)
+    g = gradient + task * (4 * C) + c
     if TANGENT:
-        g = gradient + task * (6 * C) + c
-        s1, ky1, k1, k0 = tl.load(g + 2 * C), tl.load(g + 3 * C), tl.load(g + 4 * C), tl.load(g + 5 * C)
+        s1, ky1, k1, k0 = tl.load(g), tl.load(g + C), tl.load(g + 2 * C), tl.load(g + 3 * C)
     else:
-        g = gradient + task * (4 * C) + c
         k0, k1 = tl.load(g + 2 * C), tl.load(g + 3 * C)
         s1, ky1 = k0, k0
     inside = q < cells
