@@ -42,17 +42,15 @@ class PositionalAttfex:
         """Feature maps of all images of a task (task, image, h, w, c) -> the mask G (task, 1, h, w, c)."""
         tasks, _, height, width, channels = features.shape
 
-        def mix(part: str, x: Tensor) -> Tensor:  # a 1x1 convolution over the second axis: one product
-            return torch.bmm(parameters[f"{self.name}.{part}.weight"], x)
+        def mix(x: Tensor, *parts: str) -> Tensor:  # 1x1 convolutions over the second axis: one product
+            weights = [parameters[f"{self.name}.{part}.weight"] for part in parts]
+            return torch.bmm(torch.cat(weights, 1) if len(weights) > 1 else weights[0], x)
 
-        m = activate(mix("w_m", features.flatten(2)), self.activation)  # (task, width_m, h * w * c)
-        n = activate(mix("w_n", m), self.activation)  # (task, width_n, h * w * c)
-        attention = []
-        for part in ("query", "key", "value"):
-            x = mix(part, n)  # (task, 1, h * w * c)
-            x = activate(x, self.activation) if self.attention_activation else x
-            attention.append(x.view(tasks, height * width, channels).transpose(1, 2))  # (task, c, h * w)
-        query, key, value = attention
+        m = activate(mix(features.flatten(2), "w_m"), self.activation)  # (task, width_m, h * w * c)
+        n = activate(mix(m, "w_n"), self.activation)  # (task, width_n, h * w * c)
+        maps = mix(n, "query", "key", "value")  # (task, 3, h * w * c)
+        maps = activate(maps, self.activation) if self.attention_activation else maps
+        query, key, value = maps.view(tasks, 3, height * width, channels).transpose(2, 3).unbind(1)  # (task, c, h * w)
         scale = 1 / math.sqrt(height * width)
         similarity = torch.bmm(query, key.transpose(1, 2))  # (task, c, c)
         if self.attention_scale == "inside":
