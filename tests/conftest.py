@@ -75,8 +75,7 @@ def tiny_tasks(n_tasks: int = 2, inner_steps: int = 3, seed: int = 0, episode: E
         [torch.randperm(episode.n_queries, generator=generator) % episode.n_way for _ in range(n_tasks)]
     )
     return TaskBatch(
-        TaskImages(pixels, episode.n_support),
-        ways.repeat_interleave(episode.n_shot).expand(n_tasks, -1),
+        TaskImages(pixels, ways.repeat_interleave(episode.n_shot).expand(n_tasks, -1)),
         labels,
         tuple(noise(episode.n_support) for _ in range(inner_steps)),
         (noise(episode.n_queries),),

@@ -91,8 +91,7 @@ def test_meta_gradient_is_that_of_the_unrolled_loop() -> None:
 def one_task(tasks: TaskBatch, index: int) -> TaskBatch:
     only = slice(index, index + 1)
     return TaskBatch(
-        TaskImages(tasks.images.stored[only], tasks.images.n_support),
-        tasks.support_labels[only],
+        TaskImages(tasks.images.stored[only], tasks.support_labels[only]),
         tasks.query_labels[only],
         tuple(Noise(*(part[only] for part in noise)) for noise in tasks.support_noise),
         tuple(Noise(*(part[only] for part in noise)) for noise in tasks.query_noise),

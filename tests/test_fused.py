@@ -338,8 +338,7 @@ def on_gpu(tasks: TaskBatch, dtype: torch.dtype | None = None) -> TaskBatch:
 
     stored = tasks.images.stored.cuda() if dtype is None else tasks.images.stored.cuda().to(dtype) / 255
     return TaskBatch(
-        TaskImages(stored, tasks.images.n_support),
-        tasks.support_labels.cuda(),
+        TaskImages(stored, tasks.support_labels.cuda()),
         tasks.query_labels.cuda(),
         tuple(Noise(*map(moved, noise)) for noise in tasks.support_noise),
         tuple(Noise(*map(moved, noise)) for noise in tasks.query_noise),

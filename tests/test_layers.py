@@ -12,7 +12,7 @@ from torch import Tensor
 from conftest import TINY_EPISODE, TINY_MODEL, doubles, tiny_tasks
 from trident.model import Trident
 from trident.nn import batch_norm, convolution, winograd
-from trident.nn.attfex import PositionalAttfex
+from trident.nn.attfex import Attfex, Positional, TaskFeatures
 from trident.nn.batch_norm import BatchNorm, BatchNormStatistics, mean_and_variance
 from trident.nn.conv_layer import ConvLayer
 from trident.nn.convolution import LARGE, convolve, convolve_patches, patches_of
@@ -306,11 +306,11 @@ def attfex_by_the_equations(features: Tensor, parameters: Parameters, activation
 @pytest.mark.parametrize("activation", [True, False])
 @pytest.mark.parametrize("scale", ["inside", "outside"])
 def test_attfex_is_the_papers_equations(activation: bool, scale: str) -> None:
-    attfex = PositionalAttfex("attfex", IMAGES, 6, 5, "leaky_relu", activation, scale)
+    attfex = Attfex("attfex", Positional("attfex", IMAGES, 6), 6, 5, "leaky_relu", activation, scale, residual=False)
     start = doubles(attfex.initial(torch.Generator().manual_seed(1)))
     parameters = {key: torch.stack([value, 2 * value]) for key, value in start.items()}
     features = random(TASKS, IMAGES, 3, 2, CHANNELS)
-    actual = attfex(parameters, features)
+    actual = attfex(parameters, TaskFeatures(features, torch.zeros(len(features), 1, dtype=torch.int64), 1))
     assert actual.shape == (TASKS, 1, 3, 2, CHANNELS)
     for task in range(TASKS):
         own = {key: value[task] for key, value in parameters.items()}

@@ -80,7 +80,9 @@ def permuted_queries(tasks: TaskBatch, order: Tensor) -> TaskBatch:
     n = tasks.images.n_support
     pixels = torch.cat([tasks.images.pixels[:, :n], tasks.images.pixels[:, n:][:, order]], 1)
     noise = Noise(*(part[:, order] for part in tasks.query_noise[0]))
-    return tasks._replace(images=TaskImages(pixels, n), query_labels=tasks.query_labels[:, order], query_noise=(noise,))
+    return tasks._replace(
+        images=TaskImages(pixels, tasks.support_labels), query_labels=tasks.query_labels[:, order], query_noise=(noise,)
+    )
 
 
 def test_the_two_networks_are_intertwined_one_way() -> None:
@@ -115,7 +117,7 @@ def test_inductive_statistics_keep_queries_apart(source: str) -> None:
     statistics = BatchNormStatistics(source, TINY_EPISODE.n_support, doubles(model.initial_running()))
     pixels = tasks.images.pixels.clone()
     pixels[:, -1] = 1 - pixels[:, -1]
-    changed = tasks._replace(images=TaskImages(pixels, tasks.images.n_support))
+    changed = tasks._replace(images=TaskImages(pixels, tasks.support_labels))
     before, after = run(model, tasks, statistics), run(model, changed, statistics)
     assert torch.allclose(before.logits[:, :-1], after.logits[:, :-1], atol=1e-12)
     assert not torch.allclose(before.logits[:, -1], after.logits[:, -1])

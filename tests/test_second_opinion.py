@@ -27,7 +27,7 @@ def small(name: str, *settings: str) -> Recipe:
 
 
 def in_doubles(tasks: TaskBatch) -> TaskBatch:
-    images = TaskImages(tasks.images.stored.double() / 255, tasks.images.n_support)
+    images = TaskImages(tasks.images.stored.double() / 255, tasks.support_labels)
     support = tuple(type(noise)(*(part.double() for part in noise)) for noise in tasks.support_noise)
     query = tuple(type(noise)(*(part.double() for part in noise)) for noise in tasks.query_noise)
     return tasks._replace(images=images, support_noise=support, query_noise=query)

@@ -32,10 +32,13 @@ class TaskBatch(NamedTuple):
     """Some tasks with everything that is random about them."""
 
     images: TaskImages
-    support_labels: Tensor  # (task, n_support) int64
     query_labels: Tensor  # (task, n_queries) int64
     support_noise: tuple[Noise, ...]  # one for each inner step, and at least one
     query_noise: tuple[Noise, ...]  # one for each prediction; the first is the outer loss's
+
+    @property
+    def support_labels(self) -> Tensor:
+        return self.images.support_labels  # (task, n_support) int64
 
     @property
     def n_tasks(self) -> int:

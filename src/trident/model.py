@@ -20,7 +20,7 @@ from torch import Tensor
 
 from trident.episodes import EpisodeSpec
 from trident.nn.activation import activate
-from trident.nn.attfex import PositionalAttfex
+from trident.nn.attfex import Attfex, Classes, Extractor, Moments, Positional, Seeds, TaskFeatures
 from trident.nn.batch_norm import BatchNormStatistics
 from trident.nn.conv4 import Conv4, feature_sizes
 from trident.nn.conv_layer import ConvLayer
@@ -40,7 +40,11 @@ class TaskImages:
     """The images of some tasks, the support set first."""
 
     stored: Tensor  # (task, n_images, height, width, channel): uint8, or floating point in 0 .. 1
-    n_support: int
+    support_labels: Tensor  # (task, n_support) int64
+
+    @property
+    def n_support(self) -> int:
+        return self.support_labels.shape[1]
 
     @cached_property
     def pixels(self) -> Tensor:
@@ -122,19 +126,29 @@ class Trident:
         return GaussianHead("label", inputs, s.label_latents, s.initial_log_var, s.log_var_bound)
 
     @property
-    def attfex(self) -> PositionalAttfex | None:
+    def attfex(self) -> Attfex | None:
         s = self.settings
         if s.attfex == "off":
             return None
-        return PositionalAttfex(
+        return Attfex(
             "attfex",
-            self.episode.n_images,
+            self._extractor,
             s.attfex_width_m,
             s.attfex_width_n,
             s.activation,
             s.attention_activation,
             s.attention_scale,
+            s.attfex_residual,
         )
+
+    @property
+    def _extractor(self) -> Extractor:
+        s = self.settings
+        if s.attfex == "positional":
+            return Positional("attfex", self.episode.n_images, s.attfex_width_m)
+        if s.attfex_pooling == "seeds":
+            return Seeds("attfex", s.channels, s.attfex_width_m)
+        return (Moments if s.attfex_pooling == "moments" else Classes)("attfex", s.attfex_width_m)
 
     @property
     def classifier(self) -> tuple[Linear, Linear]:
@@ -221,13 +235,14 @@ class Trident:
 
         semantic_features = self.semantic_encoder(parameters, images.patches[:, rows], statistics)
         features = self.label_encoder(parameters, images.patches, statistics)
-        return self.posteriors(parameters, semantic_features, features, rows, noise, n_context)
+        return self.posteriors(parameters, semantic_features, features, images.support_labels, rows, noise, n_context)
 
     def posteriors(
         self,
         parameters: Parameters,
         semantic_features: Tensor,  # (task, image, h, w, channel) of the target images
         features: Tensor,  # (task, n_images, h, w, channel), the label encoder's, of all images
+        support_labels: Tensor,  # (task, n_support)
         rows: slice,  # of the target images among all
         noise: Noise,
         n_context: int = 0,
@@ -237,7 +252,8 @@ class Trident:
         z_semantic = semantic.sample(noise.semantic)
         target_features = features[:, rows]
         if self.attfex is not None:
-            target_features = target_features * self.attfex(parameters, features)
+            of_task = TaskFeatures(features, support_labels, self.episode.n_way)
+            target_features = target_features * self.attfex(parameters, of_task)
         label = self.label_head(parameters, torch.cat([target_features.flatten(2), z_semantic], 2))
         return Latents(semantic, label, z_semantic, label.sample(noise.label), n_context)
 

@@ -34,9 +34,13 @@ class ModelSettings:
     classifier_start: Literal["learned", "prototypes"] = setting(
         "learned", "last layer before adaptation: learned (paper), or the support classes' mean features, for any n_way"
     )
-    attfex: Literal["positional", "off"] = setting(
-        "positional", "the paper's AttFEX with one weight for each image position, or no AttFEX"
+    attfex: Literal["positional", "set", "off"] = setting(
+        "positional", "the paper's AttFEX with one weight for each image position; one that knows no places; or none"
     )
+    attfex_pooling: Literal["seeds", "moments", "classes"] = setting(
+        "seeds", "how attfex=set gathers a task's images: by learned attention, by moments, or by support classes"
+    )
+    attfex_residual: bool = setting(False, "multiply features by 1 + G instead of G (the paper)")
     attfex_width_m: int = setting(64, "features extracted by W_M across the images of a task")
     attfex_width_n: int = setting(32, "features extracted by W_N")
     activation: Literal["leaky_relu", "relu"] = setting("leaky_relu", "LeakyReLU(0.2) or ReLU, in every block")

@@ -63,9 +63,9 @@ class TaskSource:
             Noise(*(torch.from_numpy(np.stack(part)).to(self.device) for part in zip(*draws, strict=True)))
             for draws in zip(*noises, strict=True)
         ]
+        stored = self._stored(np.concatenate([support, query], 1))
         return TaskBatch(
-            TaskImages(self._stored(np.concatenate([support, query], 1)), self.sampler.spec.n_support),
-            torch.from_numpy(support_labels).to(self.device),
+            TaskImages(stored, torch.from_numpy(support_labels).to(self.device)),
             torch.from_numpy(query_labels).to(self.device),
             tuple(stacked[: self.support_draws]),
             tuple(stacked[self.support_draws :]),
@@ -107,11 +107,10 @@ def alone(tasks: TaskBatch, task: int, queries: Sequence[int], fill: bool) -> Ta
         own = noise[task, list(queries)][:, None]  # (query, 1, latent)
         return torch.cat([own, own.new_zeros(len(queries), n_fillers, own.shape[2])], 1)
 
-    images = TaskImages(tasks.images.stored[task][rows], n_support)
+    images = TaskImages(tasks.images.stored[task][rows], tasks.support_labels[task].expand(len(queries), -1))
     labels = tasks.query_labels[task, list(queries)]
     return TaskBatch(
         images,
-        tasks.support_labels[task].expand(len(queries), -1),
         labels[:, None].expand(-1, 1 + n_fillers),
         tuple(Noise(*map(of_support, noise)) for noise in tasks.support_noise),
         tuple(Noise(*map(of_query, noise)) for noise in tasks.query_noise),

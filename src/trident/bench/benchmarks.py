@@ -252,7 +252,7 @@ def _drawn(source: TaskSource, tasks: int, at_once: int) -> list[TaskBatch]:
 
 def _fresh(tasks: TaskBatch) -> TaskBatch:
     """Without what was made of the images before and kept."""
-    return tasks._replace(images=TaskImages(tasks.images.stored, tasks.images.n_support))
+    return tasks._replace(images=TaskImages(tasks.images.stored, tasks.support_labels))
 
 
 def _initial(recipe: Recipe, device: str) -> Parameters:

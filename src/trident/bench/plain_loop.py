@@ -43,11 +43,13 @@ class PlainLoop:
             ("adaptation.optimizer", self.recipe.adaptation.optimizer, ("sgd",)),
             ("protocol.batch_norm", protocol.batch_norm, ("transductive",)),
             ("protocol.latents", protocol.latents, ("sample", "mean")),
+            ("model.attfex", self.recipe.model.attfex, ("positional", "off")),
+            ("model.attfex_residual", self.recipe.model.attfex_residual, (False,)),
         ):
             if found not in covered:
+                known = " and ".join(map(str, covered))
                 raise TridentError(
-                    f"{name} is '{found}': the plain loop knows {' and '.join(covered)} only; leave it out with "
-                    "--no-yardstick"
+                    f"{name} is '{found}': the plain loop knows {known} only; leave it out with --no-yardstick"
                 )
 
     def meta_gradient(self, parameters: Parameters, tasks: TaskBatch) -> tuple[Parameters, Tensor]:

@@ -125,7 +125,8 @@ class FusedNetwork:
         return part.endswith("_encoder") or (part == "decoder" and not key.startswith("decoder.linear"))
 
     def posteriors(self, leaves: Parameters, tasks: TaskBatch, target: Target, noise: Noise) -> Latents:
-        return self.model.posteriors(leaves, leaves["/semantic"], leaves["/label"], tasks.images.rows(target), noise)
+        rows = tasks.images.rows(target)
+        return self.model.posteriors(leaves, leaves["/semantic"], leaves["/label"], tasks.support_labels, rows, noise)
 
     def first_order(
         self,

@@ -65,6 +65,4 @@ def _rebuilt(tasks: TaskBatch, tensors: list[Tensor]) -> TaskBatch:
     images, support_labels, query_labels, *noise = tensors
     pairs = [Noise(*noise[i : i + 2]) for i in range(0, len(noise), 2)]
     n = len(tasks.support_noise)
-    return TaskBatch(
-        TaskImages(images, tasks.images.n_support), support_labels, query_labels, tuple(pairs[:n]), tuple(pairs[n:])
-    )
+    return TaskBatch(TaskImages(images, support_labels), query_labels, tuple(pairs[:n]), tuple(pairs[n:]))

@@ -1,19 +1,49 @@
-"""AttFEX of the paper: a mask over the feature maps that is made from all images of a task."""
+"""AttFEX: a mask over the feature maps that is made from all images of a task.
+
+First come `width_m` feature maps of the whole task, M in the paper; the rest, from M to the mask G, is the same for all
+ways of getting there.
+"""
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from trident.nn.activation import activate
 from trident.nn.linear import Linear
-from trident.nn.parameters import Parameters
+from trident.nn.parameters import Parameters, uniform
+
+
+class TaskFeatures(NamedTuple):
+    """What AttFEX may know of a task: nothing about the queries but their feature maps."""
+
+    maps: Tensor  # (task, image, h, w, c), the support set first
+    support_labels: Tensor  # (task, n_support) int64
+    n_way: int
+
+    @property
+    def flat(self) -> Tensor:
+        return self.maps.flatten(2)  # (task, image, h * w * c)
+
+    @property
+    def n_support(self) -> int:
+        return self.support_labels.shape[1]
+
+
+class Extractor(Protocol):
+    """A way from the images of a task to M."""
+
+    def initial(self, generator: torch.Generator) -> Parameters: ...
+
+    def __call__(self, parameters: Parameters, features: TaskFeatures) -> Tensor:
+        """-> (task, width_m, h * w * c)."""
 
 
 @dataclass(frozen=True)
-class PositionalAttfex:
-    """AttFEX as published: W_M holds one weight for each image position in the task.
+class Positional:
+    """W_M as published: one weight for each image position in the task.
 
     So it takes exactly `n_images` images, and it can tell a query's class from its position when queries come sorted.
     """
@@ -21,32 +51,124 @@ class PositionalAttfex:
     name: str
     n_images: int
     width_m: int
+
+    @property
+    def w_m(self) -> Linear:
+        return Linear(f"{self.name}.w_m", self.n_images, self.width_m, bias=False)
+
+    def initial(self, generator: torch.Generator) -> Parameters:
+        return self.w_m.initial(generator)
+
+    def __call__(self, parameters: Parameters, features: TaskFeatures) -> Tensor:
+        return torch.bmm(parameters[f"{self.w_m.name}.weight"], features.flat)
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """Learned seeds look at all images, and each takes the mean of those it likes: no weight has a place."""
+
+    name: str
+    channels: int
+    width_m: int
+
+    def initial(self, generator: torch.Generator) -> Parameters:
+        return {
+            f"{self.name}.seeds": uniform((self.width_m, self.channels), 1, generator),
+            f"{self.name}.seed_key": uniform((self.channels, self.channels), self.channels, generator),
+            f"{self.name}.seed_role": uniform((2, self.channels), self.channels, generator),  # support, query
+        }
+
+    def __call__(self, parameters: Parameters, features: TaskFeatures) -> Tensor:
+        n, n_support = features.maps.shape[1], features.n_support
+        role = parameters[f"{self.name}.seed_role"]  # (task, 2, c)
+        roles = torch.cat([role[:, :1].expand(-1, n_support, -1), role[:, 1:].expand(-1, n - n_support, -1)], 1)
+        keys = torch.baddbmm(roles, features.maps.mean((2, 3)), parameters[f"{self.name}.seed_key"])  # (task, image, c)
+        liking = torch.bmm(parameters[f"{self.name}.seeds"], keys.transpose(1, 2)) / math.sqrt(self.channels)
+        return torch.bmm(torch.softmax(liking, -1), features.flat)
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Learned mixtures of means and standard deviations, over all images, over the support set and over the queries."""
+
+    name: str
+    width_m: int
+
+    @property
+    def w_m(self) -> Linear:
+        return Linear(f"{self.name}.w_m", 6, self.width_m, bias=False)
+
+    def initial(self, generator: torch.Generator) -> Parameters:
+        return self.w_m.initial(generator)
+
+    def __call__(self, parameters: Parameters, features: TaskFeatures) -> Tensor:
+        flat, n = features.flat, features.n_support
+        sets = (flat, flat[:, :n], flat[:, n:])
+        moments = torch.stack([moment for images in sets for moment in (images.mean(1), spread(images))], 1)
+        return torch.bmm(parameters[f"{self.w_m.name}.weight"], moments)
+
+
+@dataclass(frozen=True)
+class Classes:
+    """Learned mixtures of what tells a task's classes apart: the support classes' means, how far they lie from each
+    other, how far images lie from their class's, and the moments of all images."""
+
+    name: str
+    width_m: int
+
+    @property
+    def w_m(self) -> Linear:
+        return Linear(f"{self.name}.w_m", 5, self.width_m, bias=False)
+
+    def initial(self, generator: torch.Generator) -> Parameters:
+        return self.w_m.initial(generator)
+
+    def __call__(self, parameters: Parameters, features: TaskFeatures) -> Tensor:
+        flat, labels = features.flat, features.support_labels
+        support = flat[:, : features.n_support]
+        members = (labels[:, None] == torch.arange(features.n_way, device=labels.device)[:, None]).to(flat)
+        means = torch.bmm(members / members.sum(2, keepdim=True), support)  # (task, n_way, h * w * c)
+        within = support - torch.bmm(members.transpose(1, 2), means)
+        statistics = [flat.mean(1), spread(flat), means.mean(1), spread(means), spread(within)]
+        return torch.bmm(parameters[f"{self.w_m.name}.weight"], torch.stack(statistics, 1))
+
+
+def spread(images: Tensor) -> Tensor:
+    """Standard deviation over images, with a slope where there is none: (task, image, ...) -> (task, ...)."""
+    return torch.sqrt((images - images.mean(1, keepdim=True)).square().mean(1) + 1e-5)
+
+
+@dataclass(frozen=True)
+class Attfex:
+    name: str
+    extractor: Extractor
+    width_m: int
     width_n: int
     activation: str
     attention_activation: bool
     attention_scale: str
+    residual: bool
 
     @property
     def layers(self) -> tuple[Linear, ...]:
         maps = [Linear(f"{self.name}.{part}", self.width_n, 1, bias=False) for part in ("query", "key", "value")]
-        return (
-            Linear(f"{self.name}.w_m", self.n_images, self.width_m, bias=False),
-            Linear(f"{self.name}.w_n", self.width_m, self.width_n, bias=False),
-            *maps,
-        )
+        return (Linear(f"{self.name}.w_n", self.width_m, self.width_n, bias=False), *maps)
 
     def initial(self, generator: torch.Generator) -> Parameters:
-        return {key: value for layer in self.layers for key, value in layer.initial(generator).items()}
+        start = self.extractor.initial(generator)
+        for layer in self.layers:
+            start |= layer.initial(generator)
+        return start
 
-    def __call__(self, parameters: Parameters, features: Tensor) -> Tensor:
-        """Feature maps of all images of a task (task, image, h, w, c) -> the mask G (task, 1, h, w, c)."""
-        tasks, _, height, width, channels = features.shape
+    def __call__(self, parameters: Parameters, features: TaskFeatures) -> Tensor:
+        """The mask G (task, 1, h, w, c), or 1 + G."""
+        tasks, _, height, width, channels = features.maps.shape
 
         def mix(x: Tensor, *parts: str) -> Tensor:  # 1x1 convolutions over the second axis: one product
             weights = [parameters[f"{self.name}.{part}.weight"] for part in parts]
             return torch.bmm(torch.cat(weights, 1) if len(weights) > 1 else weights[0], x)
 
-        m = activate(mix(features.flatten(2), "w_m"), self.activation)  # (task, width_m, h * w * c)
+        m = activate(self.extractor(parameters, features), self.activation)  # (task, width_m, h * w * c)
         n = activate(mix(m, "w_n"), self.activation)  # (task, width_n, h * w * c)
         maps = mix(n, "query", "key", "value")  # (task, 3, h * w * c)
         maps = activate(maps, self.activation) if self.attention_activation else maps
@@ -57,4 +179,5 @@ class PositionalAttfex:
             mask = torch.bmm(torch.softmax(similarity * scale, -1), value)
         else:
             mask = torch.bmm(torch.softmax(similarity, -1), value) * scale  # the paper's equation for G
-        return mask.transpose(1, 2).reshape(tasks, 1, height, width, channels)
+        mask = mask.transpose(1, 2).reshape(tasks, 1, height, width, channels)
+        return 1 + mask if self.residual else mask
