@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from conftest import TINY_EPISODE, TINY_MODEL, doubles, tiny_tasks
@@ -123,6 +124,36 @@ def test_inductive_statistics_keep_queries_apart(source: str) -> None:
     assert not torch.allclose(before.logits[:, -1], after.logits[:, -1])
     assert before.reconstruction is not None
     assert before.reconstruction.shape == (2, TINY_EPISODE.n_queries, 16, 16, 1)
+
+
+def test_refined_prototypes_are_soft_k_means() -> None:
+    """One round, written out for each task: queries belong to classes by their probability, support images wholly."""
+    settings = replace(
+        TINY_MODEL, classifier_start="prototypes", classifier_width=7, classifier_refinements=1, attfex="off"
+    )
+    model, tasks = Trident(settings, TINY_EPISODE), tiny_tasks()
+    parameters = for_tasks(doubles(model.initial(0)), tasks.n_tasks)
+    noise, statistics = tasks.query_noise[0], BatchNormStatistics()
+    support = model.infer(parameters, tasks.images, "support", tasks.support_noise[0], statistics)
+    parameters = parameters | model.prototype_classifier(parameters, support, tasks.support_labels)
+    latents = model.infer(parameters, tasks.images, "query", noise, statistics)
+    assert latents.n_context == TINY_EPISODE.n_support
+    actual = model.generate(parameters, latents, statistics)
+    assert actual.logits.shape == (2, TINY_EPISODE.n_queries, TINY_EPISODE.n_way)
+    assert actual.label.loc.shape[1] == TINY_EPISODE.n_queries
+    for task in range(2):
+        own = {key: value[task] for key, value in parameters.items()}
+        features = F.leaky_relu(latents.z_label[task] @ own["classifier.0.weight"].T + own["classifier.0.bias"], 0.2)
+        known, unknown = features[: TINY_EPISODE.n_support], features[TINY_EPISODE.n_support :]
+        given = torch.softmax(unknown @ own["classifier.1.weight"].T + own["classifier.1.bias"], 1)
+        logits = []
+        for way in range(TINY_EPISODE.n_way):
+            mine = known[tasks.support_labels[task] == way]
+            total = mine.sum(0) + (given[:, way, None] * unknown).sum(0)
+            prototype = total / (len(mine) + given[:, way].sum())
+            logits.append(-own["classifier.scale"] * (unknown - prototype).square().sum(1))
+        expected = torch.log_softmax(torch.stack(logits, 1), 1)
+        torch.testing.assert_close(torch.log_softmax(actual.logits[task], 1), expected)
 
 
 def test_prototypes_start_from_distances_to_the_class_means() -> None:

@@ -47,12 +47,17 @@ def predictions(learner: Learner, parameters: Parameters, tasks: TaskBatch) -> T
 @poolings
 @pytest.mark.parametrize("classifier_start", ["learned", "prototypes"])
 @settings(max_examples=8, deadline=None)
-@given(seed=st.integers(0, 2**31), residual=st.booleans())
-def test_no_order_matters(pooling: str, classifier_start: str, seed: int, residual: bool) -> None:
+@given(seed=st.integers(0, 2**31), residual=st.booleans(), refinements=st.integers(0, 2))
+def test_no_order_matters(pooling: str, classifier_start: str, seed: int, residual: bool, refinements: int) -> None:
     """Queries in another order give the predictions in that order; support images in another order, within and across
     classes, change nothing. In float64, and in float32 to 1e-4."""
     episode = EpisodeSpec(3, 2, 2)
-    learner = set_learner(pooling, attfex_residual=residual, classifier_start=classifier_start)
+    learner = set_learner(
+        pooling,
+        attfex_residual=residual,
+        classifier_start=classifier_start,
+        classifier_refinements=refinements if classifier_start == "prototypes" else 0,
+    )
     learner = replace(learner, model=replace(learner.model, episode=episode))
     tasks = tiny_tasks(seed=seed, episode=episode)
     generator = torch.Generator().manual_seed(seed)
@@ -113,9 +118,10 @@ def test_with_prototypes_any_number_of_classes_and_shots(pooling: str) -> None:
         assert predictions(other, parameters, tiny_tasks(1, episode=episode)).shape[2] == episode.n_way
 
 
-@poolings
-def test_meta_gradient_against_finite_differences(pooling: str) -> None:
-    learner, tasks = set_learner(pooling, steps=2), tiny_tasks()
+@pytest.mark.parametrize(("pooling", "refinements"), [("seeds", 0), ("moments", 0), ("classes", 0), ("seeds", 2)])
+def test_meta_gradient_against_finite_differences(pooling: str, refinements: int) -> None:
+    start = {"classifier_start": "prototypes", "classifier_refinements": refinements} if refinements else {}
+    learner, tasks = set_learner(pooling, steps=2, **start), tiny_tasks()
     parameters = doubles(learner.model.initial(1))
     gradient = learner.meta_gradient(parameters, tasks).gradient
     generator = torch.Generator().manual_seed(5)

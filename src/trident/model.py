@@ -22,6 +22,7 @@ from trident.episodes import EpisodeSpec
 from trident.nn.activation import activate
 from trident.nn.attfex import Attfex, Classes, Extractor, Moments, Positional, Seeds, TaskFeatures
 from trident.nn.batch_norm import BatchNormStatistics
+from trident.nn.classes import class_means, members_of
 from trident.nn.conv4 import Conv4, feature_sizes
 from trident.nn.conv_layer import ConvLayer
 from trident.nn.convolution import patches_of
@@ -68,13 +69,14 @@ class Noise(NamedTuple):
 
 
 class Latents(NamedTuple):
-    """Inferred of the target images and, before them, of `n_context` others that only lent their statistics."""
+    """Inferred of the target images and, before them, of `n_context` support images that come along."""
 
     semantic: Gaussian
     label: Gaussian
     z_semantic: Tensor  # (task, n_context + image, semantic_latents)
     z_label: Tensor  # (task, n_context + image, label_latents)
     n_context: int
+    context_labels: Tensor | None = None  # (task, n_context)
 
     @property
     def codes(self) -> Tensor:
@@ -206,17 +208,38 @@ class Trident:
         first = latents.n_context
         logits = self.classify(parameters, latents)
         reconstruction = None
-        if reconstruct:
+        if reconstruct and statistics.source == "support":
             reconstruction = self.decoder(parameters, latents.codes, statistics)[:, first:]
+        elif reconstruct:
+            reconstruction = self.decoder(parameters, latents.codes[:, first:], statistics)
         return Output(
-            logits[:, first:],
+            logits,
             Gaussian(*(x[:, first:] for x in latents.label)),
             Gaussian(*(x[:, first:] for x in latents.semantic)),
             reconstruction,
         )
 
     def classify(self, parameters: Parameters, latents: Latents) -> Tensor:
-        return self.classifier[1](parameters, self._classifier_features(parameters, latents.z_label))
+        """Logits of the target images: (task, image, n_way)."""
+        features = self._classifier_features(parameters, latents.z_label)
+        logits: Tensor = self.classifier[1](parameters, features)[:, latents.n_context :]
+        if latents.context_labels is None:
+            return logits
+        support = members_of(latents.context_labels, self.episode.n_way, features)
+        for _ in range(self.settings.classifier_refinements):
+            # Each query belongs to every class in part, by the probability it was given before.
+            queries = torch.softmax(logits, -1).transpose(1, 2)  # (task, n_way, query)
+            prototypes = class_means(torch.cat([support, queries], 2), features)
+            last = self._last_layer(parameters, prototypes)
+            logits = self.classifier[1](parameters | last, features[:, latents.n_context :])
+        return logits
+
+    def has_context(self, target: Target, batch_norm: str) -> bool:
+        """Whether the support set comes along with the queries, at its latents' means.
+
+        It does to give its statistics to batch norm, or to have the prototypes refined.
+        """
+        return target == "query" and (batch_norm == "support" or self.settings.classifier_refinements > 0)
 
     def infer(
         self,
@@ -227,41 +250,47 @@ class Trident:
         statistics: BatchNormStatistics,
     ) -> Latents:
         """Encode the images, then infer their latents: lines 1 to 3 of Algorithm 1."""
-        rows, n_context = images.rows(target), 0
-        if statistics.source == "support" and target == "query":
-            # The support set comes along, at its latents' means, to give its statistics; its results are dropped.
-            rows, n_context = slice(None), images.n_support
-            noise = Noise(*(torch.cat([x.new_zeros(len(x), n_context, x.shape[2]), x], 1) for x in noise))
-
+        context = self.has_context(target, statistics.source)
+        rows = slice(None) if context else images.rows(target)
         semantic_features = self.semantic_encoder(parameters, images.patches[:, rows], statistics)
         features = self.label_encoder(parameters, images.patches, statistics)
-        return self.posteriors(parameters, semantic_features, features, images.support_labels, rows, noise, n_context)
+        return self.posteriors(parameters, semantic_features, features, images, target, noise, context)
 
     def posteriors(
         self,
         parameters: Parameters,
-        semantic_features: Tensor,  # (task, image, h, w, channel) of the target images
+        semantic_features: Tensor,  # (task, image, h, w, channel)
         features: Tensor,  # (task, n_images, h, w, channel), the label encoder's, of all images
-        support_labels: Tensor,  # (task, n_support)
-        rows: slice,  # of the target images among all
+        images: TaskImages,
+        target: Target,
         noise: Noise,
-        n_context: int = 0,
+        context: bool,
     ) -> Latents:
-        """q(z_semantic | x), then q(z_label | x, z_semantic), from what the encoders made of x."""
+        """q(z_semantic | x), then q(z_label | x, z_semantic), from what the encoders made of x.
+
+        With `context`, the semantic features are those of all images.
+        """
+        rows, n_context = (slice(None), images.n_support) if context else (images.rows(target), 0)
+        if context:
+            noise = Noise(*(torch.cat([x.new_zeros(len(x), n_context, x.shape[2]), x], 1) for x in noise))
         semantic = self.semantic_head(parameters, semantic_features.flatten(2))
         z_semantic = semantic.sample(noise.semantic)
         target_features = features[:, rows]
         if self.attfex is not None:
-            of_task = TaskFeatures(features, support_labels, self.episode.n_way)
+            of_task = TaskFeatures(features, images.support_labels, self.episode.n_way)
             target_features = target_features * self.attfex(parameters, of_task)
         label = self.label_head(parameters, torch.cat([target_features.flatten(2), z_semantic], 2))
-        return Latents(semantic, label, z_semantic, label.sample(noise.label), n_context)
+        labels = images.support_labels if context else None
+        return Latents(semantic, label, z_semantic, label.sample(noise.label), n_context, labels)
 
     def prototype_classifier(self, parameters: Parameters, support: Latents, labels: Tensor) -> Parameters:
         """A last layer whose logits are scaled negative squared distances to the support classes' mean features."""
         features = self._classifier_features(parameters, support.z_label)  # (task, n_support, classifier_width)
-        members = (labels[:, None, :] == torch.arange(self.episode.n_way, device=labels.device)[:, None]).to(features)
-        prototypes = torch.bmm(members / members.sum(2, keepdim=True), features)  # (task, n_way, classifier_width)
+        members = members_of(labels, self.episode.n_way, features)
+        return self._last_layer(parameters, class_means(members, features))
+
+    def _last_layer(self, parameters: Parameters, prototypes: Tensor) -> Parameters:
+        """Prototypes (task, n_way, classifier_width) as weight and bias."""
         scale = parameters["classifier.scale"]  # (task,)
         return {
             "classifier.1.weight": 2 * scale[:, None, None] * prototypes,

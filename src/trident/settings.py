@@ -34,6 +34,9 @@ class ModelSettings:
     classifier_start: Literal["learned", "prototypes"] = setting(
         "learned", "last layer before adaptation: learned (paper), or the support classes' mean features, for any n_way"
     )
+    classifier_refinements: int = setting(
+        0, "rounds in which the queries, by what they are taken for, share in the prototypes (with prototypes only)"
+    )
     attfex: Literal["positional", "set", "off"] = setting(
         "positional", "the paper's AttFEX with one weight for each image position; one that knows no places; or none"
     )
@@ -62,6 +65,14 @@ class ModelSettings:
             require(getattr(self, name) >= 1, f"model.{name} is {getattr(self, name)}: at least 1 is needed")
         for name in ("attfex_width_m", "attfex_width_n"):
             require(getattr(self, name) >= 1, f"model.{name} is {getattr(self, name)}: at least 1 is needed")
+        require(
+            self.classifier_refinements >= 0,
+            f"model.classifier_refinements is {self.classifier_refinements}: 0 or more is needed",
+        )
+        require(
+            self.classifier_refinements == 0 or self.classifier_start == "prototypes",
+            "model.classifier_refinements needs model.classifier_start=prototypes: there is nothing else to refine",
+        )
         require(self.image_size >= 16, f"model.image_size is {self.image_size}: four poolings need at least 16 pixels")
         require(self.image_channels in (1, 3), f"model.image_channels is {self.image_channels}: it must be 1 or 3")
         require(

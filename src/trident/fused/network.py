@@ -109,7 +109,9 @@ class FusedNetwork:
 
     def encode(self, parameters: Parameters, images: Images, target: Target) -> Encodings:
         return Encodings(
-            self.semantic_encoder.forward(parameters, images.target(target)),
+            self.semantic_encoder.forward(
+                parameters, images.all if self.model.has_context(target, "transductive") else images.target(target)
+            ),
             self.label_encoder.forward(parameters, images.all),
         )
 
@@ -125,8 +127,10 @@ class FusedNetwork:
         return part.endswith("_encoder") or (part == "decoder" and not key.startswith("decoder.linear"))
 
     def posteriors(self, leaves: Parameters, tasks: TaskBatch, target: Target, noise: Noise) -> Latents:
-        rows = tasks.images.rows(target)
-        return self.model.posteriors(leaves, leaves["/semantic"], leaves["/label"], tasks.support_labels, rows, noise)
+        context = self.model.has_context(target, "transductive")
+        return self.model.posteriors(
+            leaves, leaves["/semantic"], leaves["/label"], tasks.images, target, noise, context
+        )
 
     def first_order(
         self,
@@ -146,8 +150,10 @@ class FusedNetwork:
             leaves = self.leaves(parameters, encodings)
             latents = self.posteriors(leaves, tasks, target, noise)
             logits = self.model.classify(leaves, latents)
-            hidden = self.model.decoder.hidden(leaves, latents.codes)
-            output = Output(logits, Gaussian(*latents.label), Gaussian(*latents.semantic), None)
+            first = latents.n_context
+            hidden = self.model.decoder.hidden(leaves, latents.codes[:, first:])
+            label, semantic = (Gaussian(*(x[:, first:] for x in of)) for of in (latents.label, latents.semantic))
+            output = Output(logits, label, semantic, None)
             decoded = self.decoder.forward(parameters, hidden.detach(), images.target(target))
             n = labels.shape[1]
             parts = weighed_parts(output, decoded.error / n, labels, self.objective)

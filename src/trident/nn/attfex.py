@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from trident.nn.activation import activate
+from trident.nn.classes import class_means, members_of
 from trident.nn.linear import Linear
 from trident.nn.parameters import Parameters, uniform
 
@@ -126,8 +127,8 @@ class Classes:
     def __call__(self, parameters: Parameters, features: TaskFeatures) -> Tensor:
         flat, labels = features.flat, features.support_labels
         support = flat[:, : features.n_support]
-        members = (labels[:, None] == torch.arange(features.n_way, device=labels.device)[:, None]).to(flat)
-        means = torch.bmm(members / members.sum(2, keepdim=True), support)  # (task, n_way, h * w * c)
+        members = members_of(labels, features.n_way, flat)
+        means = class_means(members, support)  # (task, n_way, h * w * c)
         within = support - torch.bmm(members.transpose(1, 2), means)
         statistics = [flat.mean(1), spread(flat), means.mean(1), spread(means), spread(within)]
         return torch.bmm(parameters[f"{self.w_m.name}.weight"], torch.stack(statistics, 1))
