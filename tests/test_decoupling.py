@@ -24,6 +24,7 @@ from trident.decoupling import (
 )
 from trident.errors import NotFiniteError, TridentError
 from trident.evaluate import set_up
+from trident.execution import with_latents
 from trident.figures import latent_plot, reconstruction_pairs, reconstruction_plot, save_figure, swap_grid, to_svg
 from trident.model import Trident
 from trident.reconstruction import reconstructions
@@ -66,7 +67,7 @@ def test_latents_before_and_after_adaptation(batch_norm: str) -> None:
     learner, parameters, source = set_up(
         checkpoint.recipe, checkpoint.parameters, checkpoint.running, store, split="test", seed=0
     )
-    tasks = source.batch([0, 1])
+    learner, tasks = with_latents(learner), source.batch([0, 1])
     found = latent_means(learner, parameters, tasks)
     assert found.before.label.shape == (2, 6, TINY_RECIPE.model.label_latents)
     assert found.before.semantic.shape == (2, 6, TINY_RECIPE.model.semantic_latents)
@@ -88,7 +89,7 @@ def test_the_change_of_the_score_over_many_tasks() -> None:
     learner, parameters, source = set_up(
         checkpoint.recipe, checkpoint.parameters, checkpoint.running, store, split="test", seed=0
     )
-    found = latent_means(learner, parameters, source.batch(range(7)))
+    found = latent_means(with_latents(learner), parameters, source.batch(range(7)))
     for name in ("label", "semantic"):
         scores = [
             [by_hand(getattr(part, name)[task], found.labels[task]) for task in range(7)]

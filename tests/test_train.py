@@ -22,6 +22,7 @@ from trident.data.store import ImageStore, write_store
 from trident.episodes import EpisodeSampler
 from trident.errors import TridentError
 from trident.evaluate import Evaluation, evaluate
+from trident.execution import make_model
 from trident.model import Trident
 from trident.settings import Recipe
 from trident.tasks import TaskSource
@@ -169,7 +170,7 @@ def test_logs_hold_every_part_of_the_loss(tmp_path: Path) -> None:
 
 def test_running_statistics_follow_the_batches(tmp_path: Path) -> None:
     end = run(tmp_path / "run")
-    fresh = end.model.initial_running()
+    fresh = make_model(end.recipe).initial_running()
     assert all(not torch.equal(end.running[key], fresh[key]) for key in fresh)
 
 

@@ -135,7 +135,7 @@ class Learner:
             return self._adapt(parameters, tasks)
 
     def _adapt(self, parameters: Parameters, tasks: TaskBatch) -> list[tuple[Parameters, InnerState]]:
-        leaves = _leaves(_for_each_task(parameters, tasks))
+        leaves = _leaves(for_each_task(parameters, tasks))
         with torch.set_grad_enabled(self.adaptation.steps > 0):  # inner steps need gradients, whoever calls
             started, latents = self.start(leaves, tasks)
         # Gradients of inner steps are with respect to a last layer made from prototypes, not through it.
@@ -170,7 +170,7 @@ class Learner:
             for step in reversed(range(self.adaptation.steps)):
                 pulled, moments = self._pull_back(pulled, moments, *trajectory[step], tasks, step)
         leaves = _leaves(parameters)
-        started, _ = self.start(_for_each_task(leaves, tasks), tasks)
+        started, _ = self.start(for_each_task(leaves, tasks), tasks)
         gradients = torch.autograd.grad(
             [started[key] for key in pulled], list(leaves.values()), list(pulled.values()), materialize_grads=True
         )
@@ -237,7 +237,7 @@ def _gradient(loss: Tensor, parameters: Parameters, create_graph: bool = False) 
     return dict(zip(parameters, gradients, strict=True))
 
 
-def _for_each_task(parameters: Parameters, tasks: TaskBatch) -> Parameters:
+def for_each_task(parameters: Parameters, tasks: TaskBatch) -> Parameters:
     return {key: value.expand(tasks.n_tasks, *value.shape) for key, value in parameters.items()}
 
 

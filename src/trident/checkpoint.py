@@ -14,8 +14,8 @@ from safetensors.torch import save
 from torch import Tensor
 
 from trident.errors import TridentError
+from trident.execution import make_model
 from trident.files import atomic_file
-from trident.model import Trident
 from trident.nn.parameters import Parameters
 from trident.recipes import recipe_from, recipe_values
 from trident.settings import Recipe
@@ -37,10 +37,6 @@ class Checkpoint:
     provenance: dict[str, Any] = field(default_factory=dict)
     validated_step: int = 0  # the last step whose validation is done
     path: Path | None = None  # the file it was read from
-
-    @property
-    def model(self) -> Trident:
-        return Trident(self.recipe.model, self.recipe.episode)
 
     def describe(self) -> dict[str, Any]:
         """Which weights these are, for whoever reads a result."""
@@ -100,12 +96,13 @@ def load_checkpoint(path: Path) -> Checkpoint:
             group, _, name = key.partition("/")
             groups[group][name] = value
         recipe = recipe_from(about["recipe"], str(path))
-        parameters = Trident(recipe.model, recipe.episode).initial(0)
+        model = make_model(recipe)
+        parameters = model.initial(0)
         moments = {f"{moment}/{key}": value for moment in MOMENTS for key, value in parameters.items()}
         return Checkpoint(
             recipe,
             _as_in(parameters, groups["parameters"], path),
-            _as_in(Trident(recipe.model, recipe.episode).initial_running(), groups["running"], path),
+            _as_in(model.initial_running(), groups["running"], path),
             int(about["step"]),
             _as_in(moments, groups["optimizer"], path) if groups["optimizer"] else {},
             about["best"],

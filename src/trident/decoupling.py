@@ -19,6 +19,7 @@ from trident.checkpoint import Checkpoint
 from trident.data.store import ImageStore
 from trident.errors import NotFiniteError, TridentError
 from trident.evaluate import check_all_at_once, chunks_of, default_chunk, mean_and_interval, set_up
+from trident.execution import with_latents
 from trident.model import Noise
 from trident.nn.parameters import Parameters
 from trident.workers import side_by_side
@@ -134,7 +135,7 @@ def decoupling(
     chunks = chunks_of(tasks, tasks_per_chunk or default_chunk(recipe, device))
 
     def means(indices: range) -> TaskLatents:
-        return latent_means(learner, parameters, source.batch(indices))
+        return latent_means(with_latents(learner), parameters, source.batch(indices))
 
     for indices, found in zip(chunks, side_by_side(means, chunks, device), strict=True):
         if not all(np.isfinite(part).all() for part in (*found.before, *found.after)):

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trident.adapt import Learner, TaskBatch
+from trident.adapt import TaskBatch
 from trident.checkpoint import Checkpoint
 from trident.data.store import ImageStore
 from trident.episodes import EpisodeSampler, EpisodeSpec, Protocol
 from trident.errors import NotFiniteError, TridentError
-from trident.execution import Execution, execution_for, make_learner
+from trident.execution import AnyLearner, Execution, execution_for, make_learner
 from trident.nn.parameters import Parameters
 from trident.settings import AdaptationSettings, Recipe
 from trident.tasks import TaskSource, alone
@@ -80,7 +80,7 @@ class Evaluation:
         return {"accuracy": self.accuracy, "ci95": self.ci95, "protocol": protocol, "execution": execution}
 
 
-def predict(learner: Learner, parameters: Parameters, tasks: TaskBatch) -> Tensor:
+def predict(learner: AnyLearner, parameters: Parameters, tasks: TaskBatch) -> Tensor:
     """Log-probabilities of the queries' classes after adaptation: (task, query, n_way).
 
     Of the mean probability, where there are several draws of noise.
@@ -91,9 +91,10 @@ def predict(learner: Learner, parameters: Parameters, tasks: TaskBatch) -> Tenso
         return torch.logsumexp(torch.stack(draws), 0) - math.log(len(draws)) if len(draws) > 1 else draws[0]
 
 
-def predict_one_by_one(learner: Learner, parameters: Parameters, tasks: TaskBatch, at_once: int) -> Tensor:
+def predict_one_by_one(learner: AnyLearner, parameters: Parameters, tasks: TaskBatch, at_once: int) -> Tensor:
     """The same, but each query is the only one of its task."""
-    fill = learner.model.settings.attfex == "positional"
+    model = learner.model.settings
+    fill = model.method == "trident" and model.attfex == "positional"
     n_queries = tasks.query_labels.shape[1]
 
     def of_task(task: int) -> Tensor:
@@ -128,7 +129,7 @@ class Sample(TypedDict):
 class Setup(NamedTuple):
     """A model and the tasks it is to be tried on, all on one device."""
 
-    learner: Learner
+    learner: AnyLearner
     parameters: Parameters
     source: TaskSource
 
@@ -277,6 +278,8 @@ def check_images(recipe: Recipe, store: ImageStore) -> None:
 def check_episode(checkpoint: Checkpoint, episode: EpisodeSpec) -> None:
     """Some weights are made for one shape of task; say so before torch does, or before positions are mixed up."""
     trained, model = checkpoint.recipe.episode, checkpoint.recipe.model
+    if model.method == "protonet":
+        return
     if episode.n_way != trained.n_way and model.classifier_start == "learned":
         raise TridentError(f"these weights classify {trained.n_way} ways, not {episode.n_way}")
     if model.attfex == "positional" and episode != trained:

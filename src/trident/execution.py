@@ -16,6 +16,7 @@ from trident.adapt import Learner
 from trident.errors import TridentError
 from trident.model import Trident
 from trident.nn.parameters import Parameters
+from trident.protonet import ProtoNet, ProtoNetLearner
 from trident.settings import Recipe
 
 Engine = Literal["plain", "fused"]
@@ -69,6 +70,8 @@ def why_not_fused(device: str, recipe: Recipe, precision: str) -> str | None:
         return "it needs Triton, which comes with torch for CUDA"
     if not any(map(shutil.which, filter(None, (os.environ.get("CC"), "cc", "gcc", "clang")))):
         return "it needs a C compiler, with which Triton builds its launchers"
+    if model.method != "trident":
+        return f"it computes TRIDENT, and model.method is '{model.method}'"
     if recipe.protocol.batch_norm != "transductive":
         return f"it knows transductive batch norm only, and protocol.batch_norm is '{recipe.protocol.batch_norm}'"
     if model.channels not in FUSED_CHANNELS:
@@ -80,9 +83,26 @@ def why_not_fused(device: str, recipe: Recipe, precision: str) -> str | None:
     return None
 
 
-def make_learner(recipe: Recipe, execution: Execution, running: Parameters | None = None) -> Learner:
+AnyLearner = Learner | ProtoNetLearner
+
+
+def with_latents(learner: AnyLearner) -> Learner:
+    """The learner itself, for what looks at latents or decodes them."""
+    if isinstance(learner, Learner):
+        return learner
+    raise TridentError("a Prototypical Network has no latents and no decoder: there is nothing to look at")
+
+
+def make_model(recipe: Recipe) -> Trident | ProtoNet:
+    """The recipe's network, which knows its parameters but holds none."""
+    return (Trident if recipe.model.method == "trident" else ProtoNet)(recipe.model, recipe.episode)
+
+
+def make_learner(recipe: Recipe, execution: Execution, running: Parameters | None = None) -> AnyLearner:
     """The recipe's learner, under its protocol's batch norm, computed as `execution` says."""
-    model = Trident(recipe.model, recipe.episode)
+    model = make_model(recipe)
+    if isinstance(model, ProtoNet):
+        return ProtoNetLearner(model, recipe.protocol.batch_norm, running, execution.precision)
     parts = (model, recipe.objective, recipe.adaptation, recipe.protocol.batch_norm, running, execution.precision)
     if execution.engine == "plain":
         return Learner(*parts)

@@ -11,6 +11,7 @@ from trident.checkpoint import Checkpoint
 from trident.data.store import ImageStore
 from trident.errors import NotFiniteError
 from trident.evaluate import check_all_at_once, set_up
+from trident.execution import with_latents
 from trident.model import Noise
 from trident.nn.parameters import Parameters
 
@@ -85,7 +86,7 @@ def reconstructions(
     learner, parameters, source = set_up(
         checkpoint.recipe, checkpoint.parameters, checkpoint.running, store, split=split, seed=seed, device=device
     )
-    found = reconstruct_task(learner, parameters, source.batch([task]))
+    found = reconstruct_task(with_latents(learner), parameters, source.batch([task]))
     if not np.isfinite(found.squared_error):
         raise NotFiniteError(f"{split} task {task}: the reconstruction is not finite")
     return found

@@ -25,6 +25,9 @@ def require(condition: bool, message: str) -> None:
 class ModelSettings:
     """The architecture. It depends on these values alone, never on a dataset's name."""
 
+    method: Literal["trident", "protonet"] = setting(
+        "trident", "TRIDENT, or a Prototypical Network on the same Conv4, for which only the Conv4's settings count"
+    )
     image_size: int = setting(84, "height and width of the images in pixels")
     image_channels: int = setting(3, "3 for colour, 1 for grey")
     channels: int = setting(32, "feature maps in each block of the Conv4 encoders and of the decoder")

@@ -25,9 +25,8 @@ from trident.data.store import ImageStore
 from trident.episodes import EpisodeSampler
 from trident.errors import NotFiniteError, TridentError
 from trident.evaluate import Evaluation, check_images, chunks_of, evaluate
-from trident.execution import Execution, execution_for, make_learner
+from trident.execution import Execution, execution_for, make_learner, make_model
 from trident.meta_update import make_optimizer, optimizer_state, rate_at, update
-from trident.model import Trident
 from trident.objective import LossParts
 from trident.run_log import RunLog
 from trident.settings import Recipe, TrainingSettings
@@ -87,7 +86,7 @@ def start_run(
         "fingerprint": store.fingerprint,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    model = Trident(recipe.model, recipe.episode)
+    model = make_model(recipe)
     start = Checkpoint(
         recipe, model.initial(recipe.training.seed), model.initial_running(), step=0, provenance=provenance
     )

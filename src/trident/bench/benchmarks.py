@@ -20,8 +20,8 @@ from trident.data.store import ImageStore
 from trident.episodes import EpisodeSampler
 from trident.errors import NotFiniteError
 from trident.evaluate import check_all_at_once, chunks_of, default_chunk, predict, set_up
-from trident.execution import Execution, make_learner
-from trident.model import TaskImages, Trident
+from trident.execution import Execution, make_learner, make_model
+from trident.model import TaskImages
 from trident.nn.parameters import Parameters
 from trident.settings import Recipe
 from trident.tasks import TaskSource
@@ -134,7 +134,7 @@ def bench_evaluate(recipe: Recipe, execution: Execution, store: ImageStore, **am
     """Time adapting to some tasks and predicting their queries; the difference is the largest of any probability."""
     check_all_at_once(recipe.protocol)
     device = execution.device
-    running = _on(Trident(recipe.model, recipe.episode).initial_running(), device)
+    running = _on(make_model(recipe).initial_running(), device)
     seed, at_once = recipe.training.seed, recipe.training.tasks_per_chunk or default_chunk(recipe, device)
     parameters = _initial(recipe, device)
     source = set_up(recipe, parameters, running, store, split="test", seed=seed, device=device).source
@@ -256,7 +256,7 @@ def _fresh(tasks: TaskBatch) -> TaskBatch:
 
 
 def _initial(recipe: Recipe, device: str) -> Parameters:
-    return _on(Trident(recipe.model, recipe.episode).initial(recipe.training.seed), device)
+    return _on(make_model(recipe).initial(recipe.training.seed), device)
 
 
 def _on(parameters: Parameters, device: str) -> Parameters:

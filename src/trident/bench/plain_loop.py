@@ -40,6 +40,7 @@ class PlainLoop:
     def __post_init__(self) -> None:
         protocol = self.recipe.protocol
         for name, found, covered in (
+            ("model.method", self.recipe.model.method, ("trident",)),
             ("adaptation.optimizer", self.recipe.adaptation.optimizer, ("sgd",)),
             ("protocol.batch_norm", protocol.batch_norm, ("transductive",)),
             ("protocol.latents", protocol.latents, ("sample", "mean")),

@@ -54,12 +54,12 @@ def params(
     as_json: Json = False,
 ) -> None:
     """Count the parameters of a recipe's network, part by part."""
-    from trident.model import Trident
+    from trident.execution import make_model
     from trident.recipes import load_recipe
 
     loaded = load_recipe(recipe, overrides_of(settings))
     parts: dict[str, int] = {}
-    for key, value in Trident(loaded.model, loaded.episode).initial(0).items():
+    for key, value in make_model(loaded).initial(0).items():
         part = ".".join(key.split(".")[:2]) if key.startswith(("label.", "semantic.")) else key.split(".")[0]
         parts[part] = parts.get(part, 0) + value.numel()
     total = sum(parts.values())

@@ -1,0 +1,78 @@
+"""The yardstick: a Prototypical Network (Snell et al. 2017) on the same Conv4, trained and measured the same way.
+
+Queries are classified by their squared distance to the mean features of the support classes. There is nothing to adapt,
+nothing to sample and nothing to reconstruct.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trident.adapt import InnerState, MetaGradient, TaskBatch, for_each_task, matrix_products
+from trident.episodes import EpisodeSpec
+from trident.model import Noise, TaskImages
+from trident.nn.batch_norm import BatchNormStatistics
+from trident.nn.classes import class_means, members_of
+from trident.nn.conv4 import Conv4
+from trident.nn.parameters import Parameters
+from trident.objective import LossParts
+from trident.settings import ModelSettings
+
+
+@dataclass(frozen=True)
+class ProtoNet:
+    settings: ModelSettings
+    episode: EpisodeSpec
+
+    @property
+    def encoder(self) -> Conv4:
+        s = self.settings
+        return Conv4("label_encoder", s.image_channels, s.channels, s.activation, s.block_order)
+
+    def initial(self, seed: int) -> Parameters:
+        return self.encoder.initial(torch.Generator().manual_seed(seed))
+
+    def initial_running(self) -> Parameters:
+        return {key: value for layer in self.encoder.layers for key, value in layer.initial_running().items()}
+
+    def __call__(self, parameters: Parameters, images: TaskImages, statistics: BatchNormStatistics) -> Tensor:
+        """Logits of the queries: (task, query, n_way)."""
+        features = self.encoder(parameters, images.patches, statistics).flatten(2)  # (task, image, feature)
+        n = images.n_support
+        members = members_of(images.support_labels, self.episode.n_way, features)
+        prototypes = class_means(members, features[:, :n])  # (task, n_way, feature)
+        return -torch.cdist(features[:, n:], prototypes, compute_mode="donot_use_mm_for_euclid_dist").square()
+
+
+@dataclass(frozen=True)
+class ProtoNetLearner:
+    """To be trained and measured as `trident.adapt.Learner` is."""
+
+    model: ProtoNet
+    batch_norm: str = "transductive"
+    running: Parameters | None = None
+    precision: str = "fp32"
+
+    def statistics(self) -> BatchNormStatistics:
+        return BatchNormStatistics(self.batch_norm, self.model.episode.n_support, self.running or {})
+
+    def adapt(self, parameters: Parameters, tasks: TaskBatch) -> list[tuple[Parameters, InnerState]]:
+        return [(for_each_task(parameters, tasks), InnerState({}, {}))]
+
+    def query_logits(self, adapted: Parameters, tasks: TaskBatch, noise: Noise) -> Tensor:
+        with matrix_products(self.precision, tasks.query_labels.device):
+            return self.model(adapted, tasks.images, self.statistics())
+
+    def meta_gradient(self, parameters: Parameters, tasks: TaskBatch) -> MetaGradient:
+        leaves = {key: value.detach().requires_grad_() for key, value in parameters.items()}
+        statistics = self.statistics()
+        with matrix_products(self.precision, tasks.query_labels.device), torch.enable_grad():
+            logits = self.model(for_each_task(leaves, tasks), tasks.images, statistics)
+            wrong = torch.nn.functional.cross_entropy(logits.transpose(1, 2), tasks.query_labels, reduction="none")
+            loss = wrong.mean(1)  # (task,)
+            found = torch.autograd.grad(loss.sum(), list(leaves.values()), materialize_grads=True)
+        loss, none = loss.detach(), torch.zeros_like(loss)
+        accuracy = (logits.detach().argmax(-1) == tasks.query_labels).float().mean(1)
+        parts = LossParts(loss, loss, none, none, none)
+        return MetaGradient(dict(zip(leaves, found, strict=True)), parts, accuracy, statistics.seen)
