@@ -14,7 +14,7 @@ from trident.checkpoint import BEST, load_checkpoint
 from trident.decoupling import decoupling
 from trident.errors import TridentError
 from trident.evaluate import Evaluation, predict
-from trident.execution import Execution, make_learner, make_model, why_not_fused
+from trident.execution import Execution, make_learner, make_model
 from trident.model import TaskImages
 from trident.protonet import ProtoNetLearner
 from trident.train import start_run, train
@@ -87,8 +87,3 @@ def test_it_trains_and_is_measured(tmp_path: Path) -> None:
     assert result.row("class-sorted queries").difference == pytest.approx(0, abs=1e-9)
     with pytest.raises(TridentError, match="no latents"):
         decoupling(best, store, split="test", tasks=2, seed=0)
-
-
-def test_the_fused_engine_leaves_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    assert why_not_fused("cuda", RECIPE, "auto") is not None

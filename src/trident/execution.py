@@ -70,8 +70,6 @@ def why_not_fused(device: str, recipe: Recipe, precision: str) -> str | None:
         return "it needs Triton, which comes with torch for CUDA"
     if not any(map(shutil.which, filter(None, (os.environ.get("CC"), "cc", "gcc", "clang")))):
         return "it needs a C compiler, with which Triton builds its launchers"
-    if model.method != "trident":
-        return f"it computes TRIDENT, and model.method is '{model.method}'"
     if recipe.protocol.batch_norm != "transductive":
         return f"it knows transductive batch norm only, and protocol.batch_norm is '{recipe.protocol.batch_norm}'"
     if model.channels not in FUSED_CHANNELS:
@@ -102,7 +100,12 @@ def make_learner(recipe: Recipe, execution: Execution, running: Parameters | Non
     """The recipe's learner, under its protocol's batch norm, computed as `execution` says."""
     model = make_model(recipe)
     if isinstance(model, ProtoNet):
-        return ProtoNetLearner(model, recipe.protocol.batch_norm, running, execution.precision)
+        of_model = (model, recipe.protocol.batch_norm, running, execution.precision)
+        if execution.engine == "plain":
+            return ProtoNetLearner(*of_model)
+        from trident.fused.protonet import FusedProtoNetLearner  # imports Triton
+
+        return FusedProtoNetLearner(*of_model)
     parts = (model, recipe.objective, recipe.adaptation, recipe.protocol.batch_norm, running, execution.precision)
     if execution.engine == "plain":
         return Learner(*parts)

@@ -7,6 +7,7 @@ nothing to sample and nothing to reconstruct.
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from trident.adapt import InnerState, MetaGradient, TaskBatch, for_each_task, matrix_products
@@ -38,11 +39,14 @@ class ProtoNet:
 
     def __call__(self, parameters: Parameters, images: TaskImages, statistics: BatchNormStatistics) -> Tensor:
         """Logits of the queries: (task, query, n_way)."""
-        features = self.encoder(parameters, images.patches, statistics).flatten(2)  # (task, image, feature)
-        n = images.n_support
+        return self.classify(self.encoder(parameters, images.patches, statistics), images)
+
+    def classify(self, features: Tensor, images: TaskImages) -> Tensor:
+        """The same, from the feature maps of all images (task, image, h, w, channel)."""
+        features, n = features.flatten(2), images.n_support  # (task, image, feature)
         members = members_of(images.support_labels, self.episode.n_way, features)
         prototypes = class_means(members, features[:, :n])  # (task, n_way, feature)
-        return -torch.cdist(features[:, n:], prototypes, compute_mode="donot_use_mm_for_euclid_dist").square()
+        return -(features[:, n:, None] - prototypes[:, None]).square().sum(3)
 
 
 @dataclass(frozen=True)
@@ -69,10 +73,19 @@ class ProtoNetLearner:
         statistics = self.statistics()
         with matrix_products(self.precision, tasks.query_labels.device), torch.enable_grad():
             logits = self.model(for_each_task(leaves, tasks), tasks.images, statistics)
-            wrong = torch.nn.functional.cross_entropy(logits.transpose(1, 2), tasks.query_labels, reduction="none")
-            loss = wrong.mean(1)  # (task,)
+            loss = query_loss(logits, tasks)
             found = torch.autograd.grad(loss.sum(), list(leaves.values()), materialize_grads=True)
-        loss, none = loss.detach(), torch.zeros_like(loss)
-        accuracy = (logits.detach().argmax(-1) == tasks.query_labels).float().mean(1)
-        parts = LossParts(loss, loss, none, none, none)
-        return MetaGradient(dict(zip(leaves, found, strict=True)), parts, accuracy, statistics.seen)
+        return as_meta_gradient(dict(zip(leaves, found, strict=True)), loss, logits, tasks, statistics.seen)
+
+
+def query_loss(logits: Tensor, tasks: TaskBatch) -> Tensor:
+    """Mean cross-entropy of each task's queries: (task,)."""
+    return F.cross_entropy(logits.transpose(1, 2), tasks.query_labels, reduction="none").mean(1)
+
+
+def as_meta_gradient(
+    gradient: Parameters, loss: Tensor, logits: Tensor, tasks: TaskBatch, seen: Parameters
+) -> MetaGradient:
+    loss, none = loss.detach(), torch.zeros_like(loss.detach())
+    accuracy = (logits.detach().argmax(-1) == tasks.query_labels).float().mean(1)
+    return MetaGradient(gradient, LossParts(loss, loss, none, none, none), accuracy, seen)

@@ -5,19 +5,17 @@ pulls the meta-gradient back through that step only needs the two tangent passes
 (task, parameter), so that a step of the inner optimiser is one operation.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from trident.adapt import InnerState, Learner, MetaGradient, TaskBatch, matrix_products
+from trident.adapt import InnerState, Learner, MetaGradient, TaskBatch
 from trident.fused.layout import Layout
 from trident.fused.network import Encodings, FusedNetwork, Images, Pass
-from trident.fused.replay import Replay, signature
+from trident.fused.replay import Recordings, computing
 from trident.model import Noise
 from trident.nn.parameters import Parameters
 from trident.objective import LossParts
@@ -42,19 +40,11 @@ class Step:
 
 @dataclass(frozen=True)
 class FusedLearner(Learner):
-    recordings: dict[tuple[Any, ...], Replay] = field(init=False, default_factory=dict, compare=False, repr=False)
+    recordings: Recordings = field(init=False, default_factory=Recordings, compare=False, repr=False)
 
     @cached_property
     def network(self) -> FusedNetwork:
         return FusedNetwork(self.model, self.objective, self.precision)
-
-    @contextmanager
-    def _computing(self, tasks: TaskBatch) -> Iterator[None]:
-        """Triton launches on the current GPU, so the tasks' must be it."""
-        device = tasks.support_labels.device
-        current = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-        with current, torch.no_grad(), matrix_products(self.precision, device):
-            yield
 
     def _start(self, parameters: Parameters, tasks: TaskBatch, images: Images) -> Start:
         """The parameters as each task finds them before its first step."""
@@ -95,7 +85,7 @@ class FusedLearner(Learner):
         return layout, steps, flat, state
 
     def adapt(self, parameters: Parameters, tasks: TaskBatch) -> list[tuple[Parameters, InnerState]]:
-        with self._computing(tasks):
+        with computing(self.precision, tasks.query_labels.device):
             images = self.network.images(tasks)
             layout, steps, flat, state = self._steps(self._start(parameters, tasks, images), tasks, images, False)
 
@@ -107,7 +97,7 @@ class FusedLearner(Learner):
             ]
 
     def query_logits(self, adapted: Parameters, tasks: TaskBatch, noise: Noise) -> Tensor:
-        with self._computing(tasks):
+        with computing(self.precision, tasks.query_labels.device):
             layout = Layout(adapted)
             adapted = layout.split(layout.join(adapted))  # side by side, as the kernels want them
             encodings = self.network.encode(adapted, self.network.images(tasks), "query")
@@ -115,18 +105,11 @@ class FusedLearner(Learner):
             return self.model.classify(leaves, self.network.posteriors(leaves, tasks, "query", noise))
 
     def meta_gradient(self, parameters: Parameters, tasks: TaskBatch) -> MetaGradient:
-        if tasks.support_labels.device.type != "cuda":
-            return self.compute(parameters, tasks)
-        shape = signature(tasks)
-        with torch.cuda.device(tasks.support_labels.device):
-            if shape not in self.recordings:
-                others = next(iter(self.recordings.values()), None)  # one memory serves all: they never run together
-                self.recordings[shape] = Replay(self.compute, parameters, tasks, others and others.pool)
-            return self.recordings[shape](parameters, tasks)
+        return self.recordings(self.compute, parameters, tasks)
 
     def compute(self, parameters: Parameters, tasks: TaskBatch) -> MetaGradient:
         """The meta-gradient, kernel after kernel."""
-        with self._computing(tasks):
+        with computing(self.precision, tasks.query_labels.device):
             images = self.network.images(tasks)
             start = self._start(parameters, tasks, images)
             second_order = self.adaptation.order == "second"

@@ -19,10 +19,27 @@ from trident.nn.kernels.first_layer import PictureRows, Pictures
 from trident.nn.kernels.scaling import enter
 from trident.nn.parameters import Parameters
 from trident.objective import LossParts, weighed_parts
-from trident.settings import ObjectiveSettings
+from trident.settings import ModelSettings, ObjectiveSettings
 
 TANGENT_SIZE = 2.0**-4  # largest entry of a scaled direction in parameter space
 STORAGE = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+PRODUCTS = {"fp32": "tf32x3", "tf32": "tf32", "fp16": "tf32", "bf16": "tf32"}  # of 32-bit numbers, where there are any
+
+
+def slope_of(settings: ModelSettings) -> float:
+    return 0.0 if settings.activation == "relu" else LEAKY_SLOPE
+
+
+def pictures_of(tasks: TaskBatch, precision: str, settings: ModelSettings) -> Pictures:
+    """The tasks' images, unless they are too many: the kernels count numbers in 32 bits."""
+    n_tasks, n, size = tasks.images.stored.shape[:3]
+    largest = n_tasks * n * size**2 * settings.channels
+    if largest >= 2**31:
+        raise TridentError(
+            f"{n_tasks} tasks of {n} images of {size}x{size} at once are too many for the fused engine: set "
+            f"tasks_per_chunk to {n_tasks * 2**31 // largest} or fewer"
+        )
+    return Pictures(tasks.images.stored, STORAGE[precision], PRODUCTS[precision])
 
 
 class Images(NamedTuple):
@@ -85,27 +102,16 @@ class FusedNetwork:
 
     @property
     def _slope(self) -> float:
-        return 0.0 if self.model.settings.activation == "relu" else LEAKY_SLOPE
+        return slope_of(self.model.settings)
 
     @property
     def _products(self) -> str:
-        return "tf32x3" if self.precision == "fp32" else "tf32"
+        return PRODUCTS[self.precision]
 
     def images(self, tasks: TaskBatch) -> Images:
-        self._check_size(tasks)
-        pictures = Pictures(tasks.images.stored, STORAGE[self.precision], self._products)
+        pictures = pictures_of(tasks, self.precision, self.model.settings)
         n, total = tasks.images.n_support, tasks.images.stored.shape[1]
         return Images(pictures.rows(0, total), pictures.rows(0, n), pictures.rows(n, total - n))
-
-    def _check_size(self, tasks: TaskBatch) -> None:
-        """The kernels count numbers in 32 bits."""
-        n_tasks, n, size = tasks.images.stored.shape[:3]
-        largest = n_tasks * n * size**2 * self.model.settings.channels
-        if largest >= 2**31:
-            raise TridentError(
-                f"{n_tasks} tasks of {n} images of {size}x{size} at once are too many for the fused engine: set "
-                f"tasks_per_chunk to {n_tasks * 2**31 // largest} or fewer"
-            )
 
     def encode(self, parameters: Parameters, images: Images, target: Target) -> Encodings:
         return Encodings(

@@ -4,13 +4,14 @@ The first call of a shape runs the kernels one by one (which compiles them), the
 inputs to where the recording reads them and replay it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from trident.adapt import MetaGradient, TaskBatch
+from trident.adapt import MetaGradient, TaskBatch, matrix_products
 from trident.model import Noise, TaskImages
 from trident.nn.parameters import Parameters
 from trident.objective import LossParts
@@ -49,6 +50,31 @@ class Replay:
             result.accuracy.clone(),
             {key: value.clone() for key, value in result.statistics.items()},
         )
+
+
+class Recordings:
+    """A recording for each shape of tasks, made when it first comes."""
+
+    def __init__(self) -> None:
+        self.by_shape: dict[tuple[Any, ...], Replay] = {}
+
+    def __call__(self, compute: Compute, parameters: Parameters, tasks: TaskBatch) -> MetaGradient:
+        device, shape = tasks.query_labels.device, signature(tasks)
+        if device.type != "cuda":
+            return compute(parameters, tasks)
+        with torch.cuda.device(device):
+            if shape not in self.by_shape:
+                other = next(iter(self.by_shape.values()), None)  # one memory serves all: they never run together
+                self.by_shape[shape] = Replay(compute, parameters, tasks, other and other.pool)
+            return self.by_shape[shape](parameters, tasks)
+
+
+@contextmanager
+def computing(precision: str, device: torch.device) -> Iterator[None]:
+    """Without gradients, and on the tasks' GPU: Triton launches on the current one, whichever holds the tensors."""
+    current = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    with current, torch.no_grad(), matrix_products(precision, device):
+        yield
 
 
 def tensors_of(tasks: TaskBatch) -> list[Tensor]:

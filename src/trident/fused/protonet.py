@@ -1,0 +1,50 @@
+"""The Prototypical Network by the fused passes of its encoder."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from trident.adapt import MetaGradient, TaskBatch, for_each_task
+from trident.fused.encoder import Encoded, FusedEncoder
+from trident.fused.layout import Layout
+from trident.fused.network import PRODUCTS, pictures_of, slope_of
+from trident.fused.replay import Recordings, computing
+from trident.model import Noise
+from trident.nn.parameters import Parameters
+from trident.protonet import ProtoNetLearner, as_meta_gradient, query_loss
+
+
+@dataclass(frozen=True)
+class FusedProtoNetLearner(ProtoNetLearner):
+    recordings: Recordings = field(init=False, default_factory=Recordings, compare=False, repr=False)
+
+    @property
+    def encoder(self) -> FusedEncoder:
+        return FusedEncoder(self.model.encoder.name, slope_of(self.model.settings), PRODUCTS[self.precision])
+
+    def _encode(self, parameters: Parameters, tasks: TaskBatch) -> Encoded:
+        pictures = pictures_of(tasks, self.precision, self.model.settings)
+        return self.encoder.forward(parameters, pictures.rows(0, tasks.images.stored.shape[1]))
+
+    def query_logits(self, adapted: Parameters, tasks: TaskBatch, noise: Noise) -> Tensor:
+        with computing(self.precision, tasks.query_labels.device):
+            return self.model.classify(self._encode(adapted, tasks).features, tasks.images)
+
+    def meta_gradient(self, parameters: Parameters, tasks: TaskBatch) -> MetaGradient:
+        return self.recordings(self.compute, parameters, tasks)
+
+    def compute(self, parameters: Parameters, tasks: TaskBatch) -> MetaGradient:
+        with computing(self.precision, tasks.query_labels.device):
+            own = for_each_task({key: value.detach() for key, value in parameters.items()}, tasks)
+            encoded = self._encode(own, tasks)
+            with torch.enable_grad():
+                features = encoded.features.requires_grad_()
+                logits = self.model.classify(features, tasks.images)
+                loss = query_loss(logits, tasks)
+                (gradient,) = torch.autograd.grad(loss.sum(), features)
+            layout = Layout(own)
+            flat = layout.zeros(tasks.n_tasks, gradient.device)
+            self.encoder.backward(own, encoded, gradient, layout.split(flat))
+            summed = {key: value[0] for key, value in layout.split(flat.sum(0, keepdim=True)).items()}
+            return as_meta_gradient(summed, loss, logits, tasks, self.encoder.statistics(own, encoded))
