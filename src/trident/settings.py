@@ -128,6 +128,9 @@ class TrainingSettings:
     tasks_per_step: int = setting(20, "the paper's B")
     rate: float = setting(1e-4, "the paper's beta, the rate of the meta-optimiser Adam")
     schedule: Literal["constant", "cosine"] = setting("constant", "rate over time: constant, or cosine to zero")
+    augmentation: Literal["none", "flip", "flip_shift"] = setting(
+        "none", "training images mirrored at random, or mirrored and shifted by up to a tenth of their size"
+    )
     clip_norm: float | None = setting(1.0, "largest norm of the meta-gradient; 'none' does not clip")
     clip_applies_to: Literal["sum", "mean"] = setting(
         "sum", "clip the sum over tasks, then divide by B (released code), or clip their mean"

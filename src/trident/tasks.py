@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from trident.adapt import TaskBatch
+from trident.augment import disguise, draw_guises
 from trident.data.store import ImageStore
 from trident.episodes import EpisodeSampler, task_generator
 from trident.model import Noise, TaskImages
@@ -40,6 +41,7 @@ class TaskSource:
         latents: str = "sample",
         predictions: int = 1,
         device: torch.device | str = "cpu",
+        augmentation: str = "none",
     ):
         """`latents`: 'sample' draws noise for every latent, 'mean' none. `predictions`: noise draws for the queries."""
         self.sampler = sampler
@@ -50,20 +52,25 @@ class TaskSource:
         self.sizes = (model.semantic_latents, model.label_latents)
         self.support_draws = max(1, adaptation.steps)  # a start from prototypes needs noise even without inner steps
         self.predictions = predictions
+        self.augmentation = augmentation
         self.resident = None if self.device.type == "cpu" else _resident(sampler.store, self.device)
 
     def batch(self, indices: Sequence[int]) -> TaskBatch:
-        episodes, noises = [], []
+        episodes, noises, guises = [], [], []
         for index in indices:
             generator = task_generator(self.seed, self.stream, index)
             episodes.append(self.sampler.draw(generator))
             noises.append(self._noise(generator))
+            if self.augmentation != "none":
+                size, n_images = self.sampler.store.image_size, self.sampler.spec.n_images
+                guises.append(draw_guises(self.augmentation, n_images, size, generator))
         support, support_labels, query, query_labels = (np.stack(part) for part in zip(*episodes, strict=True))
         stacked = [
             Noise(*(torch.from_numpy(np.stack(part)).to(self.device) for part in zip(*draws, strict=True)))
             for draws in zip(*noises, strict=True)
         ]
         stored = self._stored(np.concatenate([support, query], 1))
+        stored = disguise(stored, guises) if guises else stored
         return TaskBatch(
             TaskImages(stored, torch.from_numpy(support_labels).to(self.device)),
             torch.from_numpy(query_labels).to(self.device),

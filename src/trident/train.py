@@ -138,7 +138,15 @@ def train(
     provenance = start.provenance | {"device": device, "engine": execution.engine, "precision": execution.precision}
     learner = make_learner(recipe, execution)
     sampler = EpisodeSampler(store, "train", recipe.episode, recipe.protocol)
-    source = TaskSource(sampler, recipe.model, recipe.adaptation, settings.seed, "train", device=device)
+    source = TaskSource(
+        sampler,
+        recipe.model,
+        recipe.adaptation,
+        settings.seed,
+        "train",
+        device=device,
+        augmentation=settings.augmentation,
+    )
     batches = _Batches(source, settings)
     parameters = {key: value.to(device).requires_grad_() for key, value in start.parameters.items()}
     running = {key: value.to(device) for key, value in start.running.items()}
