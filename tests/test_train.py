@@ -132,6 +132,19 @@ def test_chunks_of_the_meta_batch_give_the_same_result(tmp_path: Path) -> None:
         torch.testing.assert_close(value, chunked.parameters[key], rtol=1e-3, atol=1e-4)
 
 
+def test_validation_may_have_another_number_of_classes(tmp_path: Path) -> None:
+    settings = replace(TINY_RECIPE.training, steps=2, validate_every=2, validation_n_way=2)
+    recipe = replace(TINY_RECIPE, training=settings)
+    with pytest.raises(TridentError, match=r"validation_n_way is 2, but these weights classify 3 ways, not 2"):
+        start_run(recipe, tiny_store(), "noise", tmp_path / "learned", "cpu")
+    assert not (tmp_path / "learned").exists()
+    model = replace(recipe.model, classifier_start="prototypes", attfex="set")
+    end = run(tmp_path / "any", replace(recipe, model=model))
+    assert end.best is not None
+    assert end.best["protocol"]["n_way"] == 2
+    assert end.recipe.episode.n_way == 3
+
+
 def test_learning_happens(tmp_path: Path) -> None:
     """Patterns with a little noise are easy: chance is 33 %, and a few steps get far above it."""
     training = replace(TINY_RECIPE.training, steps=120, rate=1e-2, validation_tasks=40)

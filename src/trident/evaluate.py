@@ -275,9 +275,9 @@ def check_images(recipe: Recipe, store: ImageStore) -> None:
         )
 
 
-def check_episode(checkpoint: Checkpoint, episode: EpisodeSpec) -> None:
+def check_episode(recipe: Recipe, episode: EpisodeSpec) -> None:
     """Some weights are made for one shape of task; say so before torch does, or before positions are mixed up."""
-    trained, model = checkpoint.recipe.episode, checkpoint.recipe.model
+    trained, model = recipe.episode, recipe.model
     if model.method == "protonet":
         return
     if episode.n_way != trained.n_way and model.classifier_start == "learned":

@@ -139,6 +139,9 @@ class TrainingSettings:
     seed: int = setting(0, "decides the initial weights, the tasks and the noise")
     validate_every: int = setting(1000, "steps between two validations")
     validation_tasks: int = setting(200, "tasks in one validation")
+    validation_n_way: int | None = setting(
+        None, "classes in a validation task; 'none' takes episode.n_way. Needs a network for any number of classes"
+    )
     save_every: int = setting(100, "steps between two checkpoints")
     log_every: int = setting(10, "steps between two lines of the log")
 
@@ -146,6 +149,10 @@ class TrainingSettings:
         for name in ("steps", "tasks_per_step", "validate_every", "validation_tasks", "save_every", "log_every"):
             require(getattr(self, name) >= 1, f"training.{name} is {getattr(self, name)}: at least 1 is needed")
         require(self.validation_tasks >= 2, "training.validation_tasks is 1: an interval needs at least 2")
+        require(
+            self.validation_n_way is None or self.validation_n_way >= 1,
+            f"training.validation_n_way is {self.validation_n_way}: at least 1 is needed, or 'none'",
+        )
         require(self.rate > 0 and math.isfinite(self.rate), f"training.rate is {self.rate}: it must be above 0")
         require(
             self.clip_norm is None or self.clip_norm > 0,

@@ -24,7 +24,7 @@ from trident.checkpoint import BEST, LAST, Checkpoint, save_checkpoint
 from trident.data.store import ImageStore
 from trident.episodes import EpisodeSampler
 from trident.errors import NotFiniteError, TridentError
-from trident.evaluate import Evaluation, check_images, chunks_of, evaluate
+from trident.evaluate import Evaluation, check_episode, check_images, chunks_of, evaluate
 from trident.execution import Execution, execution_for, make_learner, make_model
 from trident.meta_update import make_optimizer, optimizer_state, rate_at, update
 from trident.objective import LossParts
@@ -53,8 +53,19 @@ def check_run(recipe: Recipe, store: ImageStore) -> None:
     if recipe.protocol.queries_at_once == "one":
         raise TridentError("protocol.queries_at_once is 'one': it serves evaluation only; train with 'all'")
     check_images(recipe, store)
-    for split in ("train", "val"):
-        EpisodeSampler(store, split, recipe.episode, recipe.protocol)
+    validation = _validation(recipe)
+    try:
+        check_episode(recipe, validation.episode)
+    except TridentError as error:
+        raise TridentError(f"training.validation_n_way is {validation.episode.n_way}, but {error}") from error
+    EpisodeSampler(store, "train", recipe.episode, recipe.protocol)
+    EpisodeSampler(store, "val", validation.episode, recipe.protocol)
+
+
+def _validation(recipe: Recipe) -> Recipe:
+    """The recipe as validation tasks see it."""
+    n_way = recipe.training.validation_n_way or recipe.episode.n_way
+    return replace(recipe, episode=replace(recipe.episode, n_way=n_way))
 
 
 def start_run(
@@ -171,7 +182,7 @@ def train(
                 raise _InterruptedError
 
         return evaluate(
-            recipe,
+            _validation(recipe),
             {key: value.detach() for key, value in parameters.items()},
             running,
             store,

@@ -67,7 +67,7 @@ def load_for_measuring(run: Path, settings: list[str] | None) -> "Checkpoint":
         checkpoint.recipe, episode=recipe.episode, protocol=recipe.protocol, adaptation=recipe.adaptation
     ):
         raise TridentError("of a trained model only episode, protocol and adaptation settings can be changed")
-    check_episode(checkpoint, recipe.episode)
+    check_episode(checkpoint.recipe, recipe.episode)
     return replace(checkpoint, recipe=recipe)
 
 
