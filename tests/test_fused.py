@@ -366,6 +366,7 @@ VARIANTS = [
     ("mini-5w1s", ["model.attfex=set", "model.classifier_start=prototypes", "model.classifier_refinements=2"]),
     ("mini-5w5s", ["adaptation.rate=1e-4", "model.attfex=set", "model.attfex_pooling=classes"]),
     ("mini-5w1s", ["adaptation.steps=0", "model.channels=16", "model.log_var_bound=4"]),
+    ("mini-5w1s", ["adaptation.steps=0", "model.classifier_start=prototypes", "model.attfex=set"]),
 ]
 
 

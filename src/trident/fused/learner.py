@@ -116,8 +116,15 @@ class FusedLearner(Learner):
             layout, steps, flat, state = self._steps(start, tasks, images, second_order)
             adapted = layout.split(flat)
             pulled = layout.zeros(tasks.n_tasks, flat.device)
+            known = start.encodings.label if start.encodings is not None and not steps else None
             outer = self.network.first_order(
-                adapted, layout.split(pulled), tasks, images, "query", tasks.query_noise[0]
+                adapted,
+                layout.split(pulled),
+                tasks,
+                images,
+                "query",
+                tasks.query_noise[0],
+                self.network.encode(adapted, images, "query", known),
             )
             statistics = self.network.semantic_encoder.statistics(adapted, outer.encodings.semantic)
             statistics |= self.network.label_encoder.statistics(adapted, outer.encodings.label)

@@ -113,12 +113,11 @@ class FusedNetwork:
         n, total = tasks.images.n_support, tasks.images.stored.shape[1]
         return Images(pictures.rows(0, total), pictures.rows(0, n), pictures.rows(n, total - n))
 
-    def encode(self, parameters: Parameters, images: Images, target: Target) -> Encodings:
+    def encode(self, parameters: Parameters, images: Images, target: Target, label: Encoded | None = None) -> Encodings:
+        """`label` is the label encoder's part, where the same parameters have made it before."""
+        of = images.all if self.model.has_context(target, "transductive") else images.target(target)
         return Encodings(
-            self.semantic_encoder.forward(
-                parameters, images.all if self.model.has_context(target, "transductive") else images.target(target)
-            ),
-            self.label_encoder.forward(parameters, images.all),
+            self.semantic_encoder.forward(parameters, of), label or self.label_encoder.forward(parameters, images.all)
         )
 
     def leaves(self, parameters: Parameters, encodings: Encodings) -> dict[str, Tensor]:
