@@ -34,6 +34,23 @@ def directional_derivative(
     return (8 * (at(1) - at(-1)) - (at(2) - at(-2))) / (12 * step)
 
 
+def assert_exact(learner: Learner, parameters: Parameters, tasks: TaskBatch, directions: int) -> None:
+    """The meta-gradient against finite differences, along random directions."""
+    gradient = learner.meta_gradient(parameters, tasks).gradient
+    generator = torch.Generator().manual_seed(5)
+    for _ in range(directions):
+        along = {
+            key: torch.randn(value.shape, generator=generator, dtype=value.dtype) for key, value in parameters.items()
+        }
+        length = torch.stack([value.norm() for value in along.values()]).norm()
+        along = {key: value / length for key, value in along.items()}
+        actual = float(sum((gradient[key] * along[key]).sum() for key in gradient))
+        # The network has kinks. A long step may cross one, a short one drowns small derivatives in rounding; a wrong
+        # gradient agrees with neither.
+        expected = [directional_derivative(learner, parameters, tasks, along, step) for step in (1e-6, 1e-7)]
+        assert min(abs(actual / value - 1) for value in expected) < 1e-6
+
+
 @pytest.mark.parametrize(
     ("optimizer", "batch_norm", "classifier_start", "block_order"),
     [
@@ -54,19 +71,7 @@ def test_meta_gradient_against_finite_differences(
     for key in parameters:
         if key.endswith("norm.gain"):
             parameters[key][::2] *= -0.7  # training can turn a batch norm's line upside down
-    gradient = learner.meta_gradient(parameters, tasks).gradient
-    generator = torch.Generator().manual_seed(5)
-    for _ in range(10):
-        along = {
-            key: torch.randn(value.shape, generator=generator, dtype=value.dtype) for key, value in parameters.items()
-        }
-        length = torch.stack([value.norm() for value in along.values()]).norm()
-        along = {key: value / length for key, value in along.items()}
-        actual = float(sum((gradient[key] * along[key]).sum() for key in gradient))
-        # The network has kinks. A long step may cross one, a short one drowns small derivatives in rounding; a wrong
-        # gradient agrees with neither.
-        expected = [directional_derivative(learner, parameters, tasks, along, step) for step in (1e-6, 1e-7)]
-        assert min(abs(actual / value - 1) for value in expected) < 1e-6
+    assert_exact(learner, parameters, tasks, directions=10)
 
 
 def test_meta_gradient_is_that_of_the_unrolled_loop() -> None:

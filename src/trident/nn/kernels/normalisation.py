@@ -47,6 +47,17 @@ def _of(which, v0, v1, v2, v3):
 
 
 @triton.jit
+def _pixel(y, at, keep):
+    return tl.load(y + at, mask=keep, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _cell(y, at, m0, m1, m2, m3, W: tl.constexpr, C: tl.constexpr):
+    """The four pixels of a pooling cell, where they are there."""
+    return _pixel(y, at, m0), _pixel(y, at + C, m1), _pixel(y, at + W * C, m2), _pixel(y, at + (W + 1) * C, m3)
+
+
+@triton.jit
 def _activate(y, y1, forward, tangent, p, N, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr,
               SLOPE: tl.constexpr, POOL: tl.constexpr, TANGENT: tl.constexpr, PRECISION: tl.constexpr,
               BP: tl.constexpr):  # fmt: skip
@@ -60,22 +71,20 @@ def _activate(y, y1, forward, tangent, p, N, H: tl.constexpr, W: tl.constexpr, C
     keep = (q < cells)[:, None]
     pixel, row, column, image = _place(q, N, H, W, POOL, True)
     at = (task * (N * H * W) + pixel)[:, None] * C + c
-    value = tl.load(y + at, mask=keep, other=0.0).to(tl.float32)
     if POOL:
-        v1 = tl.load(y + at + C, mask=keep, other=0.0).to(tl.float32)
-        v2 = tl.load(y + at + W * C, mask=keep, other=0.0).to(tl.float32)
-        v3 = tl.load(y + at + (W + 1) * C, mask=keep, other=0.0).to(tl.float32)
-        which = _winner(value, v1, v2, v3, s)
-        value = _of(which, value, v1, v2, v3)
+        v0, v1, v2, v3 = _cell(y, at, keep, keep, keep, keep, W, C)
+        which = _winner(v0, v1, v2, v3, s)
+        value = _of(which, v0, v1, v2, v3)
+    else:
+        value = _pixel(y, at, keep)
     z = s * value + t
     result = z * _slope(z, SLOPE)
     if TANGENT:
-        d = tl.load(y1 + at, mask=keep, other=0.0).to(tl.float32)
         if POOL:
-            d1 = tl.load(y1 + at + C, mask=keep, other=0.0).to(tl.float32)
-            d2 = tl.load(y1 + at + W * C, mask=keep, other=0.0).to(tl.float32)
-            d3 = tl.load(y1 + at + (W + 1) * C, mask=keep, other=0.0).to(tl.float32)
-            d = _of(which, d, d1, d2, d3)
+            d0, d1, d2, d3 = _cell(y1, at, keep, keep, keep, keep, W, C)
+            d = _of(which, d0, d1, d2, d3)
+        else:
+            d = _pixel(y1, at, keep)
         g = tangent + task * (4 * C) + c
         result = _slope(z, SLOPE) * (s * d + tl.load(g + 2 * C) * value + tl.load(g + 3 * C))
     result = rounded(result, PRECISION)
@@ -102,25 +111,23 @@ def _sums(y, y1, dp, dp1, forward, partial, N, H: tl.constexpr, W: tl.constexpr,
         keep = (q < cells)[:, None]
         pixel, row, column, image = _place(q, N, H, W, POOL, True)
         at = (task * (N * H * W) + pixel)[:, None] * C + c
-        value = tl.load(y + at, mask=keep, other=0.0).to(tl.float32)
         if POOL:
-            v1 = tl.load(y + at + C, mask=keep, other=0.0).to(tl.float32)
-            v2 = tl.load(y + at + W * C, mask=keep, other=0.0).to(tl.float32)
-            v3 = tl.load(y + at + (W + 1) * C, mask=keep, other=0.0).to(tl.float32)
-            which = _winner(value, v1, v2, v3, s)
-            value = _of(which, value, v1, v2, v3)
+            v0, v1, v2, v3 = _cell(y, at, keep, keep, keep, keep, W, C)
+            which = _winner(v0, v1, v2, v3, s)
+            value = _of(which, v0, v1, v2, v3)
+        else:
+            value = _pixel(y, at, keep)
         slope = _slope(s * value + t, SLOPE)
         to = (task * cells + q)[:, None] * C + c
-        delta = tl.load(dp + to, mask=keep, other=0.0).to(tl.float32) * slope
+        delta = _pixel(dp, to, keep) * slope
         if TANGENT:
-            d = tl.load(y1 + at, mask=keep, other=0.0).to(tl.float32)
             if POOL:
-                d1 = tl.load(y1 + at + C, mask=keep, other=0.0).to(tl.float32)
-                d2 = tl.load(y1 + at + W * C, mask=keep, other=0.0).to(tl.float32)
-                d3 = tl.load(y1 + at + (W + 1) * C, mask=keep, other=0.0).to(tl.float32)
-                d = _of(which, d, d1, d2, d3)
+                d0, d1, d2, d3 = _cell(y1, at, keep, keep, keep, keep, W, C)
+                d = _of(which, d0, d1, d2, d3)
+            else:
+                d = _pixel(y1, at, keep)
             sum2 += delta * d
-            delta = tl.load(dp1 + to, mask=keep, other=0.0).to(tl.float32) * slope
+            delta = _pixel(dp1, to, keep) * slope
         sum0 += delta
         sum1 += delta * value
     to = partial + (task * parts + part) * (3 * C) + tl.arange(0, C)
@@ -132,10 +139,10 @@ def _sums(y, y1, dp, dp1, forward, partial, N, H: tl.constexpr, W: tl.constexpr,
 @triton.jit
 def _put(dy, at, keep, y, y1, delta, k0, k1, ky1, TANGENT: tl.constexpr, PRECISION: tl.constexpr):
     """One pixel's gradient: the line through y, and the winner's share."""
-    value = tl.load(y + at, mask=keep, other=0.0).to(tl.float32)
+    value = _pixel(y, at, keep)
     result = k0 + k1 * value + delta
     if TANGENT:
-        result += ky1 * tl.load(y1 + at, mask=keep, other=0.0).to(tl.float32)
+        result += ky1 * _pixel(y1, at, keep)
     tl.store(dy + at, rounded(result, PRECISION).to(dy.dtype.element_ty), mask=keep)
 
 
@@ -161,25 +168,22 @@ def _spread(y, y1, dp, dp1, forward, gradient, dy, N, H: tl.constexpr, W: tl.con
     pixel, row, column, image = _place(q, N, H, W, POOL, False)
     at = (task * (N * H * W) + pixel)[:, None] * C + c
     m0 = inside[:, None]
-    value = tl.load(y + at, mask=m0, other=0.0).to(tl.float32)
     if POOL:
         m1 = (inside & (2 * column + 1 < W))[:, None]
         m2 = (inside & (2 * row + 1 < H))[:, None]
         m3 = m1 & m2
-        v1 = tl.load(y + at + C, mask=m1, other=0.0).to(tl.float32)
-        v2 = tl.load(y + at + W * C, mask=m2, other=0.0).to(tl.float32)
-        v3 = tl.load(y + at + (W + 1) * C, mask=m3, other=0.0).to(tl.float32)
-        which = _winner(value, v1, v2, v3, s)
+        v0, v1, v2, v3 = _cell(y, at, m0, m1, m2, m3, W, C)
+        which = _winner(v0, v1, v2, v3, s)
         to = (((task * N + image) * (H // 2) + row) * (W // 2) + column)[:, None] * C + c
         whole = m3
-        slope = _slope(s * _of(which, value, v1, v2, v3) + t, SLOPE)
+        slope = _slope(s * _of(which, v0, v1, v2, v3) + t, SLOPE)
     else:
         to = (task * cells + q)[:, None] * C + c
         whole = m0
-        slope = _slope(s * value + t, SLOPE)
-    delta = tl.load(dp + to, mask=whole, other=0.0).to(tl.float32) * slope
+        slope = _slope(s * _pixel(y, at, m0) + t, SLOPE)
+    delta = _pixel(dp, to, whole) * slope
     if TANGENT:
-        delta = s1 * delta + s * tl.load(dp1 + to, mask=whole, other=0.0).to(tl.float32) * slope
+        delta = s1 * delta + s * _pixel(dp1, to, whole) * slope
     else:
         delta = s * delta
     if POOL:
