@@ -84,7 +84,7 @@ def tiny_tasks(n_tasks: int = 2, inner_steps: int = 3, seed: int = 0, episode: E
 
 def tiny_learner(adaptation: AdaptationSettings, batch_norm: str = "transductive", **model: object) -> Learner:
     settings = replace(TINY_MODEL, **model)  # type: ignore[arg-type]
-    return Learner(Trident(settings, TINY_EPISODE), ObjectiveSettings(), adaptation, batch_norm)
+    return Learner(Trident(settings, TINY_EPISODE, adaptation.refinements), ObjectiveSettings(), adaptation, batch_norm)
 
 
 def doubles(parameters: Parameters) -> Parameters:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -72,6 +73,19 @@ def test_meta_gradient_against_finite_differences(
         if key.endswith("norm.gain"):
             parameters[key][::2] *= -0.7  # training can turn a batch norm's line upside down
     assert_exact(learner, parameters, tasks, directions=10)
+
+
+def test_a_wider_label_encoder_and_a_head_for_all_training_classes() -> None:
+    model: dict[str, Any] = {"label_channels": 7, "training_classes": 9, "classifier_start": "prototypes"}
+    learner = tiny_learner(AdaptationSettings("sgd", RATES["sgd"], 2, refinements=1), **model)
+    parameters, tasks = doubles(learner.model.initial(1)), tiny_tasks()
+    assert parameters["label_encoder.0.bias"].shape == (7,)
+    assert parameters["semantic_encoder.0.bias"].shape == (4,)
+    classes = torch.randint(0, 9, tasks.query_labels.shape, generator=torch.Generator().manual_seed(3))
+    assert_exact(learner, parameters, tasks._replace(query_classes=classes), directions=5)
+    without = learner.meta_gradient(parameters, tasks)
+    assert not without.gradient["training_classes.weight"].any()
+    assert not without.loss.training_classes.any()
 
 
 def test_meta_gradient_is_that_of_the_unrolled_loop() -> None:

@@ -16,8 +16,9 @@ from trident.episodes import EpisodeSampler, EpisodeSpec, Protocol, task_generat
 from trident.evaluate import predict, predict_one_by_one, set_up
 from trident.model import Trident
 from trident.recipes import load_recipe
+from trident.run_start import start_run
 from trident.tasks import TaskSource, alone
-from trident.train import start_run, train
+from trident.train import train
 
 
 class Silent:

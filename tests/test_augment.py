@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import TINY_RECIPE, source_for, tiny_store
-from trident.augment import SHIFT, Guises, disguise, draw_guises
+from trident.augment import COLOUR, LEAST_AREA, MOST_STRETCH, SHIFT, Guises, disguise, draw_guises
 
 
 def images(size: int = 20, n: int = 3) -> torch.Tensor:
@@ -15,8 +16,16 @@ def images(size: int = 20, n: int = 3) -> torch.Tensor:
     return torch.randint(0, 256, (2, n, size, size, 3), generator=generator, dtype=torch.uint8)
 
 
-def guises(mirrored: bool, down: int, right: int, n: int = 3) -> list[Guises]:
-    return [Guises(np.full(n, mirrored), np.tile([down, right], (n, 1)))] * 2
+def guises(mirrored: bool, down: int, right: int, n: int = 3, size: int = 20) -> list[Guises]:
+    return [Guises(np.full(n, mirrored), np.tile([-down, -right], (n, 1)), np.full((n, 2), size), None)] * 2
+
+
+def crops(
+    start: tuple[float, float], seen: tuple[float, float], colours: tuple[float, ...] = (1, 1, 1)
+) -> list[Guises]:
+    n = 3
+    parts = (np.tile(np.array(part, float), (n, 1)) for part in (start, seen, colours))
+    return [Guises(np.full(n, False), *parts)] * 2
 
 
 def test_nothing_changes_nothing() -> None:
@@ -37,11 +46,51 @@ def test_what_is_drawn(seed: int, kind: str) -> None:
     drawn = draw_guises(kind, 500, 84, np.random.default_rng(seed))
     assert 150 < drawn.mirrored.sum() < 350
     most = 84 // SHIFT if kind == "flip_shift" else 0
-    assert drawn.shifts.min() == -most
-    assert drawn.shifts.max() == most
+    assert drawn.starts.min() == -most
+    assert drawn.starts.max() == most
 
 
-@pytest.mark.parametrize("kind", ["flip", "flip_shift"])
+def test_what_is_drawn_of_crops() -> None:
+    drawn = draw_guises("crop_colour", 2000, 84, np.random.default_rng(0))
+    area = drawn.sizes.prod(1) / 84**2
+    stretch = drawn.sizes[:, 0] / drawn.sizes[:, 1]
+    assert LEAST_AREA * 0.8 < area.min() < LEAST_AREA * 1.02
+    assert 0.98 < area.max() <= 1
+    assert 1 / MOST_STRETCH - 1e-9 <= stretch.min() < 0.8
+    assert 1.25 < stretch.max() <= MOST_STRETCH + 1e-9
+    assert (drawn.starts >= 0).all()
+    assert (drawn.starts + drawn.sizes <= 84 + 1e-9).all()
+    assert drawn.colours is not None
+    assert drawn.colours.min() < 1 - 0.95 * COLOUR
+    assert drawn.colours.max() > 1 + 0.95 * COLOUR
+
+
+def test_the_whole_image_in_its_own_colours_is_the_image() -> None:
+    assert torch.equal(disguise(images(), crops((0, 0), (20, 20))), images())
+    assert torch.equal(disguise(images(), crops((3, 1), (20, 20)))[:, :, :-3, :-1], images()[:, :, 3:, 1:])
+
+
+def test_a_crop_is_enlarged_as_torch_would() -> None:
+    original = images()
+    cropped = disguise(original, crops((4, 6), (10, 8)))
+    part = original[:, :, 4:14, 6:14].flatten(0, 1).permute(0, 3, 1, 2).float()
+    wanted = F.interpolate(part, (20, 20), mode="bilinear", align_corners=False).permute(0, 2, 3, 1)
+    inside = (slice(None), slice(2, -2), slice(2, -2))  # further out the crop sees its neighbours, torch does not
+    assert (cropped.flatten(0, 1).float() - wanted)[inside].abs().max() <= 0.51
+
+
+def test_colours() -> None:
+    original, whole = images(), ((0, 0), (20, 20))
+    dark = disguise(original, crops(*whole, (0.6, 1, 1)))
+    assert (dark.float() - 0.6 * original.float()).abs().max() <= 0.51
+    flat = disguise(original, crops(*whole, (1, 0, 1))).flatten(2)
+    assert bool((flat == flat[:, :, :1]).all())
+    grey = disguise(original, crops(*whole, (1, 1, 0)))
+    looks = (original.float() * torch.tensor([0.299, 0.587, 0.114])).sum(-1, keepdim=True)
+    assert (grey.float() - looks).abs().max() <= 0.51
+
+
+@pytest.mark.parametrize("kind", ["flip", "flip_shift", "crop_colour"])
 def test_tasks_are_the_same_but_for_their_guises(kind: str) -> None:
     store = tiny_store()
     plain = source_for(TINY_RECIPE, store).batch([3, 4])

@@ -18,8 +18,9 @@ from trident.evaluate import Evaluation, predict
 from trident.execution import Execution, execution_for, make_learner
 from trident.model import Noise, TaskImages
 from trident.recipes import load_recipe
+from trident.run_start import start_run
 from trident.settings import Recipe
-from trident.train import start_run, train
+from trident.train import train
 
 
 def on_gpu(tasks: TaskBatch, dtype: torch.dtype | None = None) -> TaskBatch:
@@ -53,10 +54,11 @@ VARIANTS = [
     ("mini-5w1s", ["model.classifier_start=prototypes", "model.attfex=off"]),
     ("mini-5w1s", ["adaptation.order=first"]),
     ("mini-5w1s", ["model.method=protonet"]),
-    ("mini-5w1s", ["model.attfex=set", "model.classifier_start=prototypes", "model.classifier_refinements=2"]),
+    ("mini-5w1s", ["model.attfex=set", "model.classifier_start=prototypes", "adaptation.refinements=2"]),
     ("mini-5w5s", ["adaptation.rate=1e-4", "model.attfex=set", "model.attfex_pooling=classes"]),
     ("mini-5w1s", ["adaptation.steps=0", "model.channels=16", "model.log_var_bound=4"]),
     ("mini-5w1s", ["adaptation.steps=0", "model.classifier_start=prototypes", "model.attfex=set"]),
+    ("mini-5w1s", ["model.channels=16", "model.label_channels=32", "model.training_classes=5"]),
 ]
 
 

@@ -64,8 +64,17 @@ def test_elbo_against_a_hand_worked_example() -> None:
         reconstruction,
         label_kl,
         semantic_kl,
+        0.0,
     ]
     assert [float(part) for part in parts] == pytest.approx(expected, rel=1e-6)
+    # With a head for four training classes, of which the images are the last and the second.
+    output = output._replace(training_class_logits=torch.tensor([[[0.0, 0, 0, 0], [0, math.log(5), 0, 0]]]))
+    of_all = (math.log(4) + math.log(8 / 5)) / 2
+    weights = ObjectiveSettings(100, 0.01, 1, 1, training_classes_weight=10)
+    more = loss_parts(output, images, torch.tensor([[2, 0]]), weights, torch.tensor([[3, 1]]))
+    assert [float(part) for part in more] == pytest.approx(
+        [expected[0] + 10 * of_all, *expected[1:-1], of_all], rel=1e-6
+    )
 
 
 def run(model: Trident, tasks: TaskBatch, statistics: BatchNormStatistics | None = None) -> Output:
@@ -128,10 +137,8 @@ def test_inductive_statistics_keep_queries_apart(source: str) -> None:
 
 def test_refined_prototypes_are_soft_k_means() -> None:
     """One round, written out for each task: queries belong to classes by their probability, support images wholly."""
-    settings = replace(
-        TINY_MODEL, classifier_start="prototypes", classifier_width=7, classifier_refinements=1, attfex="off"
-    )
-    model, tasks = Trident(settings, TINY_EPISODE), tiny_tasks()
+    settings = replace(TINY_MODEL, classifier_start="prototypes", classifier_width=7, attfex="off")
+    model, tasks = Trident(settings, TINY_EPISODE, refinements=1), tiny_tasks()
     parameters = for_tasks(doubles(model.initial(0)), tasks.n_tasks)
     noise, statistics = tasks.query_noise[0], BatchNormStatistics()
     support = model.infer(parameters, tasks.images, "support", tasks.support_noise[0], statistics)

@@ -17,7 +17,8 @@ from trident.evaluate import Evaluation, predict
 from trident.execution import Execution, make_learner, make_model
 from trident.model import TaskImages
 from trident.protonet import ProtoNetLearner
-from trident.train import start_run, train
+from trident.run_start import start_run
+from trident.train import train
 
 RECIPE = replace(TINY_RECIPE, model=replace(TINY_RECIPE.model, method="protonet"))
 
@@ -28,9 +29,10 @@ class Silent:
     def on_validation(self, step: int, evaluation: Evaluation, best: bool) -> None: ...
 
 
-def test_it_is_nothing_but_the_encoder() -> None:
+def test_it_is_nothing_but_the_encoder_and_a_scale() -> None:
     keys = make_model(RECIPE).initial(0)
-    assert keys and all(key.startswith("label_encoder.") for key in keys)
+    assert {key.split(".")[0] for key in keys} == {"label_encoder", "classifier"}
+    assert keys["classifier.scale"].shape == ()
 
 
 def test_logits_are_negative_squared_distances_to_class_means() -> None:
@@ -45,7 +47,7 @@ def test_logits_are_negative_squared_distances_to_class_means() -> None:
     for task in range(2):
         for way in range(episode.n_way):
             mean = features[task, :n][tasks.support_labels[task] == way].mean(0)
-            expected = -(features[task, n:] - mean).square().sum(1)
+            expected = -parameters["classifier.scale"] * (features[task, n:] - mean).square().sum(1)
             torch.testing.assert_close(actual[task, :, way], expected)
 
 

@@ -23,8 +23,8 @@ POOLINGS = ("seeds", "moments", "classes")
 poolings = pytest.mark.parametrize("pooling", POOLINGS)
 
 
-def set_learner(pooling: str, steps: int = 2, **model: Any) -> Learner:
-    adaptation = AdaptationSettings("sgd", 1e-2, steps)
+def set_learner(pooling: str, steps: int = 2, refinements: int = 0, **model: Any) -> Learner:
+    adaptation = AdaptationSettings("sgd", 1e-2, steps, refinements=refinements)
     return tiny_learner(adaptation, attfex="set", attfex_pooling=pooling, **model)
 
 
@@ -56,7 +56,7 @@ def test_no_order_matters(pooling: str, classifier_start: str, seed: int, residu
         pooling,
         attfex_residual=residual,
         classifier_start=classifier_start,
-        classifier_refinements=refinements if classifier_start == "prototypes" else 0,
+        refinements=refinements if classifier_start == "prototypes" else 0,
     )
     learner = replace(learner, model=replace(learner.model, episode=episode))
     tasks = tiny_tasks(seed=seed, episode=episode)
@@ -120,6 +120,6 @@ def test_with_prototypes_any_number_of_classes_and_shots(pooling: str) -> None:
 
 @pytest.mark.parametrize(("pooling", "refinements"), [("seeds", 0), ("moments", 0), ("classes", 0), ("seeds", 2)])
 def test_meta_gradient_against_finite_differences(pooling: str, refinements: int) -> None:
-    start = {"classifier_start": "prototypes", "classifier_refinements": refinements} if refinements else {}
+    start: dict[str, Any] = {"classifier_start": "prototypes", "refinements": refinements} if refinements else {}
     learner, tasks = set_learner(pooling, steps=2, **start), tiny_tasks()
     assert_exact(learner, doubles(learner.model.initial(1)), tasks, directions=4)

@@ -24,9 +24,10 @@ from trident.errors import TridentError
 from trident.evaluate import Evaluation, evaluate
 from trident.execution import make_model
 from trident.model import Trident
+from trident.run_start import resume_run, start_run
 from trident.settings import Recipe
 from trident.tasks import TaskSource
-from trident.train import resume_run, start_run, train
+from trident.train import train
 
 
 class Silent:

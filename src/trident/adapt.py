@@ -35,6 +35,7 @@ class TaskBatch(NamedTuple):
     query_labels: Tensor  # (task, n_queries) int64
     support_noise: tuple[Noise, ...]  # one for each inner step, and at least one
     query_noise: tuple[Noise, ...]  # one for each prediction; the first is the outer loss's
+    query_classes: Tensor | None = None  # (task, n_queries) int64, their places among all training classes
 
     @property
     def support_labels(self) -> Tensor:
@@ -86,7 +87,8 @@ class Learner:
         output = self.model.generate(parameters, latents, statistics)
         labels = tasks.support_labels if target == "support" else tasks.query_labels
         targets = tasks.images.pixels[:, tasks.images.rows(target)]
-        parts = loss_parts(output, targets, labels, self.objective)
+        classes = None if target == "support" else tasks.query_classes
+        parts = loss_parts(output, targets, labels, self.objective, classes)
         return parts, output.logits, statistics.seen
 
     def inner_step(

@@ -96,6 +96,7 @@ class Episode(NamedTuple):
     support_labels: np.ndarray  # (n_support,) int64 in 0 .. n_way - 1
     query: np.ndarray  # (n_queries,) int64
     query_labels: np.ndarray  # (n_queries,) int64
+    classes: np.ndarray  # (n_way,) int64: places among the classes of the split
 
 
 def task_generator(seed: int, stream: str, index: int) -> np.random.Generator:
@@ -137,7 +138,8 @@ class EpisodeSampler:
 
     def draw(self, generator: np.random.Generator) -> Episode:
         spec = self.spec
-        chosen = [self.classes[i] for i in generator.choice(len(self.classes), spec.n_way, replace=False)]
+        classes = generator.choice(len(self.classes), spec.n_way, replace=False)
+        chosen = [self.classes[i] for i in classes]
         if self.protocol.balance == "balanced":
             counts = [spec.n_query] * spec.n_way
         else:
@@ -157,7 +159,7 @@ class EpisodeSampler:
         permutation = generator.permutation(spec.n_queries)
         if self.protocol.query_order == "shuffled":
             query_places, query_labels = query_places[permutation], query_labels[permutation]
-        return Episode(np.concatenate(support), np.repeat(ways, spec.n_shot), query_places, query_labels)
+        return Episode(np.concatenate(support), np.repeat(ways, spec.n_shot), query_places, query_labels, classes)
 
 
 def _share_out(total: int, proportions: np.ndarray, room: Sequence[int]) -> list[int]:

@@ -72,9 +72,10 @@ def why_not_fused(device: str, recipe: Recipe, precision: str) -> str | None:
         return "it needs a C compiler, with which Triton builds its launchers"
     if recipe.protocol.batch_norm != "transductive":
         return f"it knows transductive batch norm only, and protocol.batch_norm is '{recipe.protocol.batch_norm}'"
-    if model.channels not in FUSED_CHANNELS:
-        return f"it takes 16, 32 or 64 channels, and model.channels is {model.channels}"
-    if model.channels == 64 and (precision in ("fp32", "tf32") or capability < (9, 0)):
+    numbers = {model.label_encoder_channels} | ({model.channels} if model.method == "trident" else set())
+    if not numbers <= set(FUSED_CHANNELS):
+        return f"it takes 16, 32 or 64 channels, and the recipe has {' and '.join(map(str, sorted(numbers)))}"
+    if 64 in numbers and (precision in ("fp32", "tf32") or capability < (9, 0)):
         return "it takes 64 channels only in 16 bits, and with compute capability 9.0 or more"
     if model.image_size % 2:
         return f"it takes images of an even size, and model.image_size is {model.image_size}"
@@ -93,7 +94,9 @@ def with_latents(learner: AnyLearner) -> Learner:
 
 def make_model(recipe: Recipe) -> Trident | ProtoNet:
     """The recipe's network, which knows its parameters but holds none."""
-    return (Trident if recipe.model.method == "trident" else ProtoNet)(recipe.model, recipe.episode)
+    if recipe.model.method == "protonet":
+        return ProtoNet(recipe.model, recipe.episode)
+    return Trident(recipe.model, recipe.episode, recipe.adaptation.refinements)
 
 
 def make_learner(recipe: Recipe, execution: Execution, running: Parameters | None = None) -> AnyLearner:

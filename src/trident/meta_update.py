@@ -32,8 +32,9 @@ def update(
         factor = min(1.0, settings.clip_norm / max(norm, 1e-12)) / tasks
     else:
         factor = min(1.0, settings.clip_norm / max(norm / tasks, 1e-12)) / tasks
-    for key, value in parameters.items():
-        value.grad = gradient[key] * factor
+    scaled = torch._foreach_mul([gradient[key] for key in parameters], factor)
+    for value, share in zip(parameters.values(), scaled, strict=True):
+        value.grad = share
     for group in optimizer.param_groups:
         group["lr"] = rate
     optimizer.step()

@@ -23,7 +23,7 @@ from trident.nn.activation import activate
 from trident.nn.attfex import Attfex, Classes, Extractor, Moments, Positional, Seeds, TaskFeatures
 from trident.nn.batch_norm import BatchNormStatistics
 from trident.nn.classes import class_means, members_of
-from trident.nn.conv4 import Conv4, feature_sizes
+from trident.nn.conv4 import Conv4
 from trident.nn.conv_layer import ConvLayer
 from trident.nn.convolution import patches_of
 from trident.nn.decoder import Decoder
@@ -91,6 +91,7 @@ class Output(NamedTuple):
     label: Gaussian
     semantic: Gaussian
     reconstruction: Tensor | None  # (task, image, height, width, channel)
+    training_class_logits: Tensor | None = None  # (task, image, training class), where there is a head for them
 
 
 @dataclass(frozen=True)
@@ -99,32 +100,30 @@ class Trident:
 
     settings: ModelSettings
     episode: EpisodeSpec
+    refinements: int = 0  # rounds in which the queries share in the prototypes
 
     @property
     def semantic_encoder(self) -> Conv4:
-        return self._encoder("semantic_encoder")
+        return self._encoder("semantic_encoder", self.settings.channels)
 
     @property
     def label_encoder(self) -> Conv4:
-        return self._encoder("label_encoder")
+        return self._encoder("label_encoder", self.settings.label_encoder_channels)
 
-    def _encoder(self, name: str) -> Conv4:
+    def _encoder(self, name: str, channels: int) -> Conv4:
         s = self.settings
-        return Conv4(name, s.image_channels, s.channels, s.activation, s.block_order)
-
-    @property
-    def n_features(self) -> int:
-        return self.settings.channels * feature_sizes(self.settings.image_size)[-1] ** 2
+        return Conv4(name, s.image_channels, channels, s.activation, s.block_order)
 
     @property
     def semantic_head(self) -> GaussianHead:
         s = self.settings
-        return GaussianHead("semantic", self.n_features, s.semantic_latents, s.initial_log_var, s.log_var_bound)
+        inputs = self.semantic_encoder.n_features(s.image_size)
+        return GaussianHead("semantic", inputs, s.semantic_latents, s.initial_log_var, s.log_var_bound)
 
     @property
     def label_head(self) -> GaussianHead:
         s = self.settings
-        inputs = self.n_features + s.semantic_latents
+        inputs = self.label_encoder.n_features(s.image_size) + s.semantic_latents
         return GaussianHead("label", inputs, s.label_latents, s.initial_log_var, s.log_var_bound)
 
     @property
@@ -149,7 +148,7 @@ class Trident:
         if s.attfex == "positional":
             return Positional("attfex", self.episode.n_images, s.attfex_width_m)
         if s.attfex_pooling == "seeds":
-            return Seeds("attfex", s.channels, s.attfex_width_m)
+            return Seeds("attfex", s.label_encoder_channels, s.attfex_width_m)
         return (Moments if s.attfex_pooling == "moments" else Classes)("attfex", s.attfex_width_m)
 
     @property
@@ -159,6 +158,11 @@ class Trident:
             Linear("classifier.0", s.label_latents, s.classifier_width),
             Linear("classifier.1", s.classifier_width, self.episode.n_way),
         )
+
+    @property
+    def training_class_head(self) -> Linear | None:
+        s = self.settings
+        return Linear("training_classes", s.classifier_width, s.training_classes) if s.training_classes else None
 
     @property
     def decoder(self) -> Decoder:
@@ -177,6 +181,8 @@ class Trident:
             start |= self.attfex.initial(generator)
         for layer in self.classifier:
             start |= layer.initial(generator)
+        if self.training_class_head is not None:
+            start |= self.training_class_head.initial(generator)
         start |= self.decoder.initial(generator)
         if self.settings.classifier_start == "prototypes":
             del start["classifier.1.weight"], start["classifier.1.bias"]  # `prototype_classifier` makes them
@@ -217,6 +223,7 @@ class Trident:
             Gaussian(*(x[:, first:] for x in latents.label)),
             Gaussian(*(x[:, first:] for x in latents.semantic)),
             reconstruction,
+            self.training_class_logits(parameters, latents),
         )
 
     def classify(self, parameters: Parameters, latents: Latents) -> Tensor:
@@ -226,7 +233,7 @@ class Trident:
         if latents.context_labels is None:
             return logits
         support = members_of(latents.context_labels, self.episode.n_way, features)
-        for _ in range(self.settings.classifier_refinements):
+        for _ in range(self.refinements):
             # Each query belongs to every class in part, by the probability it was given before.
             queries = torch.softmax(logits, -1).transpose(1, 2)  # (task, n_way, query)
             prototypes = class_means(torch.cat([support, queries], 2), features)
@@ -234,12 +241,18 @@ class Trident:
             logits = self.classifier[1](parameters | last, features[:, latents.n_context :])
         return logits
 
+    def training_class_logits(self, parameters: Parameters, latents: Latents) -> Tensor | None:
+        if self.training_class_head is None:
+            return None
+        features = self._classifier_features(parameters, latents.z_label[:, latents.n_context :])
+        return self.training_class_head(parameters, features)
+
     def has_context(self, target: Target, batch_norm: str) -> bool:
         """Whether the support set comes along with the queries, at its latents' means.
 
         It does to give its statistics to batch norm, or to have the prototypes refined.
         """
-        return target == "query" and (batch_norm == "support" or self.settings.classifier_refinements > 0)
+        return target == "query" and (batch_norm == "support" or self.refinements > 0)
 
     def infer(
         self,

@@ -1,7 +1,8 @@
 """The yardstick: a Prototypical Network (Snell et al. 2017) on the same Conv4, trained and measured the same way.
 
 Queries are classified by their squared distance to the mean features of the support classes. There is nothing to adapt,
-nothing to sample and nothing to reconstruct.
+nothing to sample and nothing to reconstruct. Distances are multiplied by a learned scale, as TRIDENT's to its
+prototypes are: without it most of the training goes into shrinking sixteen hundred features.
 """
 
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from trident.nn.parameters import Parameters
 from trident.objective import LossParts
 from trident.settings import ModelSettings
 
+SCALE = 6.4  # start of the learned scale of distances, over the number of features
+
 
 @dataclass(frozen=True)
 class ProtoNet:
@@ -29,24 +32,26 @@ class ProtoNet:
     @property
     def encoder(self) -> Conv4:
         s = self.settings
-        return Conv4("label_encoder", s.image_channels, s.channels, s.activation, s.block_order)
+        return Conv4("label_encoder", s.image_channels, s.label_encoder_channels, s.activation, s.block_order)
 
     def initial(self, seed: int) -> Parameters:
-        return self.encoder.initial(torch.Generator().manual_seed(seed))
+        scale = torch.tensor(SCALE / self.encoder.n_features(self.settings.image_size))
+        return self.encoder.initial(torch.Generator().manual_seed(seed)) | {"classifier.scale": scale}
 
     def initial_running(self) -> Parameters:
         return {key: value for layer in self.encoder.layers for key, value in layer.initial_running().items()}
 
     def __call__(self, parameters: Parameters, images: TaskImages, statistics: BatchNormStatistics) -> Tensor:
         """Logits of the queries: (task, query, n_way)."""
-        return self.classify(self.encoder(parameters, images.patches, statistics), images)
+        features = self.encoder(parameters, images.patches, statistics)
+        return self.classify(parameters["classifier.scale"], features, images)
 
-    def classify(self, features: Tensor, images: TaskImages) -> Tensor:
-        """The same, from the feature maps of all images (task, image, h, w, channel)."""
+    def classify(self, scale: Tensor, features: Tensor, images: TaskImages) -> Tensor:
+        """The same, from the scale (task,) and the feature maps of all images (task, image, h, w, channel)."""
         features, n = features.flatten(2), images.n_support  # (task, image, feature)
         members = members_of(images.support_labels, self.episode.n_way, features)
         prototypes = class_means(members, features[:, :n])  # (task, n_way, feature)
-        return -(features[:, n:, None] - prototypes[:, None]).square().sum(3)
+        return -scale[:, None, None] * (features[:, n:, None] - prototypes[:, None]).square().sum(3)
 
 
 @dataclass(frozen=True)
@@ -88,4 +93,4 @@ def as_meta_gradient(
 ) -> MetaGradient:
     loss, none = loss.detach(), torch.zeros_like(loss.detach())
     accuracy = (logits.detach().argmax(-1) == tasks.query_labels).float().mean(1)
-    return MetaGradient(gradient, LossParts(loss, loss, none, none, none), accuracy, seen)
+    return MetaGradient(gradient, LossParts(loss, loss, none, none, none, none), accuracy, seen)

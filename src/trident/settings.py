@@ -31,14 +31,15 @@ class ModelSettings:
     image_size: int = setting(84, "height and width of the images in pixels")
     image_channels: int = setting(3, "3 for colour, 1 for grey")
     channels: int = setting(32, "feature maps in each block of the Conv4 encoders and of the decoder")
+    label_channels: int | None = setting(None, "the label encoder's own number of them; 'none' takes model.channels")
     label_latents: int = setting(64, "size of z_label")
     semantic_latents: int = setting(64, "size of z_semantic")
     classifier_width: int = setting(32, "hidden units between z_label and the logits")
     classifier_start: Literal["learned", "prototypes"] = setting(
         "learned", "last layer before adaptation: learned (paper), or the support classes' mean features, for any n_way"
     )
-    classifier_refinements: int = setting(
-        0, "rounds in which the queries, by what they are taken for, share in the prototypes (with prototypes only)"
+    training_classes: int = setting(
+        0, "classes of a second head, an aid in training alone, that tells all training classes apart; 0 for none"
     )
     attfex: Literal["positional", "set", "off"] = setting(
         "positional", "the paper's AttFEX with one weight for each image position; one that knows no places; or none"
@@ -63,19 +64,20 @@ class ModelSettings:
     )
     log_var_bound: float | None = setting(None, "squash log-variances smoothly into (-bound, bound); 'none' does not")
 
+    @property
+    def label_encoder_channels(self) -> int:
+        return self.label_channels or self.channels
+
     def __post_init__(self) -> None:
         for name in ("channels", "label_latents", "semantic_latents", "classifier_width"):
             require(getattr(self, name) >= 1, f"model.{name} is {getattr(self, name)}: at least 1 is needed")
+        require(
+            self.label_channels is None or self.label_channels >= 1,
+            f"model.label_channels is {self.label_channels}: at least 1 is needed, or 'none'",
+        )
+        require(self.training_classes >= 0, f"model.training_classes is {self.training_classes}: 0 or more is needed")
         for name in ("attfex_width_m", "attfex_width_n"):
             require(getattr(self, name) >= 1, f"model.{name} is {getattr(self, name)}: at least 1 is needed")
-        require(
-            self.classifier_refinements >= 0,
-            f"model.classifier_refinements is {self.classifier_refinements}: 0 or more is needed",
-        )
-        require(
-            self.classifier_refinements == 0 or self.classifier_start == "prototypes",
-            "model.classifier_refinements needs model.classifier_start=prototypes: there is nothing else to refine",
-        )
         require(self.image_size >= 16, f"model.image_size is {self.image_size}: four poolings need at least 16 pixels")
         require(self.image_channels in (1, 3), f"model.image_channels is {self.image_channels}: it must be 1 or 3")
         require(
@@ -96,6 +98,9 @@ class ObjectiveSettings:
     reconstruction_weight: float = setting(0.01, "the paper's alpha_1, on the summed squared error of an image")
     label_kl_weight: float = setting(1.0, "on KL(q(z_label) || N(0, I))")
     semantic_kl_weight: float = setting(1.0, "on KL(q(z_semantic) || N(0, I))")
+    training_classes_weight: float = setting(
+        100.0, "on the cross-entropy of the head for all training classes, where model.training_classes has one"
+    )
 
     def __post_init__(self) -> None:
         for entry in dataclasses.fields(self):
@@ -111,13 +116,18 @@ class AdaptationSettings:
     rate: float = setting(1e-3, "the paper's alpha")
     steps: int = setting(5, "the paper's n")
     order: Literal["second", "first"] = setting("second", "differentiate through the inner steps, or not (cheaper)")
+    refinements: int = setting(
+        0, "rounds, after the inner steps, in which the queries share in the prototypes by what they are taken for"
+    )
 
     def describe(self) -> str:
-        return f"{self.steps or 'no'} inner step{'' if self.steps == 1 else 's'}"
+        rounds = f", {self.refinements} refinement{'' if self.refinements == 1 else 's'}" if self.refinements else ""
+        return f"{self.steps or 'no'} inner step{'' if self.steps == 1 else 's'}{rounds}"
 
     def __post_init__(self) -> None:
         require(self.rate >= 0 and math.isfinite(self.rate), f"adaptation.rate is {self.rate}: 0 or more is needed")
-        require(self.steps >= 0, f"adaptation.steps is {self.steps}: 0 or more is needed")
+        for name in ("steps", "refinements"):
+            require(getattr(self, name) >= 0, f"adaptation.{name} is {getattr(self, name)}: 0 or more is needed")
 
 
 @dataclass(frozen=True)
@@ -128,9 +138,10 @@ class TrainingSettings:
     tasks_per_step: int = setting(20, "the paper's B")
     rate: float = setting(1e-4, "the paper's beta, the rate of the meta-optimiser Adam")
     schedule: Literal["constant", "cosine"] = setting("constant", "rate over time: constant, or cosine to zero")
-    augmentation: Literal["none", "flip", "flip_shift"] = setting(
-        "none", "training images mirrored at random, or mirrored and shifted by up to a tenth of their size"
+    augmentation: Literal["none", "flip", "flip_shift", "crop_colour"] = setting(
+        "none", "training images mirrored; mirrored and shifted; or mirrored, cropped, and their colours changed"
     )
+    refinements: int | None = setting(None, "adaptation.refinements in training; 'none' takes as many as at test")
     clip_norm: float | None = setting(1.0, "largest norm of the meta-gradient; 'none' does not clip")
     clip_applies_to: Literal["sum", "mean"] = setting(
         "sum", "clip the sum over tasks, then divide by B (released code), or clip their mean"
@@ -152,6 +163,10 @@ class TrainingSettings:
         require(
             self.validation_n_way is None or self.validation_n_way >= 1,
             f"training.validation_n_way is {self.validation_n_way}: at least 1 is needed, or 'none'",
+        )
+        require(
+            self.refinements is None or self.refinements >= 0,
+            f"training.refinements is {self.refinements}: 0 or more is needed, or 'none'",
         )
         require(self.rate > 0 and math.isfinite(self.rate), f"training.rate is {self.rate}: it must be above 0")
         require(
@@ -178,3 +193,10 @@ class Recipe:
     objective: ObjectiveSettings = ObjectiveSettings()
     adaptation: AdaptationSettings = AdaptationSettings()
     training: TrainingSettings = TrainingSettings()
+
+    def __post_init__(self) -> None:
+        rounds = self.adaptation.refinements or self.training.refinements
+        require(
+            self.model.classifier_start == "prototypes" or not rounds,
+            "adaptation.refinements needs model.classifier_start=prototypes: there is nothing else to refine",
+        )

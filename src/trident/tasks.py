@@ -49,6 +49,7 @@ class TaskSource:
         self.stream = stream
         self.device = torch.device(device)
         self.sampled = latents != "mean"
+        self.with_classes = model.training_classes > 0 and sampler.split == "train"
         self.sizes = (model.semantic_latents, model.label_latents)
         self.support_draws = max(1, adaptation.steps)  # a start from prototypes needs noise even without inner steps
         self.predictions = predictions
@@ -64,18 +65,20 @@ class TaskSource:
             if self.augmentation != "none":
                 size, n_images = self.sampler.store.image_size, self.sampler.spec.n_images
                 guises.append(draw_guises(self.augmentation, n_images, size, generator))
-        support, support_labels, query, query_labels = (np.stack(part) for part in zip(*episodes, strict=True))
+        support, support_labels, query, query_labels, classes = (np.stack(part) for part in zip(*episodes, strict=True))
         stacked = [
             Noise(*(torch.from_numpy(np.stack(part)).to(self.device) for part in zip(*draws, strict=True)))
             for draws in zip(*noises, strict=True)
         ]
         stored = self._stored(np.concatenate([support, query], 1))
         stored = disguise(stored, guises) if guises else stored
+        query_classes = torch.from_numpy(np.take_along_axis(classes, query_labels, 1)).to(self.device)
         return TaskBatch(
             TaskImages(stored, torch.from_numpy(support_labels).to(self.device)),
             torch.from_numpy(query_labels).to(self.device),
             tuple(stacked[: self.support_draws]),
             tuple(stacked[self.support_draws :]),
+            query_classes if self.with_classes else None,
         )
 
     def _noise(self, generator: np.random.Generator) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -6,30 +6,28 @@ the validation classes), `log.jsonl` and, if TensorBoard is installed, its event
 
 import math
 import os
-import platform
 import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
-import trident
 from trident.adapt import MetaGradient, TaskBatch
 from trident.checkpoint import BEST, LAST, Checkpoint, save_checkpoint
 from trident.data.store import ImageStore
 from trident.episodes import EpisodeSampler
-from trident.errors import NotFiniteError, TridentError
-from trident.evaluate import Evaluation, check_episode, check_images, chunks_of, evaluate
-from trident.execution import Execution, execution_for, make_learner, make_model
+from trident.errors import NotFiniteError
+from trident.evaluate import Evaluation, chunks_of, evaluate
+from trident.execution import Execution, execution_for, make_learner
 from trident.meta_update import make_optimizer, optimizer_state, rate_at, update
 from trident.objective import LossParts
 from trident.run_log import RunLog
-from trident.settings import Recipe, TrainingSettings
+from trident.run_start import in_training, in_validation
+from trident.settings import TrainingSettings
 from trident.tasks import TaskSource
 
 RUNNING_MOMENTUM = 0.01  # weight of a new step in the running batch-norm statistics
@@ -41,97 +39,6 @@ class Observer(Protocol):
     def on_step(self, step: int, values: dict[str, float]) -> None: ...
 
     def on_validation(self, step: int, evaluation: Evaluation, best: bool) -> None: ...
-
-
-def check_run(recipe: Recipe, store: ImageStore) -> None:
-    """Whether the recipe can be trained on these data."""
-    if recipe.protocol.batch_norm == "running":
-        raise TridentError(
-            "protocol.batch_norm is 'running': these statistics are gathered in training and serve evaluation only; "
-            "train with 'transductive' or 'support'"
-        )
-    if recipe.protocol.queries_at_once == "one":
-        raise TridentError("protocol.queries_at_once is 'one': it serves evaluation only; train with 'all'")
-    check_images(recipe, store)
-    validation = _validation(recipe)
-    try:
-        check_episode(recipe, validation.episode)
-    except TridentError as error:
-        raise TridentError(f"training.validation_n_way is {validation.episode.n_way}, but {error}") from error
-    EpisodeSampler(store, "train", recipe.episode, recipe.protocol)
-    EpisodeSampler(store, "val", validation.episode, recipe.protocol)
-
-
-def _validation(recipe: Recipe) -> Recipe:
-    """The recipe as validation tasks see it."""
-    n_way = recipe.training.validation_n_way or recipe.episode.n_way
-    return replace(recipe, episode=replace(recipe.episode, n_way=n_way))
-
-
-def start_run(
-    recipe: Recipe,
-    store: ImageStore,
-    data: str,
-    out: Path,
-    device: str,
-    engine: str = "auto",
-    precision: str = "auto",
-) -> Checkpoint:
-    """Check everything, then make the run's folder with its first checkpoint. `data` is how to find the store again."""
-    check_run(recipe, store)
-    execution = execution_for(device, engine, precision, recipe)
-    if (out / LAST).exists() or (out / BEST).exists():
-        raise TridentError(f"{out} already holds a run: continue it with --resume {out}, or choose another folder")
-    if out.exists() and not out.is_dir():
-        raise TridentError(f"{out} is a file: --out needs a folder")
-    provenance = {
-        "trident": trident.__version__,
-        "torch": str(torch.__version__),
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "device": device,
-        "engine": execution.engine,
-        "precision": execution.precision,
-        "data": data,
-        "dataset": store.dataset,
-        "fingerprint": store.fingerprint,
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-    model = make_model(recipe)
-    start = Checkpoint(
-        recipe, model.initial(recipe.training.seed), model.initial_running(), step=0, provenance=provenance
-    )
-    existed = out.exists()
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        save_checkpoint(out / LAST, start)
-    except OSError as error:
-        raise TridentError(f"cannot make the folder {out}: {error.strerror}") from error
-    except TridentError:
-        if not existed:
-            out.rmdir()
-        raise
-    return start
-
-
-def resume_run(checkpoint: Checkpoint, store: ImageStore, out: Path) -> Checkpoint:
-    """The checkpoint itself, once it is clear that the data are the ones it was trained on."""
-    if checkpoint.provenance["fingerprint"] != store.fingerprint:
-        raise TridentError(
-            f"{out} was trained on other data: its {checkpoint.provenance['dataset']} has the fingerprint "
-            f"{checkpoint.provenance['fingerprint'][:12]}, this one {store.fingerprint[:12]}"
-        )
-    return checkpoint
-
-
-def check_resumable(before: Recipe, after: Recipe) -> None:
-    """Refuse changes that would make the run something other than one long run."""
-    free = {"steps", "tasks_per_chunk", "validate_every", "validation_tasks", "save_every", "log_every"}
-    if before.training.schedule == "cosine":
-        free.discard("steps")  # the rate at every step hangs on their number
-    kept = {name: getattr(before.training, name) for name in free}
-    if replace(after, training=replace(after.training, **kept)) != before:
-        raise TridentError(f"a resumed run can only change {', '.join(f'training.{name}' for name in sorted(free))}")
 
 
 def train(
@@ -147,7 +54,7 @@ def train(
     recipe, settings = start.recipe, start.recipe.training
     execution = _execution(start, device, engine, precision)
     provenance = start.provenance | {"device": device, "engine": execution.engine, "precision": execution.precision}
-    learner = make_learner(recipe, execution)
+    learner = make_learner(in_training(recipe), execution)
     sampler = EpisodeSampler(store, "train", recipe.episode, recipe.protocol)
     source = TaskSource(
         sampler,
@@ -182,7 +89,7 @@ def train(
                 raise _InterruptedError
 
         return evaluate(
-            _validation(recipe),
+            in_validation(recipe),
             {key: value.detach() for key, value in parameters.items()},
             running,
             store,
@@ -218,8 +125,8 @@ def train(
             began = time.perf_counter()
             result = _summed([learner.meta_gradient(parameters, batch) for batch in batches.of(step)])
             batches.draw(step + 1)  # while the GPU, if there is one, is at work
-            norm = float(torch.stack(torch._foreach_norm(list(result.gradient.values()))).norm())
-            culprit = _not_finite(result, norm)
+            values = _summary(result)
+            culprit = _not_finite(values)
             if culprit is not None:
                 save_checkpoint(out / LAST, current())
                 raise NotFiniteError(
@@ -227,14 +134,17 @@ def train(
                     f"{out / LAST}; try a new run with a lower adaptation.rate or training.rate, or a log_var_bound"
                 )
             rate = rate_at(settings, step)
-            update(parameters, optimizer, result.gradient, norm, rate, settings)
-            for key, value in result.statistics.items():
-                # A plain average at first, so that nothing of the initial values remains in it.
-                running[key] = torch.lerp(running[key], value.mean(0), max(RUNNING_MOMENTUM, 1 / (step + 1)))
+            update(parameters, optimizer, result.gradient, values["gradient_norm"], rate, settings)
+            keys = list(result.statistics)
+            # A plain average at first, so that nothing of the initial values remains in it.
+            moved = torch._foreach_lerp(
+                [running[key] for key in keys],
+                [result.statistics[key].mean(0) for key in keys],
+                max(RUNNING_MOMENTUM, 1 / (step + 1)),
+            )
+            running |= dict(zip(keys, moved, strict=True))
             step += 1
-            values = {name: float(part.mean()) for name, part in result.loss._asdict().items()}
-            values |= {"accuracy": 100 * float(result.accuracy.mean()), "gradient_norm": norm, "rate": rate}
-            values["seconds"] = time.perf_counter() - began
+            values |= {"rate": rate, "seconds": time.perf_counter() - began}
             log.step(step, values, last_of_window=step % settings.log_every == 0 or step == settings.steps)
             observer.on_step(step, values)
             if step % settings.save_every == 0:
@@ -284,12 +194,20 @@ def _summed(chunks: list[MetaGradient]) -> MetaGradient:
     )
 
 
-def _not_finite(result: MetaGradient, norm: float) -> str | None:
+def _summary(result: MetaGradient) -> dict[str, float]:
+    """What is logged of a step: fetched from a GPU in one go, because each fetching waits for it."""
+    norm = torch.stack(torch._foreach_norm(list(result.gradient.values()))).norm()
+    means = [*(part.mean() for part in result.loss), 100 * result.accuracy.mean()]
+    names = [*LossParts._fields, "accuracy", "gradient_norm"]
+    return dict(zip(names, torch.stack([*means, norm]).tolist(), strict=True))
+
+
+def _not_finite(values: dict[str, float]) -> str | None:
     """What blew up, if anything did. The loss's parts come before their total: the part is the culprit."""
-    bad = [name for name, part in result.loss._asdict().items() if not bool(torch.isfinite(part).all())]
+    bad = [name for name in LossParts._fields if not math.isfinite(values[name])]
     if bad:
         return f"{next((name for name in bad if name != 'total'), 'total')} loss"
-    return None if math.isfinite(norm) else "meta-gradient"
+    return None if math.isfinite(values["gradient_norm"]) else "meta-gradient"
 
 
 class _InterruptedError(Exception):

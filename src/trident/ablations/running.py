@@ -21,7 +21,8 @@ from trident.episodes import EpisodeSampler
 from trident.errors import NotFiniteError, TridentError
 from trident.evaluate import Evaluation, Progress, evaluate_checkpoint
 from trident.recipes import recipe_values
-from trident.train import Observer, check_run, resume_run, start_run, train
+from trident.run_start import check_run, resume_run, start_run
+from trident.train import Observer, train
 
 _LOCK = "lock"
 

@@ -23,9 +23,9 @@ from trident.evaluate import check_all_at_once, chunks_of, default_chunk, predic
 from trident.execution import Execution, make_learner, make_model
 from trident.model import TaskImages
 from trident.nn.parameters import Parameters
+from trident.run_start import check_run
 from trident.settings import Recipe
 from trident.tasks import TaskSource
-from trident.train import check_run
 from trident.workers import side_by_side
 
 Progress = Callable[[str, int, int], None]

@@ -45,7 +45,7 @@ class PlainLoop:
             ("protocol.batch_norm", protocol.batch_norm, ("transductive",)),
             ("protocol.latents", protocol.latents, ("sample", "mean")),
             ("model.attfex", self.recipe.model.attfex, ("positional", "off")),
-            ("model.classifier_refinements", self.recipe.model.classifier_refinements, (0,)),
+            ("adaptation.refinements", self.recipe.adaptation.refinements, (0,)),
             ("model.attfex_residual", self.recipe.model.attfex_residual, (False,)),
         ):
             if found not in covered:

@@ -76,6 +76,9 @@ def train(
     settings: Settings = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the run's files; made if need be.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Continue this run from its last checkpoint.")] = None,
+    start_from: Annotated[
+        Path | None, typer.Option(help="Begin with the trained weights of this run, as far as the networks agree.")
+    ] = None,
     data: Annotated[
         str | None, typer.Option(help="A store made by 'trident data prepare'. The glyphs need none.")
     ] = None,
@@ -88,6 +91,8 @@ def train(
     if resume is not None:
         if out is not None:
             raise TridentError("--resume RUN goes on in the run's own folder: leave --out away")
+        if start_from is not None:
+            raise TridentError("--resume RUN goes on with the run's own weights: leave --start-from away")
         _resume(resume, overrides_of(words), data, device, engine, precision)
         return
     if recipe is None or "=" in recipe or recipe.startswith("-"):
@@ -99,9 +104,11 @@ def train(
     loaded = load_recipe(recipe, overrides_of(settings))
     source = data_of(loaded, data, None)
     store, device = open_data(source), device_of(device)
-    from trident.train import start_run
+    from trident.checkpoint import load_checkpoint
+    from trident.run_start import start_run
 
-    start = start_run(loaded, store, source, out, device, engine, precision)
+    weights = None if start_from is None else load_checkpoint(start_from)
+    start = start_run(loaded, store, source, out, device, engine, precision, weights)
     _train(start, store, out, device, engine, precision)
 
 
@@ -110,7 +117,7 @@ def _resume(run: Path, overrides: list[str], data: str | None, device: str, engi
 
     from trident.checkpoint import LAST, load_checkpoint
     from trident.recipes import with_overrides
-    from trident.train import check_resumable, resume_run
+    from trident.run_start import check_resumable, resume_run
 
     if not run.is_dir():
         raise TridentError(f"there is no run at {run}: --resume takes the folder given to --out before")

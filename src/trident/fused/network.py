@@ -33,7 +33,7 @@ def slope_of(settings: ModelSettings) -> float:
 def pictures_of(tasks: TaskBatch, precision: str, settings: ModelSettings) -> Pictures:
     """The tasks' images, unless they are too many: the kernels count numbers in 32 bits."""
     n_tasks, n, size = tasks.images.stored.shape[:3]
-    largest = n_tasks * n * size**2 * settings.channels
+    largest = n_tasks * n * size**2 * max(settings.channels, settings.label_encoder_channels)
     if largest >= 2**31:
         raise TridentError(
             f"{n_tasks} tasks of {n} images of {size}x{size} at once are too many for the fused engine: set "
@@ -158,10 +158,11 @@ class FusedNetwork:
             first = latents.n_context
             hidden = self.model.decoder.hidden(leaves, latents.codes[:, first:])
             label, semantic = (Gaussian(*(x[:, first:] for x in of)) for of in (latents.label, latents.semantic))
-            output = Output(logits, label, semantic, None)
+            output = Output(logits, label, semantic, None, self.model.training_class_logits(leaves, latents))
             decoded = self.decoder.forward(parameters, hidden.detach(), images.target(target))
             n = labels.shape[1]
-            parts = weighed_parts(output, decoded.error / n, labels, self.objective)
+            classes = None if target == "support" else tasks.query_classes
+            parts = weighed_parts(output, decoded.error / n, labels, self.objective, classes)
             share = self.objective.reconstruction_weight / n
             hidden_gradient = self.decoder.backward(decoded, share, out).requires_grad_(differentiable)
             gradients = torch.autograd.grad(

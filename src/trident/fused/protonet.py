@@ -14,6 +14,8 @@ from trident.model import Noise
 from trident.nn.parameters import Parameters
 from trident.protonet import ProtoNetLearner, as_meta_gradient, query_loss
 
+SCALE = "classifier.scale"
+
 
 @dataclass(frozen=True)
 class FusedProtoNetLearner(ProtoNetLearner):
@@ -29,7 +31,7 @@ class FusedProtoNetLearner(ProtoNetLearner):
 
     def query_logits(self, adapted: Parameters, tasks: TaskBatch, noise: Noise) -> Tensor:
         with computing(self.precision, tasks.query_labels.device):
-            return self.model.classify(self._encode(adapted, tasks).features, tasks.images)
+            return self.model.classify(adapted[SCALE], self._encode(adapted, tasks).features, tasks.images)
 
     def meta_gradient(self, parameters: Parameters, tasks: TaskBatch) -> MetaGradient:
         return self.recordings(self.compute, parameters, tasks)
@@ -39,12 +41,14 @@ class FusedProtoNetLearner(ProtoNetLearner):
             own = for_each_task({key: value.detach() for key, value in parameters.items()}, tasks)
             encoded = self._encode(own, tasks)
             with torch.enable_grad():
-                features = encoded.features.requires_grad_()
-                logits = self.model.classify(features, tasks.images)
+                features, scale = encoded.features.requires_grad_(), own[SCALE].detach().requires_grad_()
+                logits = self.model.classify(scale, features, tasks.images)
                 loss = query_loss(logits, tasks)
-                (gradient,) = torch.autograd.grad(loss.sum(), features)
+                gradient, of_scale = torch.autograd.grad(loss.sum(), [features, scale])
             layout = Layout(own)
             flat = layout.zeros(tasks.n_tasks, gradient.device)
-            self.encoder.backward(own, encoded, gradient, layout.split(flat))
+            out = layout.split(flat)
+            out[SCALE].copy_(of_scale)
+            self.encoder.backward(own, encoded, gradient, out)
             summed = {key: value[0] for key, value in layout.split(flat.sum(0, keepdim=True)).items()}
             return as_meta_gradient(summed, loss, logits, tasks, self.encoder.statistics(own, encoded))

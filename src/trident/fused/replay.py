@@ -79,7 +79,9 @@ def computing(precision: str, device: torch.device) -> Iterator[None]:
 
 def tensors_of(tasks: TaskBatch) -> list[Tensor]:
     noises = (*tasks.support_noise, *tasks.query_noise)
-    return [tasks.images.stored, tasks.support_labels, tasks.query_labels, *(x for noise in noises for x in noise)]
+    classes = [] if tasks.query_classes is None else [tasks.query_classes]
+    labels = [tasks.support_labels, tasks.query_labels]
+    return [tasks.images.stored, *labels, *(x for noise in noises for x in noise), *classes]
 
 
 def signature(tasks: TaskBatch) -> tuple[Any, ...]:
@@ -89,6 +91,7 @@ def signature(tasks: TaskBatch) -> tuple[Any, ...]:
 
 def _rebuilt(tasks: TaskBatch, tensors: list[Tensor]) -> TaskBatch:
     images, support_labels, query_labels, *noise = tensors
+    classes = None if tasks.query_classes is None else noise.pop()
     pairs = [Noise(*noise[i : i + 2]) for i in range(0, len(noise), 2)]
     n = len(tasks.support_noise)
-    return TaskBatch(TaskImages(images, support_labels), query_labels, tuple(pairs[:n]), tuple(pairs[n:]))
+    return TaskBatch(TaskImages(images, support_labels), query_labels, tuple(pairs[:n]), tuple(pairs[n:]), classes)

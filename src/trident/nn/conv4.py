@@ -30,6 +30,9 @@ class Conv4:
             for i in range(BLOCKS)
         )
 
+    def n_features(self, image_size: int) -> int:
+        return self.channels * feature_sizes(image_size)[-1] ** 2
+
     def initial(self, generator: torch.Generator) -> Parameters:
         return {key: value for layer in self.layers for key, value in layer.initial(generator).items()}
 
