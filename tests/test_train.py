@@ -133,17 +133,18 @@ def test_chunks_of_the_meta_batch_give_the_same_result(tmp_path: Path) -> None:
         torch.testing.assert_close(value, chunked.parameters[key], rtol=1e-3, atol=1e-4)
 
 
-def test_validation_may_have_another_number_of_classes(tmp_path: Path) -> None:
-    settings = replace(TINY_RECIPE.training, steps=2, validate_every=2, validation_n_way=2)
+def test_training_tasks_may_be_larger(tmp_path: Path) -> None:
+    settings = replace(TINY_RECIPE.training, steps=2, validate_every=2, task_ways=5, task_queries=3, task_refinements=0)
     recipe = replace(TINY_RECIPE, training=settings)
-    with pytest.raises(TridentError, match=r"validation_n_way is 2, but these weights classify 3 ways, not 2"):
+    with pytest.raises(
+        TridentError, match=r"training tasks are 5-way 2-shot, but these weights classify 3 ways, not 5"
+    ):
         start_run(recipe, tiny_store(), "noise", tmp_path / "learned", "cpu")
     assert not (tmp_path / "learned").exists()
     model = replace(recipe.model, classifier_start="prototypes", attfex="set")
-    end = run(tmp_path / "any", replace(recipe, model=model))
+    end = run(tmp_path / "any", replace(recipe, model=model, adaptation=replace(recipe.adaptation, refinements=1)))
     assert end.best is not None
-    assert end.best["protocol"]["n_way"] == 2
-    assert end.recipe.episode.n_way == 3
+    assert (end.best["protocol"]["n_way"], end.best["protocol"]["n_query"]) == (3, 2)
 
 
 def test_learning_happens(tmp_path: Path) -> None:

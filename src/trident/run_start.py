@@ -19,16 +19,22 @@ from trident.nn.parameters import Parameters
 from trident.settings import Recipe
 
 
-def in_validation(recipe: Recipe) -> Recipe:
-    """The recipe as validation tasks see it."""
-    n_way = recipe.training.validation_n_way or recipe.episode.n_way
-    return replace(recipe, episode=replace(recipe.episode, n_way=n_way))
-
-
 def in_training(recipe: Recipe) -> Recipe:
-    """The recipe as training tasks see it."""
-    rounds = recipe.training.refinements
-    return recipe if rounds is None else replace(recipe, adaptation=replace(recipe.adaptation, refinements=rounds))
+    """The recipe as training tasks see it, which may be larger than those it is measured on."""
+    training, episode, adaptation = recipe.training, recipe.episode, recipe.adaptation
+    return replace(
+        recipe,
+        episode=replace(
+            episode,
+            n_way=_or_else(training.task_ways, episode.n_way),
+            n_query=_or_else(training.task_queries, episode.n_query),
+        ),
+        adaptation=replace(adaptation, refinements=_or_else(training.task_refinements, adaptation.refinements)),
+    )
+
+
+def _or_else(own: int | None, other: int) -> int:
+    return other if own is None else own
 
 
 def check_run(recipe: Recipe, store: ImageStore) -> None:
@@ -44,13 +50,13 @@ def check_run(recipe: Recipe, store: ImageStore) -> None:
     known, found = recipe.model.training_classes, len(store.classes_of("train"))
     if known not in (0, found):
         raise TridentError(f"model.training_classes is {known}, but {store.dataset} has {found} training classes")
-    validation = in_validation(recipe)
+    episode = in_training(recipe).episode
     try:
-        check_episode(recipe, validation.episode)
+        check_episode(recipe, episode)
     except TridentError as error:
-        raise TridentError(f"training.validation_n_way is {validation.episode.n_way}, but {error}") from error
-    EpisodeSampler(store, "train", recipe.episode, recipe.protocol)
-    EpisodeSampler(store, "val", validation.episode, recipe.protocol)
+        raise TridentError(f"training tasks are {episode.describe()}, but {error}") from error
+    EpisodeSampler(store, "train", episode, recipe.protocol)
+    EpisodeSampler(store, "val", recipe.episode, recipe.protocol)
 
 
 def start_run(

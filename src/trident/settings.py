@@ -141,7 +141,11 @@ class TrainingSettings:
     augmentation: Literal["none", "flip", "flip_shift", "crop_colour"] = setting(
         "none", "training images mirrored; mirrored and shifted; or mirrored, cropped, and their colours changed"
     )
-    refinements: int | None = setting(None, "adaptation.refinements in training; 'none' takes as many as at test")
+    task_ways: int | None = setting(
+        None, "classes in a training task; 'none' takes episode.n_way. Others need a network for any number of classes"
+    )
+    task_queries: int | None = setting(None, "queries of each class in a training task; 'none' takes episode.n_query")
+    task_refinements: int | None = setting(None, "adaptation.refinements in training; 'none' takes as many as at test")
     clip_norm: float | None = setting(1.0, "largest norm of the meta-gradient; 'none' does not clip")
     clip_applies_to: Literal["sum", "mean"] = setting(
         "sum", "clip the sum over tasks, then divide by B (released code), or clip their mean"
@@ -150,9 +154,6 @@ class TrainingSettings:
     seed: int = setting(0, "decides the initial weights, the tasks and the noise")
     validate_every: int = setting(1000, "steps between two validations")
     validation_tasks: int = setting(200, "tasks in one validation")
-    validation_n_way: int | None = setting(
-        None, "classes in a validation task; 'none' takes episode.n_way. Needs a network for any number of classes"
-    )
     save_every: int = setting(100, "steps between two checkpoints")
     log_every: int = setting(10, "steps between two lines of the log")
 
@@ -160,14 +161,11 @@ class TrainingSettings:
         for name in ("steps", "tasks_per_step", "validate_every", "validation_tasks", "save_every", "log_every"):
             require(getattr(self, name) >= 1, f"training.{name} is {getattr(self, name)}: at least 1 is needed")
         require(self.validation_tasks >= 2, "training.validation_tasks is 1: an interval needs at least 2")
-        require(
-            self.validation_n_way is None or self.validation_n_way >= 1,
-            f"training.validation_n_way is {self.validation_n_way}: at least 1 is needed, or 'none'",
-        )
-        require(
-            self.refinements is None or self.refinements >= 0,
-            f"training.refinements is {self.refinements}: 0 or more is needed, or 'none'",
-        )
+        for name, least in (("task_ways", 1), ("task_queries", 1), ("task_refinements", 0)):
+            value = getattr(self, name)
+            require(
+                value is None or value >= least, f"training.{name} is {value}: {least} or more is needed, or 'none'"
+            )
         require(self.rate > 0 and math.isfinite(self.rate), f"training.rate is {self.rate}: it must be above 0")
         require(
             self.clip_norm is None or self.clip_norm > 0,
@@ -195,7 +193,7 @@ class Recipe:
     training: TrainingSettings = TrainingSettings()
 
     def __post_init__(self) -> None:
-        rounds = self.adaptation.refinements or self.training.refinements
+        rounds = self.adaptation.refinements or self.training.task_refinements
         require(
             self.model.classifier_start == "prototypes" or not rounds,
             "adaptation.refinements needs model.classifier_start=prototypes: there is nothing else to refine",

@@ -26,7 +26,7 @@ from trident.execution import Execution, execution_for, make_learner
 from trident.meta_update import make_optimizer, optimizer_state, rate_at, update
 from trident.objective import LossParts
 from trident.run_log import RunLog
-from trident.run_start import in_training, in_validation
+from trident.run_start import in_training
 from trident.settings import TrainingSettings
 from trident.tasks import TaskSource
 
@@ -55,7 +55,7 @@ def train(
     execution = _execution(start, device, engine, precision)
     provenance = start.provenance | {"device": device, "engine": execution.engine, "precision": execution.precision}
     learner = make_learner(in_training(recipe), execution)
-    sampler = EpisodeSampler(store, "train", recipe.episode, recipe.protocol)
+    sampler = EpisodeSampler(store, "train", in_training(recipe).episode, recipe.protocol)
     source = TaskSource(
         sampler,
         recipe.model,
@@ -89,7 +89,7 @@ def train(
                 raise _InterruptedError
 
         return evaluate(
-            in_validation(recipe),
+            recipe,
             {key: value.detach() for key, value in parameters.items()},
             running,
             store,

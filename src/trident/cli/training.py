@@ -35,7 +35,7 @@ def recipes(name: Annotated[str | None, typer.Argument(help="A recipe: show all 
 
     if name is None:
         for known in recipe_names():
-            print(f"{known:12} {load_recipe(known).summary}")
+            print(f"{known:19} {load_recipe(known).summary}")
         return
     recipe = load_recipe(name)
     values = recipe_values(recipe)
