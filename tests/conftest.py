@@ -82,6 +82,17 @@ def tiny_tasks(n_tasks: int = 2, inner_steps: int = 3, seed: int = 0, episode: E
     )
 
 
+def one_task(tasks: TaskBatch, index: int) -> TaskBatch:
+    only = slice(index, index + 1)
+    return TaskBatch(
+        TaskImages(tasks.images.stored[only], tasks.support_labels[only]),
+        tasks.query_labels[only],
+        tuple(Noise(*(part[only] for part in noise)) for noise in tasks.support_noise),
+        tuple(Noise(*(part[only] for part in noise)) for noise in tasks.query_noise),
+        None if tasks.query_classes is None else tasks.query_classes[only],
+    )
+
+
 def tiny_learner(adaptation: AdaptationSettings, batch_norm: str = "transductive", **model: object) -> Learner:
     settings = replace(TINY_MODEL, **model)  # type: ignore[arg-type]
     return Learner(Trident(settings, TINY_EPISODE, adaptation.refinements), ObjectiveSettings(), adaptation, batch_norm)

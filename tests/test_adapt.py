@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from conftest import TINY_RECIPE, doubles, source_for, tiny_learner, tiny_store, tiny_tasks
+from conftest import TINY_RECIPE, doubles, one_task, source_for, tiny_learner, tiny_store, tiny_tasks
 from trident.adapt import InnerState, Learner, TaskBatch, _adam_step
-from trident.model import Noise, TaskImages, Trident
+from trident.model import Trident
 from trident.nn.parameters import Parameters
 from trident.settings import AdaptationSettings
 
@@ -105,16 +105,6 @@ def test_meta_gradient_is_that_of_the_unrolled_loop() -> None:
     actual = learner.meta_gradient(start, tasks).gradient
     for key, value in zip(leaves, expected, strict=True):
         torch.testing.assert_close(actual[key], value)
-
-
-def one_task(tasks: TaskBatch, index: int) -> TaskBatch:
-    only = slice(index, index + 1)
-    return TaskBatch(
-        TaskImages(tasks.images.stored[only], tasks.support_labels[only]),
-        tasks.query_labels[only],
-        tuple(Noise(*(part[only] for part in noise)) for noise in tasks.support_noise),
-        tuple(Noise(*(part[only] for part in noise)) for noise in tasks.query_noise),
-    )
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])

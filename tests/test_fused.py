@@ -2,20 +2,21 @@
 
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 import pytest
 import torch
 from torch import Tensor
 
-from conftest import doubles
+from conftest import doubles, one_task
 from gpu import gpu, gpu_nan
-from trident.adapt import MetaGradient, TaskBatch
+from trident.adapt import TaskBatch
 from trident.bench.benchmarks import relative_error
 from trident.bench.made_up import made_up_tasks
 from trident.checkpoint import LAST, Checkpoint, load_checkpoint
 from trident.data.glyphs import open_glyphs
 from trident.evaluate import Evaluation, predict
-from trident.execution import Execution, execution_for, make_learner
+from trident.execution import AnyLearner, Execution, execution_for, make_learner
 from trident.model import Noise, TaskImages
 from trident.recipes import load_recipe
 from trident.run_start import start_run
@@ -33,6 +34,7 @@ def on_gpu(tasks: TaskBatch, dtype: torch.dtype | None = None) -> TaskBatch:
         tasks.query_labels.cuda(),
         tuple(Noise(*map(moved, noise)) for noise in tasks.support_noise),
         tuple(Noise(*map(moved, noise)) for noise in tasks.query_noise),
+        None if tasks.query_classes is None else tasks.query_classes.cuda(),
     )
 
 
@@ -70,15 +72,8 @@ def test_the_meta_gradient_is_the_plain_one(name: str, settings: list[str]) -> N
     tasks = made_up_tasks(recipe, 3)
     parameters = {key: value.cuda() for key, value in plain.model.initial(0).items()}
     exact = plain.meta_gradient(doubles(parameters), on_gpu(tasks, torch.float64))
-    single = plain.meta_gradient(parameters, on_gpu(tasks))
     found = fused.meta_gradient(parameters, on_gpu(tasks))
     again = fused.meta_gradient(parameters, on_gpu(tasks))
-
-    def error(result: MetaGradient) -> float:
-        return relative_error(doubles(result.gradient), exact.gradient)
-
-    print(f"\n{name} {settings}: fused {error(found):.1e}, plain float32 {error(single):.1e}")
-    assert error(found) < max(3e-4, 3 * error(single))
     for part, expected in zip(found.loss, exact.loss, strict=True):
         torch.testing.assert_close(part.double(), expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(found.accuracy, exact.accuracy)
@@ -87,6 +82,17 @@ def test_the_meta_gradient_is_the_plain_one(name: str, settings: list[str]) -> N
         torch.testing.assert_close(found.statistics[key].double(), value, rtol=1e-3, atol=1e-4)
     for key, value in found.gradient.items():
         assert torch.equal(value, again.gradient[key]), f"{key} is not reproducible"
+
+    def error(learner: AnyLearner, task: TaskBatch) -> float:
+        exact = plain.meta_gradient(doubles(parameters), on_gpu(task, torch.float64)).gradient
+        return relative_error(doubles(learner.meta_gradient(parameters, on_gpu(task)).gradient), exact)
+
+    # The network has kinks: rounding that crosses one turns a gradient by a thousandth or so, in either engine. Few
+    # tasks lie so near to one, a wrong gradient would be wrong in all of them.
+    apart = [one_task(made_up_tasks(recipe, 5), index) for index in range(5)]
+    fused_error, plain_error = (median(error(learner, task) for task in apart) for learner in (fused, plain))
+    print(f"\n{name} {settings}: fused {fused_error:.1e}, plain float32 {plain_error:.1e}")
+    assert fused_error < max(3e-4, 3 * plain_error)
 
 
 @gpu
