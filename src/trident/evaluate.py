@@ -15,6 +15,7 @@ from trident.data.store import ImageStore
 from trident.episodes import EpisodeSampler, EpisodeSpec, Protocol
 from trident.errors import NotFiniteError, TridentError
 from trident.execution import AnyLearner, Execution, execution_for, make_learner
+from trident.model import TaskImages
 from trident.nn.parameters import Parameters
 from trident.settings import AdaptationSettings, Recipe
 from trident.tasks import TaskSource, alone
@@ -80,29 +81,35 @@ class Evaluation:
         return {"accuracy": self.accuracy, "ci95": self.ci95, "protocol": protocol, "execution": execution}
 
 
-def predict(learner: AnyLearner, parameters: Parameters, tasks: TaskBatch) -> Tensor:
+def predict(learner: AnyLearner, parameters: Parameters, tasks: TaskBatch, mirrored: bool = False) -> Tensor:
     """Log-probabilities of the queries' classes after adaptation: (task, query, n_way).
 
-    Of the mean probability, where there are several draws of noise.
+    Of the mean probability, where there are several draws of noise, or `mirrored` asks for the mirror images too.
     """
+    if mirrored:
+        images = TaskImages(tasks.images.stored.flip(3), tasks.support_labels)
+        both = [predict(learner, parameters, tasks), predict(learner, parameters, tasks._replace(images=images))]
+        return torch.logaddexp(*both) - math.log(2)
     adapted, _ = learner.adapt(parameters, tasks)[-1]
     with torch.no_grad():
         draws = [torch.log_softmax(learner.query_logits(adapted, tasks, noise), -1) for noise in tasks.query_noise]
         return torch.logsumexp(torch.stack(draws), 0) - math.log(len(draws)) if len(draws) > 1 else draws[0]
 
 
-def predict_one_by_one(learner: AnyLearner, parameters: Parameters, tasks: TaskBatch, at_once: int) -> Tensor:
+def predict_one_by_one(
+    learner: AnyLearner, parameters: Parameters, tasks: TaskBatch, at_once: int, mirrored: bool = False
+) -> Tensor:
     """The same, but each query is the only one of its task."""
     model = learner.model.settings
     fill = model.method == "trident" and model.attfex == "positional"
     n_queries = tasks.query_labels.shape[1]
 
     def of_task(task: int) -> Tensor:
-        parts = [
-            predict(learner, parameters, alone(tasks, task, range(n_queries)[start : start + at_once], fill))[:, 0]
+        parts = (
+            alone(tasks, task, range(n_queries)[start : start + at_once], fill)
             for start in range(0, n_queries, at_once)
-        ]
-        return torch.cat(parts)
+        )
+        return torch.cat([predict(learner, parameters, part, mirrored)[:, 0] for part in parts])
 
     return torch.stack([of_task(task) for task in range(tasks.n_tasks)])
 
@@ -201,9 +208,9 @@ def evaluate(
     def predicted(indices: range) -> tuple[np.ndarray, np.ndarray]:
         batch = source.batch(indices)
         if recipe.protocol.queries_at_once == "one":
-            found = predict_one_by_one(learner, parameters, batch, at_once)
+            found = predict_one_by_one(learner, parameters, batch, at_once, recipe.adaptation.mirrored)
         else:
-            found = predict(learner, parameters, batch)
+            found = predict(learner, parameters, batch, recipe.adaptation.mirrored)
         return found.double().cpu().numpy(), batch.query_labels.cpu().numpy()
 
     log_probabilities, labels = [], []

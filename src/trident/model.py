@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from trident.episodes import EpisodeSpec
@@ -34,6 +35,7 @@ from trident.settings import ModelSettings
 
 Target = Literal["support", "query"]
 PROTOTYPE_SCALE = 0.1  # start of the learned scale of distances to prototypes
+UNIT_SCALE = 7.0  # the same, between features of length 1
 
 
 @dataclass(frozen=True)
@@ -186,7 +188,7 @@ class Trident:
         start |= self.decoder.initial(generator)
         if self.settings.classifier_start == "prototypes":
             del start["classifier.1.weight"], start["classifier.1.bias"]  # `prototype_classifier` makes them
-            start["classifier.scale"] = torch.tensor(PROTOTYPE_SCALE)
+            start[self._scale] = torch.tensor(UNIT_SCALE if self._unit else PROTOTYPE_SCALE)
         return start
 
     def initial_running(self) -> Parameters:
@@ -228,7 +230,7 @@ class Trident:
 
     def classify(self, parameters: Parameters, latents: Latents) -> Tensor:
         """Logits of the target images: (task, image, n_way)."""
-        features = self._classifier_features(parameters, latents.z_label)
+        features = self._compared_features(parameters, latents.z_label)
         logits: Tensor = self.classifier[1](parameters, features)[:, latents.n_context :]
         if latents.context_labels is None:
             return logits
@@ -298,17 +300,31 @@ class Trident:
 
     def prototype_classifier(self, parameters: Parameters, support: Latents, labels: Tensor) -> Parameters:
         """A last layer whose logits are scaled negative squared distances to the support classes' mean features."""
-        features = self._classifier_features(parameters, support.z_label)  # (task, n_support, classifier_width)
+        features = self._compared_features(parameters, support.z_label)  # (task, n_support, classifier_width)
         members = members_of(labels, self.episode.n_way, features)
         return self._last_layer(parameters, class_means(members, features))
 
     def _last_layer(self, parameters: Parameters, prototypes: Tensor) -> Parameters:
         """Prototypes (task, n_way, classifier_width) as weight and bias."""
-        scale = parameters["classifier.scale"]  # (task,)
+        scale = parameters[self._scale]  # (task,)
         return {
             "classifier.1.weight": 2 * scale[:, None, None] * prototypes,
             "classifier.1.bias": -scale[:, None] * prototypes.square().sum(2),
         }
+
+    @property
+    def _unit(self) -> bool:
+        return self.settings.classifier_features == "unit"
+
+    @property
+    def _scale(self) -> str:
+        """Two names, because a scale learned for one kind of features means nothing for the other."""
+        return "classifier.unit_scale" if self._unit else "classifier.scale"
+
+    def _compared_features(self, parameters: Parameters, z_label: Tensor) -> Tensor:
+        """What distances to prototypes are measured between."""
+        features = self._classifier_features(parameters, z_label)
+        return F.normalize(features, dim=2) if self._unit else features
 
     def _classifier_features(self, parameters: Parameters, z_label: Tensor) -> Tensor:
         return activate(self.classifier[0](parameters, z_label), self.settings.activation)

@@ -38,6 +38,9 @@ class ModelSettings:
     classifier_start: Literal["learned", "prototypes"] = setting(
         "learned", "last layer before adaptation: learned (paper), or the support classes' mean features, for any n_way"
     )
+    classifier_features: Literal["plain", "unit"] = setting(
+        "plain", "distances to prototypes are between features as they are, or between features of length 1"
+    )
     training_classes: int = setting(
         0, "classes of a second head, an aid in training alone, that tells all training classes apart; 0 for none"
     )
@@ -78,6 +81,10 @@ class ModelSettings:
         require(self.training_classes >= 0, f"model.training_classes is {self.training_classes}: 0 or more is needed")
         for name in ("attfex_width_m", "attfex_width_n"):
             require(getattr(self, name) >= 1, f"model.{name} is {getattr(self, name)}: at least 1 is needed")
+        require(
+            self.classifier_features == "plain" or self.classifier_start == "prototypes",
+            "model.classifier_features=unit needs model.classifier_start=prototypes: there are no distances otherwise",
+        )
         require(self.image_size >= 16, f"model.image_size is {self.image_size}: four poolings need at least 16 pixels")
         require(self.image_channels in (1, 3), f"model.image_channels is {self.image_channels}: it must be 1 or 3")
         require(
@@ -120,9 +127,14 @@ class AdaptationSettings:
         0, "rounds, after the inner steps, in which the queries share in the prototypes by what they are taken for"
     )
 
+    mirrored: bool = setting(
+        False, "predict from the images and from their mirror images, and take the mean probability (not in training)"
+    )
+
     def describe(self) -> str:
+        steps = f"{self.steps or 'no'} inner step{'' if self.steps == 1 else 's'}"
         rounds = f", {self.refinements} refinement{'' if self.refinements == 1 else 's'}" if self.refinements else ""
-        return f"{self.steps or 'no'} inner step{'' if self.steps == 1 else 's'}{rounds}"
+        return steps + rounds + (", mirror images too" if self.mirrored else "")
 
     def __post_init__(self) -> None:
         require(self.rate >= 0 and math.isfinite(self.rate), f"adaptation.rate is {self.rate}: 0 or more is needed")

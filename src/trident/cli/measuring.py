@@ -7,6 +7,7 @@ import typer
 
 from trident.cli.app import app
 from trident.cli.options import (
+    SETTINGS,
     Chunk,
     Data,
     Device,
@@ -15,6 +16,7 @@ from trident.cli.options import (
     PrecisionName,
     RunPath,
     Seed,
+    Settings,
     Split,
     Tasks,
     data_of,
@@ -24,9 +26,10 @@ from trident.cli.options import (
 )
 
 
-@app.command(short_help="Measure accuracy.")
+@app.command(context_settings=SETTINGS, short_help="Measure accuracy.")
 def evaluate(
     run: RunPath,
+    settings: Settings = None,
     data: Data = None,
     split: Split = "test",
     tasks: Tasks = 600,
@@ -62,7 +65,10 @@ def evaluate(
     precision: PrecisionName = "auto",
     as_json: Json = False,
 ) -> None:
-    """Measure accuracy, by default on tasks from the test classes. What is not given is as in training."""
+    """Measure accuracy, by default on tasks from the test classes. What is not given is as in training.
+
+    Settings such as adaptation.refinements=0 override the run's own, as the options do.
+    """
     from trident.console import counting
     from trident.evaluate import evaluate_checkpoint
 
@@ -79,7 +85,8 @@ def evaluate(
         "protocol.latent_samples": latent_samples,
         "adaptation.steps": inner_steps,
     }
-    checkpoint = load_for_measuring(run, [f"{key}={value}" for key, value in given.items() if value is not None])
+    options = [f"{key}={value}" for key, value in given.items() if value is not None]
+    checkpoint = load_for_measuring(run, [*(settings or []), *options])
     store = open_data(data_of(checkpoint.recipe, data, checkpoint))
     sample = sample_of(split, tasks, seed, device, tasks_per_chunk, engine, precision)
     with counting("evaluating tasks") as progress:
