@@ -5,7 +5,7 @@ whole state of the random generators.
 """
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from trident.files import atomic_file
 from trident.nn.parameters import Parameters
 from trident.recipes import recipe_from, recipe_values
 from trident.settings import Recipe
+from trident.weights import weight_names, weights_file
 
 LAST = "last.safetensors"
 BEST = "best.safetensors"
@@ -45,11 +46,20 @@ class Checkpoint:
             "recipe": self.recipe.name,
             "step": self.step,
             "trained_on": self.provenance.get("dataset"),
+            "steps_before": self.steps_before,
         }
+
+    @property
+    def steps_before(self) -> int:
+        """Steps of the run whose weights this one began with, and of those before it."""
+        start = self.provenance.get("start")
+        return int(start["step"]) + int(start["steps_before"]) if start else 0
 
     def described(self) -> str:
         about = self.describe()
-        return f"recipe {about['recipe']}, trained on {about['trained_on'] or 'unknown data'} for {self.step} steps"
+        before = f"{self.steps_before} and another " if self.steps_before else ""
+        trained_on = about["trained_on"] or "unknown data"
+        return f"recipe {about['recipe']}, trained on {trained_on} for {before}{self.step} steps"
 
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
@@ -72,15 +82,20 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """From a file, or from a run's folder: its best weights, or its last ones if there are no best ones yet."""
+    """From a file, or from a run's folder: its best weights, or its last ones if there are no best ones yet.
+
+    A name of weights that come with the package will do, where there is no such file or folder.
+    """
     path = Path(path)
+    if not path.exists() and str(path) in weight_names():
+        path = weights_file(str(path))
     if path.is_dir():
         found = [path / name for name in (BEST, LAST) if (path / name).is_file()]
         if not found:
             raise TridentError(f"{path} is not a run: it holds neither {BEST} nor {LAST}")
         path = found[0]
     if not path.is_file():
-        raise TridentError(f"there is no run or weights file at {path}")
+        raise TridentError(f"there is no run or weights file at {path}, and 'trident weights' does not list it")
     try:
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
@@ -112,6 +127,19 @@ def load_checkpoint(path: Path) -> Checkpoint:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise TridentError(f"{path} is damaged: {error!r}") from error
+
+
+def shareable(checkpoint: Checkpoint) -> Checkpoint:
+    """For others: what it was trained on and how, but nothing that only this machine can use."""
+    return replace(checkpoint, optimizer={}, provenance=_without_paths(checkpoint.provenance))
+
+
+def _without_paths(provenance: dict[str, Any]) -> dict[str, Any]:
+    kept = {key: value for key, value in provenance.items() if key not in ("data", "start")}
+    if "start" in provenance:
+        start = {key: value for key, value in provenance["start"].items() if key != "file"}
+        kept["start"] = start | {"provenance": _without_paths(start["provenance"])}
+    return kept
 
 
 def _as_in(expected: Parameters, found: Parameters, path: Path) -> Parameters:

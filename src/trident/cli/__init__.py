@@ -1,6 +1,6 @@
 """The `trident` command. Heavy imports stay inside the commands, so that help is there at once."""
 
-from trident.cli import ablation, bench, data, looking, measuring, paper, reporting, training
+from trident.cli import ablation, bench, data, looking, measuring, paper, reporting, training, weights
 from trident.cli.app import main
 
-__all__ = ["ablation", "bench", "data", "looking", "main", "measuring", "paper", "reporting", "training"]
+__all__ = ["ablation", "bench", "data", "looking", "main", "measuring", "paper", "reporting", "training", "weights"]

@@ -10,9 +10,9 @@ from trident.errors import TridentError
 
 # In the order in which one comes to need them.
 ORDER = (
-    *("recipes", "params", "train", "evaluate"),
+    *("recipes", "params", "train", "weights", "evaluate"),
     *("audit", "calibrate", "decoupling", "reconstructions", "report", "compare", "ablate"),
-    *("paper", "data", "bench"),
+    *("paper", "data", "export", "bench"),
 )
 
 

@@ -30,7 +30,9 @@ Settings = Annotated[
     list[str] | None,
     typer.Argument(metavar="[KEY=VALUE]...", help="Settings to override; 'trident recipes NAME' lists them."),
 ]
-RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or a weights file.")]
+RunPath = Annotated[
+    Path, typer.Argument(metavar="RUN", help="A run's folder, a weights file, or a name that 'trident weights' lists.")
+]
 Data = Annotated[str | None, typer.Option(help="A store; by default the one the run was trained on.")]
 Split = Annotated[Literal["train", "val", "test"], typer.Option(help="Classes to draw tasks from.")]
 Tasks = Annotated[int, typer.Option(min=2, help="Number of tasks.")]

@@ -1,0 +1,69 @@
+"""Trained weights: `trident weights` lists those that come with the package, `export` makes a run fit to be shared."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from trident.cli.app import app
+from trident.cli.options import Json, RunPath
+from trident.errors import TridentError
+
+if TYPE_CHECKING:
+    from trident.checkpoint import Checkpoint
+
+
+@app.command(short_help="List the trained weights that come along.")
+def weights(
+    name: Annotated[str | None, typer.Argument(help="Show the model card of these weights.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the trained weights that come with the package, or show a model card.
+
+    Their names can be given wherever a RUN is asked for; nothing is downloaded.
+    """
+    from trident.weights import model_card, weight_names
+
+    if name is not None and name not in weight_names():
+        raise TridentError(f"there are no weights '{name}': there are {', '.join(weight_names())}")
+    if as_json:
+        print(json.dumps([_described(known) for known in weight_names() if name in (None, known)]))
+    elif name is not None:
+        print(model_card(name))
+    else:
+        for known in weight_names():
+            about = _described(known)
+            print(f"{known:20} {about['parameters']:>8,} parameters  {about['summary']}")
+        print("'trident weights NAME' shows what they were trained on, what they are good for and how well they do.")
+
+
+@app.command(short_help="Write a run's weights to a file to share.")
+def export(
+    run: RunPath,
+    to: Annotated[Path, typer.Option(help="The safetensors file to write.")],
+) -> None:
+    """Write a run's best weights to one file for others: no optimiser state, no paths of this machine."""
+    from trident.checkpoint import load_checkpoint, save_checkpoint, shareable
+
+    if to.exists():
+        raise TridentError(f"{to} exists already: choose another name")
+    checkpoint = load_checkpoint(run)
+    save_checkpoint(to, shareable(checkpoint))
+    print(f"wrote {to}: {checkpoint.described()}")
+
+
+def _described(name: str) -> dict[str, Any]:
+    from trident.checkpoint import load_checkpoint
+    from trident.weights import weights_file
+
+    checkpoint: Checkpoint = load_checkpoint(weights_file(name))
+    return {
+        "name": name,
+        "summary": checkpoint.recipe.summary,
+        "recipe": checkpoint.recipe.name,
+        "trained_on": checkpoint.provenance.get("dataset"),
+        "steps": checkpoint.step,
+        "parameters": sum(value.numel() for value in checkpoint.parameters.values()),
+        "validation": checkpoint.best,
+    }

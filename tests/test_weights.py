@@ -1,0 +1,100 @@
+"""The weights that come with the package, and weights made to be shared."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from conftest import TINY_RECIPE, assert_one_line_error, tiny_store
+from trident.checkpoint import load_checkpoint, save_checkpoint
+from trident.execution import make_model
+from trident.run_start import start_run
+from trident.weights import model_card, weight_names, weights_file
+
+names = pytest.mark.parametrize("name", weight_names())
+
+
+def test_there_are_some_of_each_kind() -> None:
+    for beginning in ("mini-5w1s", "mini-5w5s"):
+        assert any(name.startswith(beginning) for name in weight_names())
+
+
+@names
+def test_weights_are_whole_small_and_say_nothing_of_the_machine_they_came_from(name: str) -> None:
+    checkpoint = load_checkpoint(Path(name))
+    assert checkpoint.recipe.name == name
+    assert not checkpoint.optimizer
+    assert checkpoint.best is not None and checkpoint.best["protocol"]["split"] == "val"
+    assert all(bool(torch.isfinite(value).all()) for value in checkpoint.parameters.values())
+    assert sum(value.numel() for value in checkpoint.parameters.values()) <= 500_000
+    text = weights_file(name).read_bytes()[:100_000].decode("utf-8", "ignore")
+    for path in ("/tmp", "/work", "/home", "/root", "\\\\"):
+        assert path not in text.split("provenance")[1][:5000]
+
+
+@names
+def test_a_model_card_says_what_one_must_know(name: str) -> None:
+    card = model_card(name)
+    for word in ("Trained on", "steps", "Protocol", "Accuracy", "ECE", "Intended use", "Limits", "shuffled", "seed"):
+        assert word in card, word
+    best = load_checkpoint(Path(name)).best
+    assert best is not None
+    assert f"{best['accuracy']:.2f}" in card, "the validation that chose these weights"
+
+
+def test_listing(trident_here: Callable) -> None:
+    listed = json.loads(trident_here("weights", "--json").stdout)
+    assert [entry["name"] for entry in listed] == weight_names()
+    assert all(entry["parameters"] > 0 and entry["steps"] > 0 for entry in listed)
+    shown = trident_here("weights").stdout
+    assert all(name in shown for name in weight_names())
+    first = weight_names()[0]
+    assert trident_here("weights", first).stdout.strip() == model_card(first).strip()
+
+
+def test_a_file_or_folder_of_that_name_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load_checkpoint(Path(weight_names()[0])).recipe.name == weight_names()[0]
+    start_run(TINY_RECIPE, tiny_store(), "noise", tmp_path / weight_names()[0], "cpu")
+    assert load_checkpoint(Path(weight_names()[0])).recipe == TINY_RECIPE
+
+
+def test_unknown_names(trident: Callable) -> None:
+    assert_one_line_error(trident("weights", "mini-9w9s"), "no weights 'mini-9w9s'", weight_names()[0])
+    assert_one_line_error(trident("evaluate", "mini-9w9s"), "'trident weights' does not list it")
+
+
+def test_weights_to_share(trident: Callable, tmp_path: Path) -> None:
+    store = tiny_store()
+    first = start_run(TINY_RECIPE, store, "/some/where.store", tmp_path / "first", "cpu")
+    save_checkpoint(tmp_path / "first" / "best.safetensors", replace(first, step=7))
+    begun_with = load_checkpoint(tmp_path / "first")
+    second = start_run(TINY_RECIPE, store, "/some/where.store", tmp_path / "second", "cpu", start_from=begun_with)
+    assert second.steps_before == 7
+    assert "7 and another 0 steps" in second.described()
+    assert trident("export", "second", "--to", "mine.safetensors").returncode == 0
+    content = (tmp_path / "mine.safetensors").read_bytes()
+    assert b"/some/where" not in content
+    assert str(tmp_path).encode() not in content
+    shared = load_checkpoint(tmp_path / "mine.safetensors")
+    assert shared.steps_before == 7
+    assert shared.provenance["start"]["provenance"]["fingerprint"] == store.fingerprint
+    assert all(torch.equal(value, first.parameters[key]) for key, value in shared.parameters.items())
+    assert_one_line_error(trident("export", "second", "--to", "mine.safetensors"), "mine.safetensors exists already")
+
+
+def test_a_start_from_other_weights_takes_what_fits(tmp_path: Path) -> None:
+    store = tiny_store()
+    first = start_run(TINY_RECIPE, store, "noise", tmp_path / "first", "cpu")
+    trained = replace(first, parameters={key: value + 1 for key, value in first.parameters.items()})
+    recipe = replace(TINY_RECIPE, model=replace(TINY_RECIPE.model, classifier_start="prototypes"))
+    second = start_run(recipe, store, "noise", tmp_path / "second", "cpu", start_from=trained)
+    assert torch.equal(second.parameters["label_encoder.0.weight"], trained.parameters["label_encoder.0.weight"])
+    assert torch.equal(second.parameters["classifier.scale"], make_model(recipe).initial(0)["classifier.scale"])
+    wider = replace(TINY_RECIPE, model=replace(TINY_RECIPE.model, label_channels=8))
+    with pytest.raises(Exception, match="its label encoder has another shape"):
+        start_run(wider, store, "noise", tmp_path / "third", "cpu", start_from=trained)
+    assert not (tmp_path / "third").exists()
