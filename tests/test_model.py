@@ -10,7 +10,7 @@ from torch import Tensor
 
 from conftest import TINY_EPISODE, TINY_MODEL, doubles, tiny_tasks
 from trident.adapt import TaskBatch
-from trident.model import PROTOTYPE_SCALE, Noise, Output, TaskImages, Trident
+from trident.model import PROTOTYPE_SCALE, UNIT_SCALE, Noise, Output, TaskImages, Trident
 from trident.nn.batch_norm import BatchNormStatistics
 from trident.nn.gaussian import Gaussian
 from trident.nn.parameters import Parameters
@@ -163,9 +163,10 @@ def test_refined_prototypes_are_soft_k_means() -> None:
         torch.testing.assert_close(torch.log_softmax(actual.logits[task], 1), expected)
 
 
-def test_prototypes_start_from_distances_to_the_class_means() -> None:
+@pytest.mark.parametrize(("kind", "scale"), [("plain", PROTOTYPE_SCALE), ("unit", UNIT_SCALE)])
+def test_prototypes_start_from_distances_to_the_class_means(kind: str, scale: float) -> None:
     """Logits are scaled negative squared distances, up to a term that all classes share; labels in any order."""
-    settings = replace(TINY_MODEL, classifier_start="prototypes", classifier_width=7)
+    settings = replace(TINY_MODEL, classifier_start="prototypes", classifier_width=7, classifier_features=kind)  # type: ignore[arg-type]
     model, tasks = Trident(settings, TINY_EPISODE), tiny_tasks()
     parameters = for_tasks(doubles(model.initial(0)), tasks.n_tasks)
     labels = torch.tensor([[0, 1, 2, 2, 1, 0], [1, 1, 0, 0, 2, 2]])
@@ -174,11 +175,13 @@ def test_prototypes_start_from_distances_to_the_class_means() -> None:
     layer = model.prototype_classifier(parameters, support, labels)
     z_label = model.infer(parameters, tasks.images, "support", noise, BatchNormStatistics()).z_label
     features = model._classifier_features(parameters, z_label)
+    if kind == "unit":
+        features = features / features.norm(dim=2, keepdim=True)
     logits = model.classifier[1](parameters | layer, features)
     for task in range(tasks.n_tasks):
         means = torch.stack([features[task][labels[task] == way].mean(0) for way in range(3)])
         distances = torch.cdist(features[task], means).square()
-        expected = -PROTOTYPE_SCALE * (distances - features[task].square().sum(1, keepdim=True))
+        expected = -scale * (distances - features[task].square().sum(1, keepdim=True))
         torch.testing.assert_close(logits[task], expected)
 
 

@@ -47,8 +47,10 @@ def predictions(learner: Learner, parameters: Parameters, tasks: TaskBatch) -> T
 @poolings
 @pytest.mark.parametrize("classifier_start", ["learned", "prototypes"])
 @settings(max_examples=8, deadline=None)
-@given(seed=st.integers(0, 2**31), residual=st.booleans(), refinements=st.integers(0, 2))
-def test_no_order_matters(pooling: str, classifier_start: str, seed: int, residual: bool, refinements: int) -> None:
+@given(seed=st.integers(0, 2**31), residual=st.booleans(), refinements=st.integers(0, 2), unit=st.booleans())
+def test_no_order_matters(
+    pooling: str, classifier_start: str, seed: int, residual: bool, refinements: int, unit: bool
+) -> None:
     """Queries in another order give the predictions in that order; support images in another order, within and across
     classes, change nothing. In float64, and in float32 to 1e-4."""
     episode = EpisodeSpec(3, 2, 2)
@@ -57,6 +59,7 @@ def test_no_order_matters(pooling: str, classifier_start: str, seed: int, residu
         attfex_residual=residual,
         classifier_start=classifier_start,
         refinements=refinements if classifier_start == "prototypes" else 0,
+        classifier_features="unit" if unit and classifier_start == "prototypes" else "plain",
     )
     learner = replace(learner, model=replace(learner.model, episode=episode))
     tasks = tiny_tasks(seed=seed, episode=episode)
