@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from conftest import Trident_command
 from trident.recipes import load_recipe
@@ -34,6 +35,9 @@ def commands() -> list[list[str]]:
 
 def test_every_command_works(trident: Trident_command, tmp_path: Path) -> None:
     assert len(commands()) >= 10
+    for place, name in enumerate(("labelled/cat", "labelled/dog", "pile")):
+        (tmp_path / name).mkdir(parents=True)
+        Image.new("RGB", (90, 84), (80 * place, 120, 200 - 60 * place)).save(tmp_path / name / "picture.jpg")
     for command in commands():
         given = list(command)
         if given[0] in ("train", "ablate") and "--resume" not in given:

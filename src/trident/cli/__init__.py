@@ -1,6 +1,18 @@
 """The `trident` command. Heavy imports stay inside the commands, so that help is there at once."""
 
-from trident.cli import ablation, bench, data, looking, measuring, paper, reporting, training, weights
+from trident.cli import ablation, bench, data, looking, measuring, paper, predicting, reporting, training, weights
 from trident.cli.app import main
 
-__all__ = ["ablation", "bench", "data", "looking", "main", "measuring", "paper", "reporting", "training", "weights"]
+__all__ = [
+    "ablation",
+    "bench",
+    "data",
+    "looking",
+    "main",
+    "measuring",
+    "paper",
+    "predicting",
+    "reporting",
+    "training",
+    "weights",
+]

@@ -10,7 +10,8 @@ from trident.errors import TridentError
 
 # In the order in which one comes to need them.
 ORDER = (
-    *("recipes", "params", "train", "weights", "evaluate"),
+    *("predict", "weights"),
+    *("recipes", "params", "train", "evaluate"),
     *("audit", "calibrate", "decoupling", "reconstructions", "report", "compare", "ablate"),
     *("paper", "data", "export", "bench"),
 )

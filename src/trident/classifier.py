@@ -1,0 +1,84 @@
+"""`TridentClassifier`: trained weights with the manners of scikit-learn."""
+
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+
+from trident.checkpoint import load_checkpoint
+from trident.data.images import ImageSource, UnreadableImageError
+from trident.errors import TridentError
+from trident.labelling import Labeller, label_pile, read_labelled, weights_for
+from trident.pictures import sources_of
+
+try:
+    from sklearn.base import BaseEstimator, ClassifierMixin
+    from sklearn.utils.validation import check_is_fitted
+except ImportError as error:
+    raise TridentError("TridentClassifier needs scikit-learn: pip install 'trident[analysis]'") from error
+
+
+class TridentClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """Labels pictures by a few labelled ones.
+
+    Images may be paths, PIL images, arrays or tensors (height, width, channel or channel first; uint8, or floating
+    point from 0 to 1), in a list or as one array. Their middle square is scaled to the size that the weights take.
+    Labels may be anything that can be sorted. Classes may have different numbers of pictures.
+
+    `predict` and `predict_proba` look at each picture alone: what they say of one does not depend on the others.
+    `fit_predict` and `transduce_proba` look at a pile together, in chunks of up to 100, which is more accurate and
+    faster; what they say of a picture then depends on which others are in its chunk.
+    """
+
+    def __init__(self, weights: str | Path = "auto", device: str = "auto"):
+        """`weights`: a name of `trident weights`, a run or a file; auto: by the number of labelled pictures."""
+        self.weights = weights
+        self.device = device
+
+    def fit(self, images: Any, labels: Any) -> Self:
+        """Keep the labelled pictures. The network was trained before and is not trained here."""
+        sources, labels = sources_of(images), np.asarray(labels)
+        if labels.ndim != 1 or len(labels) != len(sources):
+            raise TridentError(f"{len(sources)} images came with labels of shape {labels.shape}: one each is needed")
+        if not sources:
+            raise TridentError("there are no images to learn from")
+        self.classes_ = np.unique(labels)
+        weights = self.weights
+        if weights == "auto":
+            weights = weights_for(len(sources), len(self.classes_))
+        checkpoint = load_checkpoint(Path(weights))
+        by_class: dict[str, list[ImageSource]] = {
+            str(name): [source for source, label in zip(sources, labels, strict=True) if label == name]
+            for name in self.classes_
+        }
+        model = checkpoint.recipe.model
+        device = self.device
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.labeller_ = Labeller(checkpoint, *read_labelled(by_class, model.image_size, model.image_channels), device)
+        return self
+
+    def predict_proba(self, images: Any) -> np.ndarray:
+        """Probabilities (image, class) of pictures that are each looked at alone; classes as in `classes_`."""
+        return self._probabilities(images, together=False)
+
+    def predict(self, images: Any) -> np.ndarray:
+        """The most probable class of pictures that are each looked at alone."""
+        best = self.predict_proba(images).argmax(1)  # complains first, if it was not fitted
+        return np.asarray(self.classes_[best])
+
+    def transduce_proba(self, images: Any) -> np.ndarray:
+        """Probabilities (image, class) of a pile that is looked at together."""
+        return self._probabilities(images, together=True)
+
+    def fit_predict(self, images: Any, labels: Any, queries: Any) -> np.ndarray:
+        """Fit, then the most probable class of the queries, a pile that is looked at together."""
+        return np.asarray(self.fit(images, labels).classes_[self.transduce_proba(queries).argmax(1)])
+
+    def _probabilities(self, images: Any, together: bool) -> np.ndarray:
+        check_is_fitted(self, "labeller_")
+        labelled = label_pile(self.labeller_, sources_of(images), together=together)
+        if labelled.failures:
+            raise UnreadableImageError(next(iter(labelled.failures.values())))
+        return labelled.probabilities

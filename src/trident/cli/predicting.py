@@ -1,0 +1,161 @@
+"""Labelling one's own pictures: `trident predict`."""
+
+import csv
+import io
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from trident.cli.app import app
+from trident.cli.options import Device, Json, device_of
+from trident.errors import TridentError
+
+if TYPE_CHECKING:
+    from trident.data.images import ImageFile
+    from trident.labelling import Labelled, Labeller
+
+
+@app.command(short_help="Label your own pictures.")
+def predict(
+    support: Annotated[Path, typer.Option(help="Labelled pictures: a folder with one folder for each class.")],
+    query: Annotated[Path, typer.Option(help="The pile: a folder of pictures; folders in it are looked into too.")],
+    weights: Annotated[
+        str,
+        typer.Option(help="A name of 'trident weights', a run or a file; auto: by the number of labelled pictures."),
+    ] = "auto",
+    out: Annotated[Path | None, typer.Option(help="Write to this file instead: .csv or .json.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="The probability of every class, not of the best two.")] = False,
+    threshold: Annotated[
+        float, typer.Option(min=0, max=1, help="Leave pictures less probable than this without a label.")
+    ] = 0.0,
+    copy: Annotated[Path | None, typer.Option(help="Copy labelled pictures into class folders in this folder.")] = None,
+    move: Annotated[Path | None, typer.Option(help="The same, but move them.")] = None,
+    really: Annotated[
+        bool, typer.Option("--yes", help="Carry out --copy or --move; without it they only say what they would do.")
+    ] = False,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Label a pile of pictures by a few labelled ones, and print a table (CSV) of path, label and probability.
+
+    Pictures of any size will do: the middle square is scaled to what the weights take. The pile is looked at together,
+    in chunks of up to 100. Pictures that cannot be read are named on standard error and left out; the exit code is 2.
+    """
+    from trident.console import counting, stderr
+    from trident.labelling import label_pile
+
+    if copy is not None and move is not None:
+        raise TridentError("--copy and --move exclude each other: give one of them")
+    if really and copy is None and move is None:
+        raise TridentError("--yes goes with --copy DIR or --move DIR: there is nothing else to carry out")
+    if out is not None and out.suffix.lower() not in (".csv", ".json"):
+        raise TridentError(f"--out {out}: the file must end in .csv or .json")
+    labeller = _labeller(support, weights, device_of(device))
+    pile, unread = _pile(query)
+    with counting("labelling pictures") as progress:
+        labelled = label_pile(labeller, pile, progress)
+    names = [str(source.path) for source in pile]
+    wants_json = out.suffix.lower() == ".json" if out is not None else as_json
+    _write((_as_json if wants_json else _as_csv)(labelled, names, threshold, every), out)
+    target = copy or move
+    if target is not None:
+        from trident.sorting import carry_out, plan
+
+        labels = {path: _label(labelled, place, threshold) for place, path in enumerate(names)}
+        steps = plan({Path(path): label for path, label in labels.items() if label}, target)
+        verb = "move" if move is not None else "copy"
+        if really:
+            carry_out(steps, moving=move is not None)
+            stderr.print(f"{verb.replace('y', 'ie')}d {len(steps)} pictures into {target}", soft_wrap=True)
+        else:
+            for source, place in steps:
+                stderr.print(f"would {verb} {source} to {place}", soft_wrap=True)
+            stderr.print(f"nothing was done; --yes would {verb} {len(steps)} pictures", soft_wrap=True)
+    failures = [*labelled.failures.values(), *unread]
+    for failure in failures:
+        print(f"trident: skipped {' '.join(failure.split())}", file=sys.stderr)
+    if failures:
+        raise typer.Exit(2)
+
+
+def _labeller(support: Path, weights: str, device: str) -> "Labeller":
+    from trident.checkpoint import load_checkpoint
+    from trident.data.readers import class_folders, image_files
+    from trident.labelling import Labeller, read_labelled, weights_for
+
+    if not support.is_dir():
+        raise TridentError(f"--support {support}: there is no such folder; it must hold one folder for each class")
+    by_class = {name: image_files(folders) for name, folders in sorted(class_folders(support).items())}
+    empty = [name for name, files in by_class.items() if not files]
+    if empty:
+        raise TridentError(f"--support {support}: class '{empty[0]}' has no pictures")
+    if weights == "auto":
+        weights = weights_for(sum(map(len, by_class.values())), len(by_class))
+    checkpoint = load_checkpoint(Path(weights))
+    model = checkpoint.recipe.model
+    return Labeller(checkpoint, *read_labelled(by_class, model.image_size, model.image_channels), device)
+
+
+def _pile(query: Path) -> "tuple[list[ImageFile], list[str]]":
+    """The pictures, and why some others are none of them."""
+    from trident.pictures import find_pictures
+
+    if not query.is_dir():
+        raise TridentError(f"--query {query}: there is no such folder")
+    pictures, unread = find_pictures(query)
+    if not pictures:
+        raise TridentError(f"--query {query}: there is not one picture in it")
+    return pictures, unread
+
+
+def _label(labelled: "Labelled", place: int, threshold: float) -> str:
+    """Empty where nothing can be said, or nothing surely enough."""
+    if place in labelled.failures:
+        return ""
+    label, probability = labelled.ranking(place)[0]
+    return label if probability >= threshold else ""
+
+
+def _as_csv(labelled: "Labelled", names: list[str], threshold: float, every: bool) -> str:
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    head = ["path", "label", "probability", "runner_up", "runner_up_probability"]
+    table.writerow([*head, *(f"p({name})" for name in labelled.classes if every)])
+    for place, name in enumerate(names):
+        if place in labelled.failures:
+            continue
+        (_, first), (second, next_best) = labelled.ranking(place)[:2]
+        row = [name, _label(labelled, place, threshold), f"{first:.4f}", second, f"{next_best:.4f}"]
+        table.writerow([*row, *(f"{p:.4f}" for p in labelled.probabilities[place] if every)])
+    return text.getvalue()
+
+
+def _as_json(labelled: "Labelled", names: list[str], threshold: float, every: bool) -> str:
+    rows = []
+    for place, name in enumerate(names):
+        if place in labelled.failures:
+            continue
+        ranking = labelled.ranking(place)
+        row: dict[str, Any] = {
+            "path": name,
+            "label": _label(labelled, place, threshold) or None,
+            "probability": ranking[0][1],
+            "runner_up": ranking[1][0],
+            "runner_up_probability": ranking[1][1],
+        }
+        rows.append(row | ({"probabilities": dict(ranking)} if every else {}))
+    failures = [{"path": names[place], "error": why} for place, why in labelled.failures.items()]
+    return json.dumps({"classes": list(labelled.classes), "pictures": rows, "skipped": failures}, indent=1) + "\n"
+
+
+def _write(text: str, out: Path | None) -> None:
+    if out is None:
+        sys.stdout.write(text)
+        return
+    from trident.files import atomic_file
+
+    with atomic_file(out) as file:
+        file.write(text.encode("utf-8", "surrogateescape"))

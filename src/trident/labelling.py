@@ -1,0 +1,158 @@
+"""From a few labelled pictures and a pile of others to labels for the pile.
+
+The pile is labelled in chunks. The pictures of a chunk are looked at together: batch norm takes its statistics from
+them and the labelled ones, and prototypes are refined by them. So that no chunk is all of one kind, however the pile
+was sorted, chunks are drawn at random (always in the same way) and are as equal in size as can be.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trident.adapt import TaskBatch
+from trident.checkpoint import Checkpoint
+from trident.data.images import ImageSource, UnreadableImageError, decode, strict_pillow
+from trident.episodes import EpisodeSpec
+from trident.errors import TridentError
+from trident.evaluate import check_episode, predict
+from trident.execution import AnyLearner, execution_for, make_learner
+from trident.model import Noise, TaskImages
+from trident.nn.parameters import Parameters
+
+FEW = 2  # labelled pictures of a class, on average, up to which the 1-shot weights serve best
+CHUNK = 100  # pictures of the pile that are looked at together, at most
+Progress = Callable[[int, int], None]
+
+
+def weights_for(n_pictures: int, n_classes: int) -> str:
+    """The shipped weights that suit so many labelled photographs."""
+    return "mini-5w1s-set" if n_pictures <= FEW * n_classes else "mini-5w5s-set"
+
+
+@dataclass(frozen=True)
+class Labeller:
+    """Trained weights and the labelled pictures they are to go by."""
+
+    checkpoint: Checkpoint
+    classes: tuple[str, ...]
+    pictures: np.ndarray  # (picture, size, size, channel) uint8
+    labels: np.ndarray  # (picture,) int64: places in `classes`
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if len(self.classes) < 2:
+            raise TridentError(f"there is one class only, '{self.classes[0]}': at least 2 are needed to choose from")
+        missing = set(range(len(self.classes))) - set(self.labels.tolist())
+        if missing:
+            raise TridentError(f"class '{self.classes[min(missing)]}' has no labelled picture")
+        check_episode(self.checkpoint.recipe, self._episode)
+
+    @property
+    def _episode(self) -> EpisodeSpec:
+        """Shots may differ from class to class; where one number has to stand for them, it is the largest."""
+        return EpisodeSpec(len(self.classes), int(np.bincount(self.labels).max()), 1)
+
+    @property
+    def size(self) -> int:
+        return self.checkpoint.recipe.model.image_size
+
+    @property
+    def channels(self) -> int:
+        return self.checkpoint.recipe.model.image_channels
+
+    @cached_property
+    def _learner(self) -> AnyLearner:
+        recipe = replace(self.checkpoint.recipe, episode=self._episode)
+        return make_learner(recipe, execution_for(self.device, "plain", "fp32", recipe), self.checkpoint.running)
+
+    @cached_property
+    def _parameters(self) -> Parameters:
+        return {key: value.to(self.device) for key, value in self.checkpoint.parameters.items()}
+
+    def probabilities(self, queries: np.ndarray) -> np.ndarray:
+        """Of each class for each of these pictures, looked at together: (picture, class) float64."""
+        stored = torch.from_numpy(np.concatenate([self.pictures, queries])[None]).to(self.device)
+        labels = torch.from_numpy(self.labels[None]).to(self.device)
+        recipe = self.checkpoint.recipe
+        tasks = TaskBatch(
+            TaskImages(stored, labels),
+            torch.zeros(1, len(queries), dtype=torch.int64, device=self.device),  # nobody knows them
+            tuple(self._no_noise(len(self.pictures)) for _ in range(max(1, recipe.adaptation.steps))),
+            (self._no_noise(len(queries)),),
+        )
+        found = predict(self._learner, self._parameters, tasks, recipe.adaptation.mirrored)
+        return np.asarray(found[0].double().exp().cpu().numpy())
+
+    def probabilities_alone(self, queries: np.ndarray) -> np.ndarray:
+        """The same, but each picture is looked at with the labelled ones alone, so that no other can change it."""
+        return np.concatenate([self.probabilities(query[None]) for query in queries])
+
+    def _no_noise(self, n: int) -> Noise:
+        """The latents' means."""
+        model = self.checkpoint.recipe.model
+
+        def zeros(latents: int) -> Tensor:
+            return torch.zeros(1, n, latents, device=self.device)
+
+        return Noise(zeros(model.semantic_latents), zeros(model.label_latents))
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """What a labeller says of a pile."""
+
+    classes: tuple[str, ...]
+    probabilities: np.ndarray  # (picture, class) float64; a row of NaN for a picture that could not be read
+    failures: dict[int, str] = field(default_factory=dict)  # why not, by the picture's place
+
+    def ranking(self, picture: int) -> list[tuple[str, float]]:
+        """Classes with their probabilities, the most likely first."""
+        row = self.probabilities[picture]
+        return [(self.classes[i], float(row[i])) for i in np.argsort(-row, kind="stable")]
+
+
+def read_labelled(
+    by_class: Mapping[str, Sequence[ImageSource]], size: int, channels: int
+) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
+    """The classes, their pictures and labels, as a `Labeller` takes them. A picture that cannot be read is an error."""
+    with strict_pillow():
+        pictures = [decode(source, size, channels) for sources in by_class.values() for source in sources]
+    labels = [place for place, sources in enumerate(by_class.values()) for _ in sources]
+    return tuple(by_class), np.stack(pictures), np.array(labels, np.int64)
+
+
+def label_pile(
+    labeller: Labeller, pile: Sequence[ImageSource], progress: Progress | None = None, together: bool = True
+) -> Labelled:
+    """Label all pictures of a pile, those of a chunk together or each alone. One chunk is in memory at a time."""
+    probabilities = np.full((len(pile), len(labeller.classes)), np.nan)
+    failures: dict[int, str] = {}
+    done = 0
+    for chunk in chunks(len(pile)):
+        readable, pictures = [], []
+        for place in chunk:
+            try:
+                with strict_pillow():
+                    pictures.append(decode(pile[place], labeller.size, labeller.channels))
+                readable.append(place)
+            except UnreadableImageError as error:
+                failures[place] = str(error)
+        if pictures:
+            say = labeller.probabilities if together else labeller.probabilities_alone
+            probabilities[readable] = say(np.stack(pictures))
+        done += len(chunk)
+        if progress:
+            progress(done, len(pile))
+    return Labelled(labeller.classes, probabilities, dict(sorted(failures.items())))
+
+
+def chunks(n: int, most: int = CHUNK) -> list[list[int]]:
+    """All places of a pile, each in one chunk, drawn at random but always in the same way."""
+    if n == 0:
+        return []
+    shuffled = np.random.default_rng(n).permutation(n)
+    return [sorted(part.tolist()) for part in np.array_split(shuffled, -(-n // most))]

@@ -1,0 +1,109 @@
+"""Pictures as people have them: in folders of any depth, or in memory, in whatever form."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from trident.data.images import IMAGE_SUFFIXES, ImageFile, ImageSource
+from trident.errors import TridentError
+
+_CHANNELS = (1, 3, 4)
+
+# Pictures too, but of kinds that are not decoded here: they are named, not passed over.
+_OTHER_PICTURES = frozenset(
+    {".heic", ".heif", ".avif", ".jxl", ".jp2", ".svg", ".psd", ".raw", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".ico"}
+)
+
+
+def find_pictures(folder: Path) -> tuple[list[ImageFile], list[str]]:
+    """The pictures in a folder and in those in it, by path; and a line for each of a kind that cannot be read.
+
+    Hidden files and folders, and files of any other kind, do not count. Links to folders are not followed.
+    """
+    pictures, unread = [], []
+    for where, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith((".", "__MACOSX")))
+        for name in sorted(files):
+            path = Path(where) / name
+            if name.startswith(".") or not path.is_file():
+                continue
+            if path.suffix.lower() in IMAGE_SUFFIXES:
+                pictures.append(ImageFile(path))
+            elif path.suffix.lower() in _OTHER_PICTURES:
+                kind = path.suffix.lower().removeprefix(".").upper()
+                unread.append(f"{path}: {kind} pictures cannot be read here: save it as JPEG or PNG")
+    return pictures, unread
+
+
+@dataclass(frozen=True, slots=True)
+class HeldImage:
+    """A picture that is in memory already."""
+
+    name: str
+    image: Image.Image
+
+    def open(self) -> Image.Image:
+        return self.image.copy()
+
+
+def sources_of(images: Any) -> list[ImageSource]:
+    """Whatever a person may hold pictures in: paths, PIL images, arrays or tensors, in a list or as one array.
+
+    Arrays are (height, width), (height, width, channel) or (channel, height, width), all of them in one more dimension
+    if they come as one; uint8, or floating point from 0 to 1.
+    """
+    if isinstance(images, str | bytes | os.PathLike | Image.Image):
+        raise TridentError(f"images are {type(images).__name__}, a single one: give a list of them")
+    if hasattr(images, "detach"):
+        images = images.detach().cpu().numpy()  # a tensor
+    if isinstance(images, np.ndarray) and images.dtype != object:
+        if images.ndim not in (3, 4):
+            raise TridentError(
+                f"images are an array of shape {images.shape}: it must be (image, height, width, channel), (image, "
+                "channel, height, width) or (image, height, width)"
+            )
+        # Where the channels are is the same for all, so that a picture three pixels high is not taken for another kind.
+        images = list(images if images.ndim == 3 else _channels_last(images))
+    return [_source(image, f"image {place}") for place, image in enumerate(images)]
+
+
+def _source(image: Any, name: str) -> ImageSource:
+    if isinstance(image, str | os.PathLike):
+        return ImageFile(Path(image))
+    if isinstance(image, Image.Image):
+        return HeldImage(name, image)
+    if hasattr(image, "detach"):
+        image = image.detach().cpu().numpy()
+    array = np.asarray(image)
+    if array.ndim == 3:
+        array = _channels_last(array[None])[0]
+    if array.ndim not in (2, 3) or 0 in array.shape:
+        raise TridentError(f"{name} is an array of shape {array.shape}: it must have a height, a width and channels")
+    return HeldImage(name, Image.fromarray(_eight_bits(array, name)))
+
+
+def _channels_last(images: np.ndarray) -> np.ndarray:
+    """(image, height, width, channel), whichever of the two usual orders it comes in."""
+    if images.shape[-1] in _CHANNELS:
+        return images
+    if images.shape[1] in _CHANNELS:
+        return np.moveaxis(images, 1, -1)
+    raise TridentError(f"images have the shape {images.shape[1:]}: 1, 3 or 4 channels are expected, first or last")
+
+
+def _eight_bits(array: np.ndarray, name: str) -> np.ndarray:
+    if array.ndim == 3 and array.shape[2] == 1:
+        array = array[:, :, 0]
+    if array.dtype == np.uint8:
+        return array
+    if array.dtype == bool:
+        return array.astype(np.uint8) * 255
+    if not np.issubdtype(array.dtype, np.floating):
+        raise TridentError(f"{name} is of {array.dtype}: it must be uint8, or floating point from 0 to 1")
+    if not (np.isfinite(array).all() and array.min() >= 0 and array.max() <= 1):
+        raise TridentError(f"{name} has values outside 0 to 1: give uint8 from 0 to 255, or floating point from 0 to 1")
+    return (array * 255).round().astype(np.uint8)

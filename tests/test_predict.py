@@ -1,0 +1,231 @@
+"""A few labelled pictures and a pile, through `trident predict` and the shipped weights: real files, real network."""
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from conftest import assert_one_line_error
+from trident.checkpoint import load_checkpoint
+from trident.data.images import ImageFile
+from trident.errors import TridentError
+from trident.labelling import CHUNK, Labeller, chunks, label_pile, read_labelled
+from trident.pictures import find_pictures
+from trident.sorting import carry_out, plan
+
+COLOURS = {"red": (200, 40, 30), "green": (30, 160, 60), "blue": (40, 60, 190)}
+WEIGHTS = "mini-5w1s-set"
+
+
+def picture(colour: str, seed: int, size: tuple[int, int] = (60, 50)) -> Image.Image:
+    """A coarse pattern in shades of one colour."""
+    generator = np.random.default_rng(seed)
+    shades = generator.uniform(0.5, 1.2, (6, 6, 1)) * np.array(COLOURS[colour])
+    return Image.fromarray(shades.clip(0, 255).astype(np.uint8)).resize(size, Image.Resampling.NEAREST)
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Path:
+    """Three classes with one, two and three labelled pictures, and a pile of twelve in two folders."""
+    for shots, colour in enumerate(COLOURS, 1):
+        (tmp_path / "support" / colour).mkdir(parents=True)
+        for i in range(shots):
+            picture(colour, i).save(tmp_path / "support" / colour / f"{i}.png")
+    (tmp_path / "pile" / "deeper").mkdir(parents=True)
+    for place, colour in enumerate([*COLOURS] * 4):
+        folder = tmp_path / "pile" / ("deeper" if place % 2 else "")
+        picture(colour, 100 + place).save(folder / f"{colour}-{place}.jpg")
+    return tmp_path
+
+
+def labelled_rows(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def right(path: str, label: str | None) -> bool:
+    return Path(path).name.split("-")[0] == label
+
+
+def test_a_pile_is_labelled(trident: Callable, folders: Path) -> None:
+    found = trident("predict", "--support", "support", "--query", "pile", "--all")
+    assert found.returncode == 0, found.stderr
+    rows = labelled_rows(found.stdout)
+    assert len(rows) == 12
+    assert list(rows[0])[:5] == ["path", "label", "probability", "runner_up", "runner_up_probability"]
+    assert list(rows[0])[5:] == ["p(blue)", "p(green)", "p(red)"]
+    assert sum(right(row["path"], row["label"]) for row in rows) >= 11
+    for row in rows:
+        shares = [float(row[f"p({name})"]) for name in COLOURS]
+        assert sum(shares) == pytest.approx(1, abs=2e-3)
+        assert float(row["probability"]) == max(shares)
+        assert float(row["probability"]) >= float(row["runner_up_probability"])
+    assert trident("predict", "--support", "support", "--query", "pile", "--all").stdout == found.stdout
+
+
+def test_json_threshold_and_files_of_all_kinds(trident: Callable, folders: Path) -> None:
+    pile = folders / "pile"
+    (pile / "broken.jpg").write_bytes(b"this is no picture")
+    (pile / "phone.heic").write_bytes(b"\0\0\0 ftypheic")
+    (pile / "notes.txt").write_text("not a picture, and not meant to be")
+    (pile / ".hidden.jpg").write_bytes(b"")
+    picture("red", 1).convert("CMYK").save(pile / "red-cmyk.jpg")
+    picture("green", 1).convert("RGBA").save(pile / "green-alpha.png")
+    Image.fromarray(np.full((40, 40), 30_000, np.uint16)).save(pile / "deep.png")
+    picture("blue", 1).convert("L").save(pile / "grey.png")
+    picture("red", 1).save(pile / "red-moving.gif", save_all=True, append_images=[picture("blue", 2)])
+    found = trident("predict", "--support", "support", "--query", "pile", "--out", "labels.json", "--threshold", "0.99")
+    assert found.returncode == 2
+    named = [line for line in found.stderr.splitlines() if "skipped" in line]
+    assert len(named) == 2
+    assert "broken.jpg: it is not an image" in named[0]
+    assert "phone.heic: HEIC pictures cannot be read here" in named[1]
+    result = json.loads((folders / "labels.json").read_text())
+    assert result["classes"] == ["blue", "green", "red"]
+    assert len(result["pictures"]) == 12 + 5
+    for row in result["pictures"]:
+        assert (row["label"] is None) == (row["probability"] < 0.99)
+    assert [Path(row["path"]).name for row in result["skipped"]] == ["broken.jpg"]
+
+
+@pytest.mark.parametrize("verb", ["copy", "move"])
+def test_sorting_into_folders_is_announced_first_and_writes_over_nothing(
+    trident: Callable, folders: Path, verb: str
+) -> None:
+    before = sorted(path.relative_to(folders) for path in folders.rglob("*.jpg"))
+    call = ("predict", "--support", "support", "--query", "pile", f"--{verb}", "sorted")
+    announced = trident(*call)
+    assert announced.returncode == 0
+    assert f"nothing was done; --yes would {verb} 12 pictures" in announced.stderr
+    assert sorted(path.relative_to(folders) for path in folders.rglob("*.jpg")) == before
+    (folders / "sorted" / "red").mkdir(parents=True)
+    (folders / "sorted" / "red" / "red-0.jpg").write_bytes(b"mine")
+    assert trident(*call, "--yes").returncode == 0
+    assert (folders / "sorted" / "red" / "red-0.jpg").read_bytes() == b"mine"
+    assert (folders / "sorted" / "red" / "red-0-2.jpg").is_file()
+    assert len(list((folders / "sorted").rglob("*.jpg"))) == 13
+    assert len(list((folders / "pile").rglob("*.jpg"))) == (12 if verb == "copy" else 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--support", "nowhere", "--query", "pile"], ["--support nowhere", "no such folder"]),
+        (["--support", "support", "--query", "nowhere"], ["--query nowhere", "no such folder"]),
+        (["--support", "support", "--query", "empty"], ["--query empty", "not one picture"]),
+        (["--support", "pile", "--query", "pile"], ["one class only, 'deeper'"]),
+        (["--support", "hollow", "--query", "pile"], ["class 'none' has no pictures"]),
+        (["--support", "support", "--query", "pile", "--out", "x.txt"], ["x.txt", ".csv or .json"]),
+        (["--support", "support", "--query", "pile", "--yes"], ["--yes goes with"]),
+        (["--support", "support", "--query", "pile", "--copy", "a", "--move", "b"], ["exclude each other"]),
+        (["--support", "support", "--query", "pile", "--weights", "nothing"], ["nothing", "trident weights"]),
+        (["--support", "spoilt", "--query", "pile"], ["spoilt", "0.png", "not an image"]),
+    ],
+)
+def test_bad_input(trident: Callable, folders: Path, arguments: list[str], words: list[str]) -> None:
+    for name in ("empty", "hollow/some", "hollow/none", "spoilt/a", "spoilt/b"):
+        (folders / name).mkdir(parents=True)
+    picture("red", 0).save(folders / "hollow" / "some" / "0.png")
+    picture("red", 0).save(folders / "spoilt" / "a" / "0.png")
+    (folders / "spoilt" / "b" / "0.png").write_bytes(b"no")
+    assert_one_line_error(trident("predict", *arguments), *words)
+    assert not (folders / "x.txt").exists()
+
+
+@settings(max_examples=50, deadline=None)
+@given(n=st.integers(0, 2000), most=st.integers(1, 200))
+def test_chunks_are_even_and_mixed_and_hold_each_picture_once(n: int, most: int) -> None:
+    parts = chunks(n, most)
+    assert sorted(place for part in parts for place in part) == list(range(n))
+    assert all(len(part) <= most for part in parts)
+    assert not parts or max(map(len, parts)) - min(map(len, parts)) <= 1
+    assert len(parts) == -(-n // most)
+    if n >= 1000 and len(parts) >= 2 and len(parts[0]) >= 50:  # a sorted pile does not give sorted chunks
+        assert parts[0][-1] - parts[0][0] > n / 2
+
+
+def test_a_long_pile_goes_through_in_chunks_and_order_does_not_matter_within_one(tmp_path: Path) -> None:
+    support, pile = {}, []
+    for colour in COLOURS:
+        picture(colour, 0).save(tmp_path / f"support-{colour}.png")
+        support[colour] = [ImageFile(tmp_path / f"support-{colour}.png")]
+    for place in range(CHUNK + 20):
+        path = tmp_path / f"{[*COLOURS][place % 3]}-{place}.png"
+        picture([*COLOURS][place % 3], place).save(path)
+        pile.append(ImageFile(path))
+    checkpoint = load_checkpoint(Path(WEIGHTS))
+    labeller = Labeller(checkpoint, *read_labelled(support, 84, 3))
+    seen: list[int] = []
+    labelled = label_pile(labeller, pile, lambda done, total: seen.append(done))
+    assert seen == [60, 120]
+    hits = [right(str(file.path), labelled.ranking(place)[0][0]) for place, file in enumerate(pile)]
+    assert np.mean(hits) > 0.9
+    part = pile[:20]
+    one, other = label_pile(labeller, part), label_pile(labeller, part[::-1])
+    np.testing.assert_allclose(one.probabilities, other.probabilities[::-1], atol=1e-4)
+
+
+def test_weights_for_one_kind_of_task_say_so() -> None:
+    checkpoint = load_checkpoint(Path(WEIGHTS))
+    pictures = np.zeros((2, 84, 84, 3), np.uint8)
+    with pytest.raises(TridentError, match="class 'c' has no labelled picture"):
+        Labeller(checkpoint, ("a", "b", "c"), pictures, np.array([0, 1]))
+
+
+def test_finding_pictures(tmp_path: Path) -> None:
+    (tmp_path / "b" / ".git").mkdir(parents=True)
+    for name in ("z.JPG", "a.png", "b/c.webp", "b/.git/d.png", "b/e.CR2", "f.txt"):
+        (tmp_path / name).write_bytes(b"")
+    (tmp_path / "gone.png").symlink_to(tmp_path / "nowhere.png")
+    pictures, unread = find_pictures(tmp_path)
+    assert [str(file.path.relative_to(tmp_path)) for file in pictures] == ["a.png", "z.JPG", "b/c.webp"]
+    assert len(unread) == 1
+    assert "e.CR2: CR2 pictures cannot be read here" in unread[0]
+
+
+def test_a_file_that_came_in_between_is_not_written_over(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"new")
+    steps = plan({tmp_path / "a.png": "cat"}, tmp_path / "sorted")
+    (tmp_path / "sorted" / "cat").mkdir(parents=True)
+    (tmp_path / "sorted" / "cat" / "a.png").write_bytes(b"old")
+    with pytest.raises(TridentError, match="there is a file already"):
+        carry_out(steps, moving=True)
+    assert (tmp_path / "sorted" / "cat" / "a.png").read_bytes() == b"old"
+    assert (tmp_path / "a.png").read_bytes() == b"new"
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    kind=st.sampled_from(["PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF"]),
+    cut=st.floats(0, 1),
+    changes=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), max_size=8),
+)
+def test_mutated_pictures_never_break_a_pile(
+    tmp_path_factory: pytest.TempPathFactory, kind: str, cut: float, changes: list[tuple[float, int]]
+) -> None:
+    """The good picture beside a damaged one is labelled, and the damaged one is labelled or named."""
+    folder = tmp_path_factory.mktemp("fuzz")
+    content = io.BytesIO()
+    picture("red", 3).save(content, kind)
+    mutated = bytearray(content.getvalue()[: max(1, int(cut * len(content.getvalue())))])
+    for where, value in changes:
+        mutated[min(int(where * len(mutated)), len(mutated) - 1)] = value
+    (folder / "damaged.png").write_bytes(bytes(mutated))
+    picture("blue", 4).save(folder / "good.png")
+
+    class Guess(Labeller):
+        def probabilities(self, queries: np.ndarray) -> np.ndarray:
+            assert queries.shape[1:] == (84, 84, 3)
+            return np.tile([0.25, 0.75], (len(queries), 1))
+
+    labeller = Guess(load_checkpoint(Path(WEIGHTS)), ("a", "b"), np.zeros((2, 84, 84, 3), np.uint8), np.array([0, 1]))
+    labelled = label_pile(labeller, [ImageFile(folder / "damaged.png"), ImageFile(folder / "good.png")])
+    assert labelled.ranking(1)[0] == ("b", 0.75)
+    assert (0 in labelled.failures) == bool(np.isnan(labelled.probabilities[0]).all())
+    assert all("damaged.png" in why for why in labelled.failures.values())
