@@ -67,6 +67,7 @@ def test_all_forms_of_images_say_the_same(fitted: TridentClassifier, tmp_path: P
         "floating point": array / 255,
         "float32 tensor, channels first": torch.from_numpy(array).permute(0, 3, 1, 2).float() / 255,
         "tensors": list(torch.from_numpy(array)),
+        "an array of paths": np.array([str(tmp_path / f"{place}.png") for place in range(3)]),
         "some of each": [queries[0], array[1], tmp_path / "2.png"],
     }
     expected = fitted.transduce_proba(queries)
@@ -94,6 +95,7 @@ def test_any_size_labels_of_any_kind_and_unequal_shots() -> None:
         (np.zeros((2, 9, 9, 3)), [0, 1, 2], r"2 images came with labels of shape \(3,\)"),
         (np.zeros((2, 9, 9, 3)), [0, 0], "there is one class only, '0'"),
         ([], [], "no images to learn from"),
+        (np.zeros((9, 9, 3)), [0], r"a single one: give images\[None\]"),
         ("cat.jpg", ["cat"], "a single one: give a list"),
         (["nowhere.jpg", "nowhere.png"], [0, 1], r"nowhere.jpg: No such file"),
     ],

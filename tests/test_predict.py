@@ -3,7 +3,9 @@
 import csv
 import io
 import json
+import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from conftest import assert_one_line_error
-from trident.checkpoint import load_checkpoint
+from ablation_grids import Answer
+from conftest import TINY_RECIPE, assert_one_line_error
+from trident.checkpoint import Checkpoint, load_checkpoint
 from trident.data.images import ImageFile
 from trident.errors import TridentError
+from trident.execution import make_model
 from trident.labelling import CHUNK, Labeller, chunks, label_pile, read_labelled
 from trident.pictures import find_pictures
 from trident.sorting import carry_out, plan
@@ -32,7 +36,7 @@ def picture(colour: str, seed: int, size: tuple[int, int] = (60, 50)) -> Image.I
 
 
 @pytest.fixture
-def folders(tmp_path: Path) -> Path:
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Three classes with one, two and three labelled pictures, and a pile of twelve in two folders."""
     for shots, colour in enumerate(COLOURS, 1):
         (tmp_path / "support" / colour).mkdir(parents=True)
@@ -42,6 +46,7 @@ def folders(tmp_path: Path) -> Path:
     for place, colour in enumerate([*COLOURS] * 4):
         folder = tmp_path / "pile" / ("deeper" if place % 2 else "")
         picture(colour, 100 + place).save(folder / f"{colour}-{place}.jpg")
+    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
@@ -69,7 +74,7 @@ def test_a_pile_is_labelled(trident: Callable, folders: Path) -> None:
     assert trident("predict", "--support", "support", "--query", "pile", "--all").stdout == found.stdout
 
 
-def test_json_threshold_and_files_of_all_kinds(trident: Callable, folders: Path) -> None:
+def test_json_threshold_and_files_of_all_kinds(trident_here: Callable, folders: Path) -> None:
     pile = folders / "pile"
     (pile / "broken.jpg").write_bytes(b"this is no picture")
     (pile / "phone.heic").write_bytes(b"\0\0\0 ftypheic")
@@ -80,7 +85,9 @@ def test_json_threshold_and_files_of_all_kinds(trident: Callable, folders: Path)
     Image.fromarray(np.full((40, 40), 30_000, np.uint16)).save(pile / "deep.png")
     picture("blue", 1).convert("L").save(pile / "grey.png")
     picture("red", 1).save(pile / "red-moving.gif", save_all=True, append_images=[picture("blue", 2)])
-    found = trident("predict", "--support", "support", "--query", "pile", "--out", "labels.json", "--threshold", "0.99")
+    found = trident_here(
+        "predict", "--support", "support", "--query", "pile", "--out", "labels.json", "--threshold", "0.99"
+    )
     assert found.returncode == 2
     named = [line for line in found.stderr.splitlines() if "skipped" in line]
     assert len(named) == 2
@@ -96,17 +103,17 @@ def test_json_threshold_and_files_of_all_kinds(trident: Callable, folders: Path)
 
 @pytest.mark.parametrize("verb", ["copy", "move"])
 def test_sorting_into_folders_is_announced_first_and_writes_over_nothing(
-    trident: Callable, folders: Path, verb: str
+    trident_here: Callable, folders: Path, verb: str
 ) -> None:
     before = sorted(path.relative_to(folders) for path in folders.rglob("*.jpg"))
     call = ("predict", "--support", "support", "--query", "pile", f"--{verb}", "sorted")
-    announced = trident(*call)
+    announced = trident_here(*call)
     assert announced.returncode == 0
     assert f"nothing was done; --yes would {verb} 12 pictures" in announced.stderr
     assert sorted(path.relative_to(folders) for path in folders.rglob("*.jpg")) == before
     (folders / "sorted" / "red").mkdir(parents=True)
     (folders / "sorted" / "red" / "red-0.jpg").write_bytes(b"mine")
-    assert trident(*call, "--yes").returncode == 0
+    assert trident_here(*call, "--yes").returncode == 0
     assert (folders / "sorted" / "red" / "red-0.jpg").read_bytes() == b"mine"
     assert (folders / "sorted" / "red" / "red-0-2.jpg").is_file()
     assert len(list((folders / "sorted").rglob("*.jpg"))) == 13
@@ -128,13 +135,15 @@ def test_sorting_into_folders_is_announced_first_and_writes_over_nothing(
         (["--support", "spoilt", "--query", "pile"], ["spoilt", "0.png", "not an image"]),
     ],
 )
-def test_bad_input(trident: Callable, folders: Path, arguments: list[str], words: list[str]) -> None:
+def test_bad_input(trident_here: Callable, folders: Path, arguments: list[str], words: list[str]) -> None:
     for name in ("empty", "hollow/some", "hollow/none", "spoilt/a", "spoilt/b"):
         (folders / name).mkdir(parents=True)
     picture("red", 0).save(folders / "hollow" / "some" / "0.png")
     picture("red", 0).save(folders / "spoilt" / "a" / "0.png")
     (folders / "spoilt" / "b" / "0.png").write_bytes(b"no")
-    assert_one_line_error(trident("predict", *arguments), *words)
+    found = trident_here("predict", *arguments)
+    lines = [line for line in found.stderr.splitlines() if not line.startswith("weights: ")]
+    assert_one_line_error(Answer([], found.returncode, found.stdout, "\n".join(lines)), *words)
     assert not (folders / "x.txt").exists()
 
 
@@ -187,6 +196,66 @@ def test_finding_pictures(tmp_path: Path) -> None:
     assert [str(file.path.relative_to(tmp_path)) for file in pictures] == ["a.png", "z.JPG", "b/c.webp"]
     assert len(unread) == 1
     assert "e.CR2: CR2 pictures cannot be read here" in unread[0]
+
+
+def test_labelled_and_sorted_pictures_are_not_of_the_pile(trident_here: Callable, folders: Path) -> None:
+    """All in one folder: labelled pictures stay where they are, and a second run finds nothing new to sort."""
+    call = ("predict", "--support", "support", "--query", ".", "--copy", "sorted", "--yes")
+    first = trident_here(*call)
+    assert "copied 12 pictures" in first.stderr
+    assert len(labelled_rows(first.stdout)) == 12
+    assert len(labelled_rows(trident_here(*call).stdout)) == 12
+    assert len(list((folders / "support").rglob("*.png"))) == 6
+
+
+def test_a_file_in_its_place_stays_there(tmp_path: Path) -> None:
+    source = tmp_path / "cat" / "a.png"
+    source.parent.mkdir()
+    source.write_bytes(b"x")
+    assert plan({source: "cat"}, tmp_path) == []
+    assert plan({source: "dog"}, tmp_path) == [(source, tmp_path / "dog" / "a.png")]
+
+
+def test_a_copy_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.png").write_bytes(b"whole")
+
+    def full(source: Path, place: Path) -> None:
+        Path(place).write_bytes(b"wh")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("shutil.copyfile", full)
+    with pytest.raises(TridentError, match="No space left on device"):
+        carry_out(plan({tmp_path / "a.png": "cat"}, tmp_path / "sorted"), moving=True)
+    assert list((tmp_path / "sorted" / "cat").iterdir()) == []
+    assert (tmp_path / "a.png").read_bytes() == b"whole"
+
+
+def test_names_that_are_no_unicode(trident_here: Callable, folders: Path) -> None:
+    name = os.fsdecode(b"caf\xe9.png")
+    picture("red", 9).save(folders / "pile" / name)
+    found = trident_here("predict", "--support", "support", "--query", "pile", "--out", "labels.csv")
+    assert found.returncode == 0, found.stderr
+    assert b"caf\xe9.png,red," in (folders / "labels.csv").read_bytes()
+
+
+def test_a_pile_of_what_cannot_be_read_says_why(trident_here: Callable, folders: Path) -> None:
+    (folders / "phone").mkdir()
+    (folders / "phone" / "1.heic").write_bytes(b"")
+    found = trident_here("predict", "--support", "support", "--query", "phone")
+    assert found.returncode == 2
+    assert "not one picture in it to label" in found.stderr
+    assert "HEIC" in found.stderr
+
+
+def test_support_batch_norm_does_not_look_at_queries_whatever_the_shots() -> None:
+    model = replace(TINY_RECIPE.model, attfex="off", classifier_start="prototypes")
+    recipe = replace(TINY_RECIPE, model=model, protocol=replace(TINY_RECIPE.protocol, batch_norm="support"))
+    network = make_model(recipe)
+    checkpoint = Checkpoint(recipe, network.initial(0), network.initial_running(), 0)
+    pictures = np.random.default_rng(0).integers(0, 256, (10, 16, 16, 1), np.uint8)
+    labeller = Labeller(checkpoint, ("a", "b", "c"), pictures[:6], np.array([0, 0, 0, 0, 1, 2]))
+    together = labeller.probabilities(pictures[6:])
+    np.testing.assert_allclose(labeller.probabilities_alone(pictures[6:]), together, atol=1e-6)
 
 
 def test_a_file_that_came_in_between_is_not_written_over(tmp_path: Path) -> None:

@@ -62,12 +62,13 @@ def test_a_file_or_folder_of_that_name_comes_first(tmp_path: Path, monkeypatch: 
     assert load_checkpoint(Path(weight_names()[0])).recipe == TINY_RECIPE
 
 
-def test_unknown_names(trident: Callable) -> None:
-    assert_one_line_error(trident("weights", "mini-9w9s"), "no weights 'mini-9w9s'", weight_names()[0])
-    assert_one_line_error(trident("evaluate", "mini-9w9s"), "'trident weights' does not list it")
+def test_unknown_names(trident_here: Callable) -> None:
+    assert_one_line_error(trident_here("weights", "mini-9w9s"), "no weights 'mini-9w9s'", weight_names()[0])
+    assert_one_line_error(trident_here("evaluate", "mini-9w9s"), "'trident weights' does not list it")
 
 
-def test_weights_to_share(trident: Callable, tmp_path: Path) -> None:
+def test_weights_to_share(trident_here: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     store = tiny_store()
     first = start_run(TINY_RECIPE, store, "/some/where.store", tmp_path / "first", "cpu")
     save_checkpoint(tmp_path / "first" / "best.safetensors", replace(first, step=7))
@@ -75,7 +76,7 @@ def test_weights_to_share(trident: Callable, tmp_path: Path) -> None:
     second = start_run(TINY_RECIPE, store, "/some/where.store", tmp_path / "second", "cpu", start_from=begun_with)
     assert second.steps_before == 7
     assert "7 and another 0 steps" in second.described()
-    assert trident("export", "second", "--to", "mine.safetensors").returncode == 0
+    assert trident_here("export", "second", "--to", "mine.safetensors").returncode == 0
     content = (tmp_path / "mine.safetensors").read_bytes()
     assert b"/some/where" not in content
     assert str(tmp_path).encode() not in content
@@ -83,7 +84,9 @@ def test_weights_to_share(trident: Callable, tmp_path: Path) -> None:
     assert shared.steps_before == 7
     assert shared.provenance["start"]["provenance"]["fingerprint"] == store.fingerprint
     assert all(torch.equal(value, first.parameters[key]) for key, value in shared.parameters.items())
-    assert_one_line_error(trident("export", "second", "--to", "mine.safetensors"), "mine.safetensors exists already")
+    assert_one_line_error(
+        trident_here("export", "second", "--to", "mine.safetensors"), "mine.safetensors exists already"
+    )
 
 
 def test_a_start_from_other_weights_takes_what_fits(tmp_path: Path) -> None:
@@ -94,6 +97,15 @@ def test_a_start_from_other_weights_takes_what_fits(tmp_path: Path) -> None:
     second = start_run(recipe, store, "noise", tmp_path / "second", "cpu", start_from=trained)
     assert torch.equal(second.parameters["label_encoder.0.weight"], trained.parameters["label_encoder.0.weight"])
     assert torch.equal(second.parameters["classifier.scale"], make_model(recipe).initial(0)["classifier.scale"])
+    protonet = replace(TINY_RECIPE, model=replace(TINY_RECIPE.model, method="protonet"))
+    other = start_run(protonet, store, "noise", tmp_path / "other", "cpu")
+    fourth = start_run(recipe, store, "noise", tmp_path / "fourth", "cpu", start_from=other)
+    assert torch.equal(fourth.parameters["label_encoder.0.weight"], other.parameters["label_encoder.0.weight"])
+    assert torch.equal(fourth.parameters["classifier.scale"], make_model(recipe).initial(0)["classifier.scale"])
+    assert fourth.trained_on_before == []
+    bigger = start_run(recipe, tiny_store(9), "noise", tmp_path / "fifth", "cpu", start_from=fourth)
+    assert bigger.trained_on_before == ["noise"]
+    assert "trained on noise, then on noise for" in bigger.described()
     wider = replace(TINY_RECIPE, model=replace(TINY_RECIPE.model, label_channels=8))
     with pytest.raises(Exception, match="its label encoder has another shape"):
         start_run(wider, store, "noise", tmp_path / "third", "cpu", start_from=trained)

@@ -71,8 +71,10 @@ class Learner:
     running: Parameters | None = None
     precision: str = "fp32"  # how a GPU multiplies float32 matrices: in full, or as 'tf32'
 
-    def statistics(self) -> BatchNormStatistics:
-        return BatchNormStatistics(self.batch_norm, self.model.episode.n_support, self.running or {})
+    def statistics(self, images: TaskImages | None = None) -> BatchNormStatistics:
+        """For these images; classes may have other numbers of shots in them than the episode says."""
+        n_support = self.model.episode.n_support if images is None else images.n_support
+        return BatchNormStatistics(self.batch_norm, n_support, self.running or {})
 
     def loss(
         self, parameters: Parameters, tasks: TaskBatch, target: Target, noise: Noise, latents: Latents | None = None
@@ -81,7 +83,7 @@ class Learner:
 
         `latents`, if given, are what `infer` made of the same parameters and noise; they are not inferred again.
         """
-        statistics = self.statistics()
+        statistics = self.statistics(tasks.images)
         if latents is None:
             latents = self.model.infer(parameters, tasks.images, target, noise, statistics)
         output = self.model.generate(parameters, latents, statistics)
@@ -128,7 +130,7 @@ class Learner:
         if self.model.settings.classifier_start == "learned":
             return parameters, None
         noise = tasks.support_noise[0]
-        latents = self.model.infer(parameters, tasks.images, "support", noise, self.statistics())
+        latents = self.model.infer(parameters, tasks.images, "support", noise, self.statistics(tasks.images))
         return parameters | self.model.prototype_classifier(parameters, latents, tasks.support_labels), latents
 
     def adapt(self, parameters: Parameters, tasks: TaskBatch) -> list[tuple[Parameters, InnerState]]:
@@ -155,7 +157,9 @@ class Learner:
     def query_logits(self, adapted: Parameters, tasks: TaskBatch, noise: Noise) -> Tensor:
         """What adapted parameters say of the queries: (task, query, n_way). Call it without gradients."""
         with matrix_products(self.precision, tasks.support_labels.device):
-            return self.model(adapted, tasks.images, "query", noise, self.statistics(), reconstruct=False).logits
+            return self.model(
+                adapted, tasks.images, "query", noise, self.statistics(tasks.images), reconstruct=False
+            ).logits
 
     def meta_gradient(self, parameters: Parameters, tasks: TaskBatch) -> MetaGradient:
         """Gradient of the summed query losses after adaptation, with respect to the parameters before it."""

@@ -47,19 +47,31 @@ class Checkpoint:
             "step": self.step,
             "trained_on": self.provenance.get("dataset"),
             "steps_before": self.steps_before,
+            "trained_on_before": self.trained_on_before,
         }
 
     @property
     def steps_before(self) -> int:
         """Steps of the run whose weights this one began with, and of those before it."""
         start = self.provenance.get("start")
-        return int(start["step"]) + int(start["steps_before"]) if start else 0
+        return int(start["step"]) + int(start.get("steps_before", 0)) if start else 0
+
+    @property
+    def trained_on_before(self) -> list[str]:
+        """Other datasets that the weights it began with have seen: their classes are not new to it."""
+        start = self.provenance.get("start")
+        if not start:
+            return []
+        own = (self.provenance.get("dataset"), self.provenance.get("fingerprint"))
+        earlier = (start["trained_on"], start["provenance"].get("fingerprint"))
+        return [*start.get("trained_on_before", []), *([] if own == earlier else [str(start["trained_on"])])]
 
     def described(self) -> str:
         about = self.describe()
-        before = f"{self.steps_before} and another " if self.steps_before else ""
         trained_on = about["trained_on"] or "unknown data"
-        return f"recipe {about['recipe']}, trained on {trained_on} for {before}{self.step} steps"
+        first = f"{' and '.join(self.trained_on_before)}, then on " if self.trained_on_before else ""
+        before = f"{self.steps_before} and another " if self.steps_before else ""
+        return f"recipe {about['recipe']}, trained on {first}{trained_on} for {before}{self.step} steps"
 
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:

@@ -11,6 +11,7 @@ from trident.data.images import ImageSource, UnreadableImageError
 from trident.errors import TridentError
 from trident.labelling import Labeller, label_pile, read_labelled, weights_for
 from trident.pictures import sources_of
+from trident.weights import weights_file
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin
@@ -44,10 +45,8 @@ class TridentClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if not sources:
             raise TridentError("there are no images to learn from")
         self.classes_ = np.unique(labels)
-        weights = self.weights
-        if weights == "auto":
-            weights = weights_for(len(sources), len(self.classes_))
-        checkpoint = load_checkpoint(Path(weights))
+        auto = weights_file(weights_for(len(sources), len(self.classes_)))
+        checkpoint = load_checkpoint(auto if self.weights == "auto" else Path(self.weights))
         by_class: dict[str, list[ImageSource]] = {
             str(name): [source for source, label in zip(sources, labels, strict=True) if label == name]
             for name in self.classes_

@@ -1,6 +1,7 @@
 """Pictures as people have them: in folders of any depth, or in memory, in whatever form."""
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,22 @@ _OTHER_PICTURES = frozenset(
 )
 
 
-def find_pictures(folder: Path) -> tuple[list[ImageFile], list[str]]:
-    """The pictures in a folder and in those in it, by path; and a line for each of a kind that cannot be read.
+def find_pictures(folder: Path, without: Iterable[Path] = ()) -> tuple[list[ImageFile], list[str]]:
+    """The pictures in a folder and in those in it, by path; and a line for each thing that cannot be read.
 
-    Hidden files and folders, and files of any other kind, do not count. Links to folders are not followed.
+    Hidden files and folders, the folders `without`, and files of any other kind, do not count. Links to folders are not
+    followed.
     """
-    pictures, unread = [], []
-    for where, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith((".", "__MACOSX")))
+    pictures: list[ImageFile] = []
+    unread: list[str] = []
+    left_out = {path.resolve() for path in without}
+
+    def note(error: OSError) -> None:
+        unread.append(f"{error.filename}: {error.strerror}")
+
+    for where, folders, files in os.walk(folder, onerror=note):
+        seen = sorted(name for name in folders if not name.startswith((".", "__MACOSX")))
+        folders[:] = [name for name in seen if (Path(where) / name).resolve() not in left_out]
         for name in sorted(files):
             path = Path(where) / name
             if name.startswith(".") or not path.is_file():
@@ -60,7 +69,9 @@ def sources_of(images: Any) -> list[ImageSource]:
         raise TridentError(f"images are {type(images).__name__}, a single one: give a list of them")
     if hasattr(images, "detach"):
         images = images.detach().cpu().numpy()  # a tensor
-    if isinstance(images, np.ndarray) and images.dtype != object:
+    if isinstance(images, np.ndarray) and images.dtype.kind not in "OU":
+        if images.ndim == 3 and {images.shape[0], images.shape[2]} & set(_CHANNELS):
+            raise TridentError(f"images are an array of shape {images.shape}, a single one: give images[None]")
         if images.ndim not in (3, 4):
             raise TridentError(
                 f"images are an array of shape {images.shape}: it must be (image, height, width, channel), (image, "

@@ -63,19 +63,21 @@ class ProtoNetLearner:
     running: Parameters | None = None
     precision: str = "fp32"
 
-    def statistics(self) -> BatchNormStatistics:
-        return BatchNormStatistics(self.batch_norm, self.model.episode.n_support, self.running or {})
+    def statistics(self, images: TaskImages | None = None) -> BatchNormStatistics:
+        """For these images; classes may have other numbers of shots in them than the episode says."""
+        n_support = self.model.episode.n_support if images is None else images.n_support
+        return BatchNormStatistics(self.batch_norm, n_support, self.running or {})
 
     def adapt(self, parameters: Parameters, tasks: TaskBatch) -> list[tuple[Parameters, InnerState]]:
         return [(for_each_task(parameters, tasks), InnerState({}, {}))]
 
     def query_logits(self, adapted: Parameters, tasks: TaskBatch, noise: Noise) -> Tensor:
         with matrix_products(self.precision, tasks.query_labels.device):
-            return self.model(adapted, tasks.images, self.statistics())
+            return self.model(adapted, tasks.images, self.statistics(tasks.images))
 
     def meta_gradient(self, parameters: Parameters, tasks: TaskBatch) -> MetaGradient:
         leaves = {key: value.detach().requires_grad_() for key, value in parameters.items()}
-        statistics = self.statistics()
+        statistics = self.statistics(tasks.images)
         with matrix_products(self.precision, tasks.query_labels.device), torch.enable_grad():
             logits = self.model(for_each_task(leaves, tasks), tasks.images, statistics)
             loss = query_loss(logits, tasks)

@@ -29,7 +29,9 @@ def in_training(recipe: Recipe) -> Recipe:
             n_way=_or_else(training.task_ways, episode.n_way),
             n_query=_or_else(training.task_queries, episode.n_query),
         ),
-        adaptation=replace(adaptation, refinements=_or_else(training.task_refinements, adaptation.refinements)),
+        adaptation=replace(
+            adaptation, refinements=_or_else(training.task_refinements, adaptation.refinements), mirrored=False
+        ),
     )
 
 
@@ -96,7 +98,7 @@ def start_run(
     parameters = model.initial(recipe.training.seed)
     if start_from is not None:
         provenance["start"] = start_from.describe() | {"provenance": start_from.provenance}
-        parameters = _taken_over(parameters, start_from)
+        parameters = _taken_over(parameters, recipe, start_from)
     start = Checkpoint(recipe, parameters, model.initial_running(), step=0, provenance=provenance)
     existed = out.exists()
     try:
@@ -111,13 +113,15 @@ def start_run(
     return start
 
 
-def _taken_over(parameters: Parameters, start_from: Checkpoint) -> Parameters:
+def _taken_over(parameters: Parameters, recipe: Recipe, start_from: Checkpoint) -> Parameters:
     """The parameters, with trained ones in place of those that the two networks have in common."""
     found = {
         key: value
         for key, value in start_from.parameters.items()
         if key in parameters and value.shape == parameters[key].shape
     }
+    if recipe.model.method != start_from.recipe.model.method:
+        found.pop("classifier.scale", None)  # of distances between features of another kind
     if not any(key.startswith("label_encoder") for key in found):
         raise TridentError(f"{start_from.path} cannot be started from: its label encoder has another shape")
     return parameters | found

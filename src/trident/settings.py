@@ -207,6 +207,10 @@ class Recipe:
     def __post_init__(self) -> None:
         rounds = self.adaptation.refinements or self.training.task_refinements
         require(
+            self.model.method == "trident" or not rounds,
+            "adaptation.refinements is for TRIDENT: a Prototypical Network (model.method=protonet) has none",
+        )
+        require(
             self.model.classifier_start == "prototypes" or not rounds,
             "adaptation.refinements needs model.classifier_start=prototypes: there is nothing else to refine",
         )

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
@@ -11,33 +12,45 @@ Step = tuple[Path, Path]  # from, to
 
 
 def plan(labels: dict[Path, str], target: Path) -> list[Step]:
-    """Where each labelled file goes: target/label/name, or name-2 and so on where that is taken."""
+    """Where each labelled file goes: target/label/name, or name-2 and so on where that is taken.
+
+    A file that lies in its place already stays there.
+    """
     taken: set[Path] = set()
     steps = []
     for source, label in labels.items():
         folder = target / label
+        if _same(source, folder / source.name):
+            continue
         names = (source.name if n == 1 else f"{source.stem}-{n}{source.suffix}" for n in count(1))
-        place = next(folder / name for name in names if folder / name not in taken and not _exists(folder / name))
+        place = next(
+            folder / name for name in names if folder / name not in taken and not os.path.lexists(folder / name)
+        )
         taken.add(place)
         steps.append((source, place))
     return steps
 
 
 def carry_out(steps: list[Step], moving: bool) -> None:
-    """Copy or move each file; what has come to stand at its place since it was planned is not written over."""
+    """Copy or move each file. It comes to its place whole or not at all, and never over another."""
     for source, place in steps:
+        temporary = place.with_name(f".{place.name}.{os.getpid()}.part")
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
-            with source.open("rb") as old, place.open("xb") as new:
-                shutil.copyfileobj(old, new)
-            shutil.copystat(source, place)
+            shutil.copyfile(source, temporary)
+            with suppress(OSError):
+                shutil.copystat(source, temporary)
+            place.open("xb").close()  # takes the place if it is free, which renaming does not ask
+            temporary.replace(place)
             if moving:
                 source.unlink()
         except FileExistsError as error:
-            raise TridentError(f"cannot write {error.filename}: there is a file already") from error
+            raise TridentError(f"cannot write {place}: there is a file already") from error
         except OSError as error:
             raise TridentError(f"cannot bring {source} to {place}: {error.strerror or error}") from error
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
-def _exists(path: Path) -> bool:
-    return os.path.lexists(path)
+def _same(one: Path, other: Path) -> bool:
+    return other.exists() and one.samefile(other)

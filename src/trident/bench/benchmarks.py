@@ -23,7 +23,7 @@ from trident.evaluate import check_all_at_once, chunks_of, default_chunk, predic
 from trident.execution import Execution, make_learner, make_model
 from trident.model import TaskImages
 from trident.nn.parameters import Parameters
-from trident.run_start import check_run
+from trident.run_start import check_run, in_training
 from trident.settings import Recipe
 from trident.tasks import TaskSource
 from trident.workers import side_by_side
@@ -112,6 +112,7 @@ class Amount(TypedDict):
 def bench_train(recipe: Recipe, execution: Execution, store: ImageStore, **amount: Unpack[Amount]) -> Benchmark:
     """Time the exact meta-gradient of some tasks; the difference is relative, of the two meta-gradients."""
     check_run(recipe, store)
+    recipe = in_training(recipe)
     sampler = EpisodeSampler(store, "train", recipe.episode, recipe.protocol)
     source = TaskSource(
         sampler, recipe.model, recipe.adaptation, recipe.training.seed, "train", device=execution.device
@@ -143,7 +144,7 @@ def bench_evaluate(recipe: Recipe, execution: Execution, store: ImageStore, **am
         learner = make_learner(recipe, execution, running)
 
         def predicted(chunk: TaskBatch) -> Tensor:
-            return predict(learner, parameters, _fresh(chunk))
+            return predict(learner, parameters, _fresh(chunk), recipe.adaptation.mirrored)
 
         return lambda chunks: torch.cat(list(side_by_side(predicted, chunks, device)))
 

@@ -46,7 +46,10 @@ class PlainLoop:
             ("protocol.latents", protocol.latents, ("sample", "mean")),
             ("model.attfex", self.recipe.model.attfex, ("positional", "off")),
             ("adaptation.refinements", self.recipe.adaptation.refinements, (0,)),
+            ("adaptation.mirrored", self.recipe.adaptation.mirrored, (False,)),
             ("model.attfex_residual", self.recipe.model.attfex_residual, (False,)),
+            ("model.classifier_features", self.recipe.model.classifier_features, ("plain",)),
+            ("model.training_classes", self.recipe.model.training_classes, (0,)),
         ):
             if found not in covered:
                 known = " and ".join(map(str, covered))

@@ -45,6 +45,7 @@ def predict(
     in chunks of up to 100. Pictures that cannot be read are named on standard error and left out; the exit code is 2.
     """
     from trident.console import counting, stderr
+    from trident.files import check_writable
     from trident.labelling import label_pile
 
     if copy is not None and move is not None:
@@ -53,14 +54,19 @@ def predict(
         raise TridentError("--yes goes with --copy DIR or --move DIR: there is nothing else to carry out")
     if out is not None and out.suffix.lower() not in (".csv", ".json"):
         raise TridentError(f"--out {out}: the file must end in .csv or .json")
-    labeller = _labeller(support, weights, device_of(device))
-    pile, unread = _pile(query)
+    if as_json and out is not None and out.suffix.lower() == ".csv":
+        raise TridentError("--json goes to standard output: leave it away, or give --out a file that ends in .json")
+    if out is not None:
+        check_writable(out)
+    target = copy or move
+    labeller, unread = _labeller(support, weights, device_of(device))
+    pile, more = _pile(query, [support] if target is None else [support, target])
+    unread += more
     with counting("labelling pictures") as progress:
         labelled = label_pile(labeller, pile, progress)
     names = [str(source.path) for source in pile]
     wants_json = out.suffix.lower() == ".json" if out is not None else as_json
     _write((_as_json if wants_json else _as_csv)(labelled, names, threshold, every), out)
-    target = copy or move
     if target is not None:
         from trident.sorting import carry_out, plan
 
@@ -81,33 +87,46 @@ def predict(
         raise typer.Exit(2)
 
 
-def _labeller(support: Path, weights: str, device: str) -> "Labeller":
+def _labeller(support: Path, weights: str, device: str) -> "tuple[Labeller, list[str]]":
+    """And a line for each labelled picture of a kind that cannot be read."""
     from trident.checkpoint import load_checkpoint
-    from trident.data.readers import class_folders, image_files
+    from trident.console import stderr
+    from trident.data.readers import subfolders
     from trident.labelling import Labeller, read_labelled, weights_for
+    from trident.pictures import find_pictures
+    from trident.weights import weights_file
 
     if not support.is_dir():
         raise TridentError(f"--support {support}: there is no such folder; it must hold one folder for each class")
-    by_class = {name: image_files(folders) for name, folders in sorted(class_folders(support).items())}
+    found = {folder.name: find_pictures(folder) for folder in subfolders(support)}
+    if not found:
+        raise TridentError(f"--support {support} has no class folders: expected {support}/CLASS/PICTURE.jpg")
+    by_class = {name: pictures for name, (pictures, _) in found.items()}
+    unread = [line for _, lines in found.values() for line in lines]
     empty = [name for name, files in by_class.items() if not files]
     if empty:
-        raise TridentError(f"--support {support}: class '{empty[0]}' has no pictures")
+        why = f" ({unread[0]})" if unread else ""
+        raise TridentError(f"--support {support}: class '{empty[0]}' has no pictures{why}")
     if weights == "auto":
-        weights = weights_for(sum(map(len, by_class.values())), len(by_class))
-    checkpoint = load_checkpoint(Path(weights))
+        path = weights_file(weights_for(sum(map(len, by_class.values())), len(by_class)))
+    else:
+        path = Path(weights)
+    checkpoint = load_checkpoint(path)
+    stderr.print(f"weights: {path.stem}, {checkpoint.described()}", soft_wrap=True)
     model = checkpoint.recipe.model
-    return Labeller(checkpoint, *read_labelled(by_class, model.image_size, model.image_channels), device)
+    return Labeller(checkpoint, *read_labelled(by_class, model.image_size, model.image_channels), device), unread
 
 
-def _pile(query: Path) -> "tuple[list[ImageFile], list[str]]":
-    """The pictures, and why some others are none of them."""
+def _pile(query: Path, without: list[Path]) -> "tuple[list[ImageFile], list[str]]":
+    """The pictures, and a line for each that cannot be read. Labelled and sorted ones are not of the pile."""
     from trident.pictures import find_pictures
 
     if not query.is_dir():
         raise TridentError(f"--query {query}: there is no such folder")
-    pictures, unread = find_pictures(query)
+    pictures, unread = find_pictures(query, without)
     if not pictures:
-        raise TridentError(f"--query {query}: there is not one picture in it")
+        why = f" ({unread[0]})" if unread else ""
+        raise TridentError(f"--query {query}: there is not one picture in it to label{why}")
     return pictures, unread
 
 
@@ -153,7 +172,9 @@ def _as_json(labelled: "Labelled", names: list[str], threshold: float, every: bo
 
 def _write(text: str, out: Path | None) -> None:
     if out is None:
-        sys.stdout.write(text)
+        sys.stdout.flush()
+        sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
+        sys.stdout.buffer.flush()
         return
     from trident.files import atomic_file
 
