@@ -16,6 +16,7 @@ from trident.model import TaskImages
 from trident.recipes import load_recipe, recipe_names
 from trident.settings import Recipe
 
+COVERED = [name for name in recipe_names() if not name.endswith(("-set", "-protonet"))]  # by the plain loop
 VARIANTS = (["model.attfex=off"], ["model.attention_scale=outside"], ["adaptation.order=first"])
 
 
@@ -34,7 +35,7 @@ def in_doubles(tasks: TaskBatch) -> TaskBatch:
 
 
 @pytest.mark.parametrize(
-    ("name", "settings"), [*((name, []) for name in recipe_names()), *(("mini-5w1s", variant) for variant in VARIANTS)]
+    ("name", "settings"), [*((name, []) for name in COVERED), *(("mini-5w1s", variant) for variant in VARIANTS)]
 )
 def test_losses_meta_gradients_and_predictions_agree(name: str, settings: list[str]) -> None:
     recipe = small(name, *settings)
