@@ -28,8 +28,9 @@ class TridentClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     Labels may be anything that can be sorted. Classes may have different numbers of pictures.
 
     `predict` and `predict_proba` look at each picture alone: what they say of one does not depend on the others.
-    `fit_predict` and `transduce_proba` look at a pile together, in chunks of up to 100, which is more accurate and
-    faster; what they say of a picture then depends on which others are in its chunk.
+    `fit_predict` and `transduce_proba` look at a pile together, in chunks of up to 100, which is faster and, where all
+    classes are about equally frequent, more accurate; what they say of a picture depends on which others are in its
+    chunk.
     """
 
     def __init__(self, weights: str | Path = "auto", device: str = "auto"):

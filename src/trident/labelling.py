@@ -23,7 +23,7 @@ from trident.execution import AnyLearner, execution_for, make_learner
 from trident.model import Noise, TaskImages
 from trident.nn.parameters import Parameters
 
-FEW = 2  # labelled pictures of a class, on average, up to which the 1-shot weights serve best
+FEW = 2  # labelled pictures of a class, on average, up to which the 1-shot weights are taken
 CHUNK = 100  # pictures of the pile that are looked at together, at most
 Progress = Callable[[int, int], None]
 
