@@ -119,6 +119,21 @@ def test_many_tasks_at_once_are_as_one_after_the_other(optimizer: str) -> None:
     torch.testing.assert_close(together.accuracy, torch.cat([single.accuracy for single in apart]))
 
 
+@pytest.mark.parametrize("poisoned", ["support", "query"])
+@pytest.mark.parametrize("classifier_start", ["learned", "prototypes"])
+def test_a_task_that_blows_up_is_left_out_and_spoils_nothing_else(poisoned: str, classifier_start: str) -> None:
+    learner = tiny_learner(AdaptationSettings(rate=1e-2, steps=2), classifier_start=classifier_start)
+    parameters = doubles(learner.model.initial(0))
+    tasks = tiny_tasks(3, inner_steps=2)
+    noises = tasks.support_noise[1:] if poisoned == "support" else tasks.query_noise
+    noises[0].label[1] = float("inf")
+    found = learner.meta_gradient(parameters, tasks)
+    assert found.finite.tolist() == [True, False, True]
+    apart = [learner.meta_gradient(parameters, one_task(tasks, task)).gradient for task in (0, 2)]
+    for key, value in found.gradient.items():
+        torch.testing.assert_close(value, apart[0][key] + apart[1][key], rtol=1e-4, atol=1e-4)
+
+
 def test_first_order_stops_at_the_adapted_parameters() -> None:
     learner = tiny_learner(AdaptationSettings("sgd", 1e-2, 3, "first"))
     parameters, tasks = doubles(learner.model.initial(1)), tiny_tasks()

@@ -1,12 +1,14 @@
 """Training runs: repeatable, resumable bit for bit, safe against kills, interrupts and numbers that blow up."""
 
 import json
+import math
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from conftest import TINY_RECIPE, tiny_store
-from trident.adapt import Learner
+from trident.adapt import Learner, TaskBatch
 from trident.checkpoint import BEST, LAST, Checkpoint, load_checkpoint
 from trident.data.store import ImageStore, write_store
 from trident.episodes import EpisodeSampler
@@ -199,6 +201,35 @@ def test_numbers_that_blow_up_stop_the_run_and_spare_the_weights(tmp_path: Path,
         run(tmp_path / "run", recipe)
     kept = load_checkpoint(tmp_path / "run" / LAST)
     assert all(bool(torch.isfinite(value).all()) for value in kept.parameters.values())
+
+
+def test_a_task_that_blows_up_is_left_out_where_that_is_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = TaskSource.batch
+
+    def poisoned(source: TaskSource, indices: Sequence[int]) -> TaskBatch:
+        tasks = draw(source, indices)
+        if source.stream == "train" and 7 in indices:
+            tasks.query_noise[0].label[list(indices).index(7)] = float("inf")
+        return tasks
+
+    monkeypatch.setattr(TaskSource, "batch", poisoned)
+    tolerant, strict = (
+        replace(TINY_RECIPE, training=replace(TINY_RECIPE.training, most_left_out=share, log_every=1))
+        for share in (0.5, 0.0)
+    )
+    end = run(tmp_path / "run", tolerant)
+    step = 7 // TINY_RECIPE.training.tasks_per_step + 1
+    lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    assert {line["step"]: line["left_out"] for line in lines if line["kind"] == "train" and line["left_out"]} == {
+        step: 1
+    }
+    assert all(math.isfinite(line["total"]) for line in lines if line["kind"] == "train")
+    for group in (end.parameters, end.running):
+        assert all(bool(torch.isfinite(value).all()) for value in group.values())
+    with pytest.raises(TridentError, match=f"step {step}: the classification loss is not finite"):
+        run(tmp_path / "strict", strict)
 
 
 def test_other_data_are_refused_on_resume(tmp_path: Path) -> None:

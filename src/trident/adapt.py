@@ -54,10 +54,11 @@ class InnerState(NamedTuple):
 
 
 class MetaGradient(NamedTuple):
-    gradient: Parameters  # summed over tasks, without a task axis
+    gradient: Parameters  # summed over the finite tasks, without a task axis
     loss: LossParts  # on the queries, after adaptation
     accuracy: Tensor  # (task,)
     statistics: Parameters  # batch-norm statistics of the outer pass, (task, channel) each
+    finite: Tensor  # (task,) bool: whether loss and gradient are. One task in 100,000 blows up in its inner steps
 
 
 @dataclass(frozen=True)
@@ -175,6 +176,10 @@ class Learner:
             moments = InnerState(*({key: torch.zeros_like(x) for key, x in m.items()} for m in trajectory[-1][1]))
             for step in reversed(range(self.adaptation.steps)):
                 pulled, moments = self._pull_back(pulled, moments, *trajectory[step], tasks, step)
+        finite = parts.total.isfinite()
+        for value in pulled.values():
+            finite = finite & value.reshape(len(value), -1).isfinite().all(1)
+        pulled = {key: only_finite(value, finite) for key, value in pulled.items()}
         leaves = _leaves(parameters)
         started, _ = self.start(for_each_task(leaves, tasks), tasks)
         gradients = torch.autograd.grad(
@@ -186,6 +191,7 @@ class Learner:
             LossParts(*(part.detach() for part in parts)),
             accuracy,
             statistics,
+            finite,
         )
 
     def _pull_back(
@@ -241,6 +247,11 @@ def _adam_step(
 def _gradient(loss: Tensor, parameters: Parameters, create_graph: bool = False) -> Parameters:
     gradients = torch.autograd.grad(loss, list(parameters.values()), create_graph=create_graph, materialize_grads=True)
     return dict(zip(parameters, gradients, strict=True))
+
+
+def only_finite(values: Tensor, finite: Tensor) -> Tensor:
+    """Values (task, ...) with zeros for the tasks that are not finite."""
+    return torch.where(finite.view(-1, *(1,) * (values.dim() - 1)), values, 0.0)
 
 
 def for_each_task(parameters: Parameters, tasks: TaskBatch) -> Parameters:

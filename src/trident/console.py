@@ -73,6 +73,8 @@ class TrainingProgress:
         self._progress.__exit__(kind, error, trace)
 
     def on_step(self, step: int, values: dict[str, float]) -> None:
+        if values["left_out"]:
+            stderr.print(f"step {step}: {values['left_out']:.0f} tasks left out, not finite", soft_wrap=True)
         for key, value in values.items():
             self._smooth[key] = 0.95 * self._smooth.get(key, value) + 0.05 * value
         s = self._smooth

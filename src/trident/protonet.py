@@ -95,4 +95,4 @@ def as_meta_gradient(
 ) -> MetaGradient:
     loss, none = loss.detach(), torch.zeros_like(loss.detach())
     accuracy = (logits.detach().argmax(-1) == tasks.query_labels).float().mean(1)
-    return MetaGradient(gradient, LossParts(loss, loss, none, none, none, none), accuracy, seen)
+    return MetaGradient(gradient, LossParts(loss, loss, none, none, none, none), accuracy, seen, loss.isfinite())

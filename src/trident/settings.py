@@ -162,6 +162,9 @@ class TrainingSettings:
     clip_applies_to: Literal["sum", "mean"] = setting(
         "sum", "clip the sum over tasks, then divide by B (released code), or clip their mean"
     )
+    most_left_out: float = setting(
+        0.1, "share of a step's tasks that may be left out because loss or gradient is not finite; more stop the run"
+    )
     tasks_per_chunk: int | None = setting(None, "tasks computed at once; fewer need less memory. 'none' takes all")
     seed: int = setting(0, "decides the initial weights, the tasks and the noise")
     validate_every: int = setting(1000, "steps between two validations")
@@ -187,6 +190,7 @@ class TrainingSettings:
             self.tasks_per_chunk is None or self.tasks_per_chunk >= 1,
             f"training.tasks_per_chunk is {self.tasks_per_chunk}: at least 1 is needed, or 'none'",
         )
+        require(0 <= self.most_left_out < 1, f"training.most_left_out is {self.most_left_out}: from 0 to below 1")
         require(0 <= self.seed < 2**63, f"training.seed is {self.seed}: it must be from 0 to 2**63 - 1")
 
 

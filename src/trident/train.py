@@ -16,7 +16,7 @@ from typing import Protocol
 
 import torch
 
-from trident.adapt import MetaGradient, TaskBatch
+from trident.adapt import MetaGradient, TaskBatch, only_finite
 from trident.checkpoint import BEST, LAST, Checkpoint, save_checkpoint
 from trident.data.store import ImageStore
 from trident.episodes import EpisodeSampler
@@ -126,11 +126,12 @@ def train(
             result = _summed([learner.meta_gradient(parameters, batch) for batch in batches.of(step)])
             batches.draw(step + 1)  # while the GPU, if there is one, is at work
             values = _summary(result)
-            culprit = _not_finite(values)
-            if culprit is not None:
+            if values["left_out"] > settings.most_left_out * settings.tasks_per_step or not math.isfinite(
+                values["gradient_norm"]
+            ):
                 save_checkpoint(out / LAST, current())
                 raise NotFiniteError(
-                    f"step {step + 1}: the {culprit} is not finite. The state after step {step} is kept in "
+                    f"step {step + 1}: the {_culprit(result)} is not finite. The state after step {step} is kept in "
                     f"{out / LAST}; try a new run with a lower adaptation.rate or training.rate, or a log_var_bound"
                 )
             rate = rate_at(settings, step)
@@ -139,7 +140,10 @@ def train(
             # A plain average at first, so that nothing of the initial values remains in it.
             moved = torch._foreach_lerp(
                 [running[key] for key in keys],
-                [result.statistics[key].mean(0) for key in keys],
+                [
+                    (result.statistics[key][result.finite] if values["left_out"] else result.statistics[key]).mean(0)
+                    for key in keys
+                ],
                 max(RUNNING_MOMENTUM, 1 / (step + 1)),
             )
             running |= dict(zip(keys, moved, strict=True))
@@ -191,23 +195,23 @@ def _summed(chunks: list[MetaGradient]) -> MetaGradient:
         LossParts(*(torch.cat(parts) for parts in zip(*(chunk.loss for chunk in chunks), strict=True))),
         torch.cat([chunk.accuracy for chunk in chunks]),
         {key: torch.cat([chunk.statistics[key] for chunk in chunks]) for key in chunks[0].statistics},
+        torch.cat([chunk.finite for chunk in chunks]),
     )
 
 
 def _summary(result: MetaGradient) -> dict[str, float]:
-    """What is logged of a step: fetched from a GPU in one go, because each fetching waits for it."""
+    """What is logged of a step, over its finite tasks: fetched from a GPU in one go, because each fetching waits."""
     norm = torch.stack(torch._foreach_norm(list(result.gradient.values()))).norm()
-    means = [*(part.mean() for part in result.loss), 100 * result.accuracy.mean()]
-    names = [*LossParts._fields, "accuracy", "gradient_norm"]
-    return dict(zip(names, torch.stack([*means, norm]).tolist(), strict=True))
+    kept = result.finite.sum()
+    means = [only_finite(part, result.finite).sum() / kept for part in (*result.loss, 100 * result.accuracy)]
+    names = [*LossParts._fields, "accuracy", "gradient_norm", "left_out"]
+    return dict(zip(names, torch.stack([*means, norm, len(result.finite) - kept]).tolist(), strict=True))
 
 
-def _not_finite(values: dict[str, float]) -> str | None:
-    """What blew up, if anything did. The loss's parts come before their total: the part is the culprit."""
-    bad = [name for name in LossParts._fields if not math.isfinite(values[name])]
-    if bad:
-        return f"{next((name for name in bad if name != 'total'), 'total')} loss"
-    return None if math.isfinite(values["gradient_norm"]) else "meta-gradient"
+def _culprit(result: MetaGradient) -> str:
+    """What blew up. The loss's parts come before their total: the part is the culprit."""
+    bad = [name for name, part in result.loss._asdict().items() if not part.isfinite().all()]
+    return f"{next((name for name in bad if name != 'total'), 'total')} loss" if bad else "meta-gradient"
 
 
 class _InterruptedError(Exception):

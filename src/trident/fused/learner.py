@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from trident.adapt import InnerState, Learner, MetaGradient, TaskBatch
+from trident.adapt import InnerState, Learner, MetaGradient, TaskBatch, only_finite
 from trident.fused.layout import Layout
 from trident.fused.network import Encodings, FusedNetwork, Images, Pass
 from trident.fused.replay import Recordings, computing
@@ -134,11 +134,13 @@ class FusedLearner(Learner):
                 for number in reversed(range(len(steps))):
                     pulled, moments = self._pull(pulled, moments, steps[number], number, layout)
                     steps[number].record = None  # lets its memory go
+            finite = outer.parts.total.detach().isfinite() & pulled.isfinite().all(1)
             return MetaGradient(
-                self._pull_through_start(layout, pulled, start),
+                self._pull_through_start(layout, only_finite(pulled, finite), start),
                 LossParts(*(part.detach() for part in outer.parts)),
                 (outer.logits.argmax(-1) == tasks.query_labels).float().mean(1),
                 statistics,
+                finite,
             )
 
     def _pull(

@@ -49,6 +49,7 @@ class Replay:
             LossParts(*(part.clone() for part in result.loss)),
             result.accuracy.clone(),
             {key: value.clone() for key, value in result.statistics.items()},
+            result.finite.clone(),
         )
 
 
