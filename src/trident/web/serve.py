@@ -1,0 +1,42 @@
+"""Runs the server until it is stopped."""
+
+import socket
+from collections.abc import Callable
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from trident.errors import TridentError
+
+_CONNECTIONS = 200  # a browser keeps a handful open
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket at that address. With port 0 the system chooses a free one."""
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        found = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        raise TridentError(f"--host {host}: {error.strerror or error}") from error
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind(address)
+        found.listen()
+    except OSError as error:
+        found.close()
+        raise TridentError(f"cannot listen at {host} port {port}: {error.strerror}; --port gives another") from error
+    return found
+
+
+def address_of(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+
+
+def serve(app: ASGIApp, listening: socket.socket, started: Callable[[], None]) -> None:
+    """Requests are not logged: what visitors call their pictures is nobody's business."""
+    config = uvicorn.Config(
+        app, access_log=False, log_level="warning", server_header=False, ws="none", limit_concurrency=_CONNECTIONS
+    )
+    started()
+    uvicorn.Server(config).run(sockets=[listening])
