@@ -1,22 +1,42 @@
 // The plot of label latents, and what the network paints.
 
+import { colourOf, placeOf } from "./show.js";
 import { nameOf } from "./state.js";
 
 const SVG = "http://www.w3.org/2000/svg";
-const [WIDTH, HEIGHT, MARGIN] = [720, 460, 44];
+const MARGIN = 20;
+// One shape for each class, as for colours, so that nobody has to go by the colour. All are drawn about a point.
+const SHAPES = [
+  "M-6 0a6 6 0 1 0 12 0a6 6 0 1 0 -12 0Z",
+  "M-5.5 -5.5H5.5V5.5H-5.5Z",
+  "M0 -7L7 5.5H-7Z",
+  "M0 -7.5L7.5 0L0 7.5L-7.5 0Z",
+  "M0 7L-7 -5.5H7Z",
+  "M-2.5 -7H2.5V-2.5H7V2.5H2.5V7H-2.5V2.5H-7V-2.5H-2.5Z",
+  "M-6 -7L0 -2.5L6 -7L2.5 0L6 7L0 2.5L-6 7L-2.5 0Z",
+  "M0 -8L2 -2.5L8 -2.5L3.2 1.2L5 7L0 3.5L-5 7L-3.2 1.2L-8 -2.5L-2 -2.5Z",
+];
 
 // `shown` has for each picture: point, name, classId, isExample, seen, painted.
-export function showLooked(place, shown, answer, colourOf) {
+export function showLooked(place, shown, answer) {
   const share = Math.round(100 * answer.shares.reduce((sum, one) => sum + one, 0));
-  const text = document.createElement("p");
-  text.className = "soft";
-  text.textContent =
-    `Diamonds are examples, circles pictures of the pile, in the colour of their label. A label latent has ` +
-    `${answer.latents} numbers; the two directions shown hold ${share} % of how they differ.`;
-  const below = document.createElement("p");
-  below.className = "soft";
-  below.textContent = "Left: a picture as the network sees it. Right: what it paints from the two latents alone.";
-  place.replaceChildren(text, plot(shown, colourOf), below, paintings(shown));
+  place.replaceChildren(
+    text(
+      `Colour and shape tell the label; large marks with a rim are examples. A label latent has ${answer.latents} numbers; ` +
+        `the two directions shown hold ${share} % of how they differ.`,
+    ),
+    plot(shown, Math.min(Math.max(place.clientWidth, 280), 760)),
+    legend(new Set(shown.map((one) => one.classId))),
+    text("Left: a picture as the network sees it. Right: what it paints from the two latents alone."),
+    paintings(shown),
+  );
+}
+
+function text(words) {
+  const made = document.createElement("p");
+  made.className = "soft";
+  made.textContent = words;
+  return made;
 }
 
 function make(tag, attributes) {
@@ -25,43 +45,47 @@ function make(tag, attributes) {
   return made;
 }
 
-function plot(shown, colourOf) {
-  const svg = make("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, class: "plot", role: "img" });
+const shapeOf = (id, more) =>
+  make("path", { d: SHAPES[placeOf(id) % SHAPES.length], fill: colourOf(id), "fill-opacity": 0.85, ...more });
+
+function plot(shown, width) {
+  const height = Math.round(0.66 * width);
+  const svg = make("svg", { viewBox: `0 0 ${width} ${height}`, width, height, class: "plot", role: "img" });
   svg.setAttribute("aria-label", `Label latents of ${shown.length} pictures in the plane`);
-  const to = scale(shown.map((one) => one.point));
+  const to = scale(shown.map((one) => one.point), [width, height]);
   for (const one of [...shown].sort((a, b) => a.isExample - b.isExample)) {
     const [x, y] = to(one.point);
-    const mark = one.isExample
-      ? make("path", { d: `M${x} ${y - 9}L${x + 9} ${y}L${x} ${y + 9}L${x - 9} ${y}Z`, class: "example-mark" })
-      : make("circle", { cx: x, cy: y, r: 6, "fill-opacity": 0.8 });
-    mark.setAttribute("fill", colourOf(one.classId));
+    const mark = shapeOf(one.classId, { transform: `translate(${x} ${y}) scale(${one.isExample ? 1.4 : 1})` });
+    if (one.isExample) mark.classList.add("example-mark");
     const title = make("title", {});
     title.textContent = `${one.name}: ${nameOf(one.classId)}`;
     mark.append(title);
     svg.append(mark);
   }
-  // A name beside each class's examples, for those who cannot go by the colour.
-  for (const id of new Set(shown.map((one) => one.classId))) {
-    const points = shown.filter((one) => one.classId === id && one.isExample).map((one) => to(one.point));
-    if (points.length === 0) continue;
-    const mean = [0, 1].map((axis) => points.reduce((sum, point) => sum + point[axis], 0) / points.length);
-    const label = make("text", { x: Math.min(Math.max(mean[0], 80), WIDTH - 80), y: Math.max(mean[1] - 16, 18) });
-    label.textContent = nameOf(id).slice(0, 24);
-    svg.append(label);
-  }
   return svg;
 }
 
+function legend(ids) {
+  const list = document.createElement("ul");
+  list.className = "legend";
+  for (const id of [...ids].sort((a, b) => placeOf(a) - placeOf(b))) {
+    const entry = document.createElement("li");
+    const svg = make("svg", { viewBox: "-9 -9 18 18", width: 18, height: 18, "aria-hidden": "true" });
+    svg.append(shapeOf(id, {}));
+    entry.append(svg, nameOf(id));
+    list.append(entry);
+  }
+  return list;
+}
+
 // Both directions to the same scale, so that distances are what they are.
-function scale(points) {
+function scale(points, size) {
   const low = [0, 1].map((axis) => Math.min(...points.map((point) => point[axis])));
   const high = [0, 1].map((axis) => Math.max(...points.map((point) => point[axis])));
-  const room = [WIDTH - 2 * MARGIN, HEIGHT - 2 * MARGIN];
+  const room = size.map((side) => side - 2 * MARGIN);
   const factor = Math.min(...[0, 1].map((axis) => room[axis] / Math.max(high[axis] - low[axis], 1e-9)));
-  return ([x, y]) => [
-    WIDTH / 2 + factor * (x - (low[0] + high[0]) / 2),
-    HEIGHT / 2 - factor * (y - (low[1] + high[1]) / 2),
-  ];
+  const along = (value, axis) => factor * (value - (low[axis] + high[axis]) / 2);
+  return ([x, y]) => [size[0] / 2 + along(x, 0), size[1] / 2 - along(y, 1)];
 }
 
 function paintings(shown) {

@@ -1,33 +1,18 @@
-// The page: what the visitor does, and what is shown of it. Names and messages only ever become text, never HTML.
+// The page: what the visitor does, and what follows from it.
 
 import { download } from "./csv.js";
 import { showLooked } from "./curious.js";
 import { droppedFiles, pickedFiles } from "./files.js";
 import { about, gathered, post } from "./server.js";
+import { byId, cards, complain, copyOf, counted, megabytes, say, tiles } from "./show.js";
+import { showClass, showPicture, showWeights, sort } from "./show.js";
 import * as state from "./state.js";
 import { thumbnail } from "./thumbnails.js";
 
-const COLOURS = ["#1F83C4", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#7F7F7F"];
-const byId = (id) => document.getElementById(id);
-const copyOf = (id) => byId(id).content.firstElementChild.cloneNode(true);
-const tiles = new Map(); // picture id -> its element
-const cards = new Map(); // class id -> its element
 let limits = null;
 let running = null; // the request under way
 let labelledBefore = false;
 let changed = false; // since the last labelling
-
-const colourOf = (id) => COLOURS[state.classes.findIndex((one) => one.id === id) % COLOURS.length];
-const counted = (n, what) => `${n} ${what}${n === 1 ? "" : "s"}`;
-
-function say(text) {
-  byId("status").textContent = text;
-}
-
-function complain(text) {
-  byId("problem-text").textContent = text;
-  byId("problem").hidden = !text;
-}
 
 // ---- classes
 
@@ -79,8 +64,6 @@ function addFiles(found, home) {
   }
   if (found.length > 0) touched();
 }
-
-const megabytes = (bytes) => `${Math.round(bytes / 1e5) / 10} MB`;
 
 function showNew(picture) {
   const tile = copyOf(picture.home === state.PILE ? "pile-template" : "example-template");
@@ -194,61 +177,6 @@ function show() {
   if (changed) say(hindrance ?? (labelledBefore ? "Something has changed: label again." : "Ready."));
 }
 
-function showClass(one) {
-  const card = cards.get(one.id);
-  const name = state.nameOf(one.id);
-  card.style.setProperty("--swatch", colourOf(one.id));
-  card.querySelector(".class-name").setAttribute("aria-label", `Name of class ${state.classes.indexOf(one) + 1}`);
-  card.querySelector(".remove-class").setAttribute("aria-label", `Remove class ${name}`);
-  card.querySelector(".add input").setAttribute("aria-label", `Add pictures to ${name}`);
-  const fromPile = state.examplesOf(one.id).filter((picture) => picture.said).length;
-  card.querySelector(".from-pile").textContent = fromPile ? `and ${fromPile} from the pile, as you said` : "";
-}
-
-function showPicture(picture) {
-  const tile = tiles.get(picture.id);
-  tile.classList.toggle("bad", Boolean(picture.error));
-  tile.querySelector(".error").textContent = picture.error ?? "";
-  if (picture.home !== state.PILE) return;
-  tile.classList.toggle("corrected", Boolean(picture.said));
-  const verdict = tile.querySelector(".verdict");
-  verdict.hidden = !picture.said && !picture.ranking;
-  if (verdict.hidden) return;
-  const [label, sure] = picture.said ? [picture.said, 1] : picture.ranking[0];
-  const percent = Math.round(100 * sure);
-  tile.style.setProperty("--swatch", colourOf(label));
-  tile.querySelector(".label").textContent = state.nameOf(label);
-  tile.querySelector(".percent").textContent = picture.said ? "you said so" : `${percent} %`;
-  const meter = tile.querySelector(".confidence");
-  meter.setAttribute("aria-valuenow", percent);
-  meter.setAttribute("aria-label", `How sure of ${state.nameOf(label)}`);
-  meter.hidden = Boolean(picture.said);
-  meter.firstElementChild.style.width = `${100 * sure}%`;
-  const second = picture.said ? null : picture.ranking[1];
-  tile.querySelector(".second").textContent = second
-    ? `else ${state.nameOf(second[0])}, ${Math.round(100 * second[1])} %`
-    : "";
-  const select = tile.querySelector(".correct");
-  const options = [["", picture.said ? "take that back" : "correct it …"]];
-  options.push(...state.classes.map((one) => [one.id, `it is ${state.nameOf(one.id)}`]));
-  select.replaceChildren(...options.map(([value, text]) => new Option(text, value)));
-  select.value = picture.said ?? "";
-}
-
-function sort() {
-  const how = byId("sort").value;
-  const sure = (picture) => (picture.said ? 2 : picture.ranking ? picture.ranking[0][1] : -1);
-  const label = (picture) => picture.said ?? picture.ranking?.[0][0];
-  const place = (picture) => state.classes.findIndex((one) => one.id === label(picture));
-  const order = {
-    added: () => 0,
-    unsure: (a, b) => sure(a) - sure(b),
-    sure: (a, b) => sure(b) - sure(a),
-    label: (a, b) => place(a) - place(b) || sure(b) - sure(a),
-  }[how];
-  byId("pile-pictures").append(...state.inPile().sort(order).map((picture) => tiles.get(picture.id)));
-}
-
 // ---- asking the server
 
 async function ask(path, doing, use) {
@@ -277,7 +205,7 @@ async function ask(path, doing, use) {
     if (error.name === "AbortError") say("Cancelled.");
     else {
       error.answer?.labelled?.forEach((one, place) => (sent.labelled[place].error = one.error));
-      complain(sentence(error.message));
+      complain(error.message);
       say("That did not work.");
     }
   } finally {
@@ -287,8 +215,6 @@ async function ask(path, doing, use) {
     show();
   }
 }
-
-const sentence = (text) => `${text[0].toUpperCase()}${text.slice(1)}${/[.!?]$/.test(text) ? "" : "."}`;
 
 function busy(on) {
   for (const id of ["progress", "cancel"]) byId(id).hidden = !on;
@@ -321,8 +247,8 @@ function looked(answer, sent) {
     const own = isExample ? (picture.said ?? picture.home) : picture.ranking?.[0][0];
     return { ...one, name: picture.name, classId: own, isExample };
   });
-  showLooked(byId("looked"), shown.filter((one) => one.classId), answer, colourOf);
-  say("Shown below.");
+  showLooked(byId("looked"), shown.filter((one) => one.classId), answer);
+  say("Shown.");
   byId("looked").scrollIntoView({ block: "nearest" });
 }
 
@@ -330,18 +256,6 @@ function looked(answer, sent) {
 async function look() {
   if (!labelledBefore || changed) await ask("api/label", "Labelling", labelled);
   if (labelledBefore && !changed) await ask("api/look", "Looking at", looked);
-}
-
-function showWeights(all) {
-  const code = (text) => Object.assign(document.createElement("code"), { textContent: text });
-  const parts = all.flatMap((one) => [code(one.name), ` (${one.described})`, " or "]).slice(0, -1);
-  parts.unshift(all.length > 1 ? "The weights, by how many examples there are: " : "The weights: ", "");
-  parts.push(`. Pictures are scaled to ${all[0].size}x${all[0].size} pixels. `);
-  if (all[0].comes_along) {
-    parts.push("They were trained on photographs of everyday things and animals; drawings and scans are strange to them. ");
-    parts.push("How accurate they were measured to be, and on what: ", code(`trident weights ${all[0].name}`), ".");
-  }
-  byId("weights").replaceChildren(...parts);
 }
 
 // ---- the start

@@ -53,6 +53,10 @@ export function hindrance(limits) {
     return `“${nameOf(empty.id)}” has no picture${unread ? " that can be read" : ""} yet: add one.`;
   }
   if (labelled > limits.labelled) return `${labelled} examples are too many: ${limits.labelled} is the limit.`;
+  const bytes = [...examples().flat(), ...toLabel()].reduce((sum, picture) => sum + picture.file.size, 0);
+  if (bytes > limits.request_bytes) {
+    return `All pictures together have ${Math.round(bytes / 1e6)} MB: ${limits.request_bytes / 1e6} MB is the limit.`;
+  }
   if (toLabel().length === 0) return "Put pictures on the pile: there is none to label.";
   return null;
 }
