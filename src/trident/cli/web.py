@@ -25,6 +25,7 @@ def web(
     ] = None,
     pictures: Annotated[int, typer.Option(min=3, help="Pictures in one request, at most.")] = 300,
     megabytes: Annotated[float, typer.Option(min=0.001, help="Size of one picture's file, at most.")] = 20,
+    request_megabytes: Annotated[float, typer.Option(min=0.001, help="Size of one request, at most.")] = 500,
     megapixels: Annotated[float, typer.Option(min=0.001, help="Pixels of one picture, at most.")] = 50,
     seconds: Annotated[float, typer.Option(min=0.01, help="Time for one request, waiting included, at most.")] = 120,
     browser: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
@@ -40,21 +41,19 @@ def web(
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise TridentError("trident web needs the web extra: pip install 'trident[web]'") from error
-    from trident.web.app import make_app
     from trident.web.limits import MEGA, Limits
-    from trident.web.serve import address_of, listen, serve
-    from trident.web.shelf import Shelf
+    from trident.web.serve import address_of, listen, make_server
 
     limits = Limits(pictures=pictures, file_bytes=int(megabytes * MEGA), pixels=int(megapixels * MEGA), seconds=seconds)
-    with listen(host, port) as listening:
-        page = make_app(Shelf(weights), limits, device_of(device), names or ())
+    with listen(host, port) as listening:  # before torch is loaded: a port in use is told at once
+        from trident.web.app import make_app
+        from trident.web.shelf import Shelf
+
+        server = make_server(make_app(Shelf(weights), limits, device_of(device), names or ()))
         address = address_of(listening)
+        print(f"{address} is ready; Ctrl-C stops it", flush=True)
+        if browser:
+            import webbrowser
 
-        def started() -> None:
-            print(f"{address} is ready; Ctrl-C stops it", flush=True)
-            if browser:
-                import webbrowser
-
-                webbrowser.open(address)
-
-        serve(page, listening, started)
+            webbrowser.open(address)
+        server.run(sockets=[listening])

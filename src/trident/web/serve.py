@@ -1,7 +1,6 @@
-"""Runs the server until it is stopped."""
+"""Where the server listens, and what runs it."""
 
 import socket
-from collections.abc import Callable
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -33,10 +32,10 @@ def address_of(listening: socket.socket) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
 
 
-def serve(app: ASGIApp, listening: socket.socket, started: Callable[[], None]) -> None:
+def make_server(app: ASGIApp) -> uvicorn.Server:
     """Requests are not logged: what visitors call their pictures is nobody's business."""
-    config = uvicorn.Config(
-        app, access_log=False, log_level="warning", server_header=False, ws="none", limit_concurrency=_CONNECTIONS
+    return uvicorn.Server(
+        uvicorn.Config(
+            app, access_log=False, log_level="warning", server_header=False, ws="none", limit_concurrency=_CONNECTIONS
+        )
     )
-    started()
-    uvicorn.Server(config).run(sockets=[listening])

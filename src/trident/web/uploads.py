@@ -20,7 +20,7 @@ from trident.web.limits import Limits, RefusedError, megabytes
 from trident.web.parts import Part, PartReader
 
 NAME_LENGTH = 80  # letters of a class name
-_DRAIN_SECONDS = 5.0
+_DRAIN_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
