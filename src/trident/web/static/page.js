@@ -153,6 +153,7 @@ function pasted(event) {
 function touched() {
   changed = true;
   show();
+  if (limits && !running) say(state.hindrance(limits) ?? (labelledBefore ? "Something has changed: label again." : "Ready."));
 }
 
 function show() {
@@ -174,7 +175,6 @@ function show() {
   const hindrance = state.hindrance(limits);
   byId("go").disabled = hindrance !== null;
   byId("look").disabled = hindrance !== null;
-  if (changed) say(hindrance ?? (labelledBefore ? "Something has changed: label again." : "Ready."));
 }
 
 // ---- asking the server
