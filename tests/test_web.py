@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import signal
 import socket
 import threading
 import time
@@ -231,6 +232,16 @@ def test_what_takes_too_long_is_stopped(weights: Path, slow: Slow) -> None:
         assert running.ask(four(2), pile(1))[0] == 200
 
 
+def test_a_server_that_is_stopped_tells_those_who_wait(weights: Path, slow: Slow) -> None:
+    with ThreadPoolExecutor(1) as clients:
+        with site(weights) as running:
+            asked = clients.submit(running.ask, four(2), pile(1))
+            assert until(lambda: slow.started == 1)
+        status, answer = asked.result()
+        assert (status, "being stopped" in answer["error"]) == (503, True)
+        assert slow.ended == 1
+
+
 def test_sending_too_slowly_is_stopped(weights: Path) -> None:
     with site(weights, Limits(upload_seconds=0.3)) as running, closing(running.connection()) as connection:
         connection.putrequest("POST", "/api/label")
@@ -405,6 +416,10 @@ def test_many_at_once_are_kept_apart_and_leave_nothing_behind(weights: Path, tmp
         assert time.monotonic() - began < 10
         assert server.memory("VmHWM") - most < 30  # decoded it would be 100 MB at least
         assert list(tmp_path.iterdir()) == []
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(20) == 130
+        assert server.process.stderr is not None
+        assert server.process.stderr.read() == ""  # nor is anything logged about visitors
 
 
 def test_mistakes_are_told_in_one_line(trident: Trident_command, tmp_path: Path) -> None:

@@ -156,7 +156,8 @@ def command(folder: Path, *options: str) -> Iterator[Command]:
     """The command in a folder that also serves for temporary files."""
     environment = os.environ | {"TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
     arguments = [sys.executable, "-m", "trident", "web", "--port", "0", *options]
-    with subprocess.Popen(arguments, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True) as process:
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(arguments, cwd=folder, env=environment, **pipes) as process:
         assert process.stdout is not None
         try:
             yield Command(process.stdout.readline().split()[0], process)

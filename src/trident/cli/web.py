@@ -26,7 +26,7 @@ def web(
     pictures: Annotated[int, typer.Option(min=3, help="Pictures in one request, at most.")] = 300,
     megabytes: Annotated[float, typer.Option(min=0.001, help="Size of one picture's file, at most.")] = 20,
     request_megabytes: Annotated[float, typer.Option(min=0.001, help="Size of one request, at most.")] = 500,
-    megapixels: Annotated[float, typer.Option(min=0.001, help="Pixels of one picture, at most.")] = 50,
+    megapixels: Annotated[float, typer.Option(min=0.001, max=89, help="Pixels of one picture, at most.")] = 50,
     seconds: Annotated[float, typer.Option(min=0.01, help="Time for one request, waiting included, at most.")] = 120,
     browser: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     device: Device = "auto",

@@ -34,7 +34,9 @@ def make_app(shelf: Shelf, limits: Limits, device: str = "cpu", names: Iterable[
     # For the whole process: `warnings.catch_warnings` is not safe where several threads decode.
     warnings.simplefilter("ignore", UserWarning)
     warnings.simplefilter("error", Image.DecompressionBombWarning)
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    # Newer versions of FastAPI can report requests to a collector: what visitors do is reported to nobody.
+    silent: Any = dict.fromkeys(("tracing", "metrics", "logs", "operation_spans", "auto_configure"), False)
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, telemetry=silent)
     desk = Desk(limits.at_once)
     receiver = Receiver(limits, shelf.size, shelf.channels, ThreadPoolExecutor(1, "decode"))
 
@@ -63,7 +65,7 @@ def make_app(shelf: Shelf, limits: Limits, device: str = "cpu", names: Iterable[
             ) from None
 
     @app.get("/api/about")
-    def about() -> dict[str, Any]:
+    async def about() -> dict[str, Any]:
         return {"version": trident.__version__, "weights": shelf.described(), "limits": asdict(limits)}
 
     @app.post("/api/label")

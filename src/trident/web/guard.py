@@ -1,5 +1,6 @@
 """Keeps other sites out: a page elsewhere, open in the same browser, can neither send requests here nor read any."""
 
+import asyncio
 import ipaddress
 from collections.abc import Iterable
 from urllib.parse import urlsplit
@@ -30,8 +31,12 @@ class Guard:
             await self._app(scope, receive, send)
             return
 
+        started = False
+
         async def send_with_headers(message: Message) -> None:
+            nonlocal started
             if message["type"] == "http.response.start":
+                started = True
                 headers = MutableHeaders(scope=message)
                 headers.update(_HEADERS)
                 headers["cache-control"] = "no-store" if scope["path"].startswith("/api/") else "no-cache"
@@ -39,7 +44,11 @@ class Guard:
 
         objection = self._objection(scope["method"], Headers(scope=scope))
         app = self._app if objection is None else JSONResponse({"error": objection}, 403)
-        await app(scope, receive, send_with_headers)
+        try:
+            await app(scope, receive, send_with_headers)
+        except asyncio.CancelledError:  # the server is being stopped, and has waited long enough for this request
+            if not started:
+                await JSONResponse({"error": "the server is being stopped"}, 503)(scope, receive, send_with_headers)
 
     def _objection(self, method: str, headers: Headers) -> str | None:
         host = headers.get("host", "")

@@ -26,7 +26,7 @@ class Limits:
     pictures: int = 300  # labelled ones and the pile together
     file_bytes: int = 20 * MEGA
     request_bytes: int = 500 * MEGA
-    pixels: int = 50 * MEGA  # of one picture, as its header says
+    pixels: int = 50 * MEGA  # of one picture, as its header says; Pillow itself stops at 89 million
     upload_seconds: float = 120
     seconds: float = 120  # waiting for one's turn, and the work
     at_once: int = 16  # requests that are being sent, wait or are worked on

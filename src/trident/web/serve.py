@@ -7,6 +7,7 @@ from starlette.types import ASGIApp
 
 from trident.errors import TridentError
 
+_LAST_SECONDS = 3  # for requests under way when the server is stopped
 _CONNECTIONS = 200  # a browser keeps a handful open
 
 
@@ -36,6 +37,13 @@ def make_server(app: ASGIApp) -> uvicorn.Server:
     """Requests are not logged: what visitors call their pictures is nobody's business."""
     return uvicorn.Server(
         uvicorn.Config(
-            app, access_log=False, log_level="warning", server_header=False, ws="none", limit_concurrency=_CONNECTIONS
+            app,
+            access_log=False,
+            log_level="warning",
+            server_header=False,
+            ws="none",
+            lifespan="off",
+            limit_concurrency=_CONNECTIONS,
+            timeout_graceful_shutdown=_LAST_SECONDS,
         )
     )

@@ -283,7 +283,8 @@ try {
   showWeights(found.weights);
   byId("limits").textContent =
     `Limits: ${limits.pictures} pictures, ${limits.labelled} of them examples, ${limits.classes} classes, ` +
-    `${megabytes(limits.file_bytes)} and ${Math.round(limits.pixels / 1e5) / 10} million pixels a picture.`;
+    `${megabytes(limits.file_bytes)} and ${Math.round(limits.pixels / 1e5) / 10} million pixels a picture; ` +
+    "JPEG, PNG, WebP, GIF, BMP, TIFF and PPM are read.";
   newClass(false);
   newClass(false);
 } catch (error) {
