@@ -172,7 +172,8 @@ def test_a_visit(page: Any, tmp_path: Path) -> None:
 def test_mishaps(page: Any) -> None:
     """A letter that calls itself a picture, a bomb and a file that is too big name themselves; the rest is labelled."""
     page.click("#add-class")
-    pile = [*copies(1), ("letter.jpg", b"Dear Sir"), ("bomb.png", bomb()), ("big.bmp", bytes(2_100_000))]
+    pile = [*copies(1), ("letter.jpg", b"Dear Sir"), ("bomb.png", bomb()), ("wide.png", bomb(8000))]
+    pile.append(("big.bmp", bytes(2_100_000)))
     page.click("#classes .remove-class >> nth=2")
     fill_in(page, pile)
     page.locator(".class input[type=file]").nth(0).set_input_files(upload([("notes.png", b"not a picture")]))
@@ -187,6 +188,8 @@ def test_mishaps(page: Any) -> None:
     assert errors["red 0.png"] == ""
     assert errors["letter.jpg"] == "letter.jpg: it is not an image in a known format"
     assert "bomb.png: it has more than 50000000 pixels" in errors["bomb.png"]
+    assert "wide.png: it has more than 50000000 pixels" in errors["wide.png"]
+    assert all(page.locator(".picture img").nth(place).is_hidden() for place in (4, 5))  # nor are they decoded here
     assert "big.bmp: it has 2.1 MB, more than 2 MB" in errors["big.bmp"]
     assert "notes.png: it is not an image" in page.locator(".class").nth(0).inner_text()
     assert "3 pictures labelled" in page.inner_text("#status")

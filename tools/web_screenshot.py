@@ -1,7 +1,8 @@
 """Take a screenshot of `trident web` at work: `python tools/web_screenshot.py FOLDER docs/web.png`.
 
 FOLDER holds one folder of pictures for each class. The first few of each are given as examples, the next few make the
-pile. Needs the dev extra and a Chromium.
+pile. Needs the dev extra and a Chromium. The one in the documentation is of pictures that
+`python tools/draw_pictures.py FOLDER` draws.
 """
 
 import argparse
@@ -51,9 +52,9 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--examples", type=int, default=2, help="of each class")
-    parser.add_argument("--pile", type=int, default=4, help="pictures of each class on the pile")
-    parser.add_argument("--width", type=int, default=1280)
-    parser.add_argument("--height", type=int, default=1000)
+    parser.add_argument("--pile", type=int, default=3, help="pictures of each class on the pile")
+    parser.add_argument("--width", type=int, default=1160)
+    parser.add_argument("--height", type=int, default=850)
     parser.add_argument("--dark", action="store_true")
     parser.add_argument("--curious", action="store_true", help="with the folded part open, and the whole page")
     parser.add_argument("--sort", default="unsure", choices=["added", "unsure", "sure", "label"])
