@@ -192,7 +192,7 @@ def test_big_files_are_named_and_the_rest_is_done(narrow: Site) -> None:
     assert status == 200
     assert [one["error"] is None for one in answer["pile"]] == [True, True, False, False]
     assert answer["pile"][2]["error"] == "heavy.bmp: it has more than 0.05 MB: shrink it first"
-    assert answer["pile"][3]["error"].startswith("wide.png: it has more than 40000 pixels")
+    assert answer["pile"][3]["error"].startswith("wide.png: it has more than 40,000 pixels")
 
 
 class Slow:
@@ -260,7 +260,7 @@ def test_requests_wait_their_turn_and_not_too_many_of_them(weights: Path, slow: 
             labelled = {f"first of {number}": pile(1), "other": pile(1)}
             waiting.append(clients.submit(running.ask, labelled, pile(1)))
             assert until(lambda: slow.started == 1)
-            time.sleep(0.15)  # so that it is known who came when
+            time.sleep(0.3)  # so that it is known who came when
         status, answer = running.ask(four(2), pile(1))
         assert (status, "too many others" in answer["error"]) == (503, True)
         assert running.get("/api/about")[0] == 200  # the server itself is not held up
@@ -410,7 +410,7 @@ def test_many_at_once_are_kept_apart_and_leave_nothing_behind(weights: Path, tmp
         labelled["red"].append(("bomb.png", bomb()))
         status, answer = server.ask(labelled, [*pile(2), ("bomb.png", bomb())])
         assert status == 200
-        assert answer["pile"][2]["error"].startswith("bomb.png: it has more than 50000000 pixels")
+        assert answer["pile"][2]["error"].startswith("bomb.png: it has more than 50,000,000 pixels")
         assert answer["labelled"][2]["error"] == answer["pile"][2]["error"]
         assert all(one["ranking"] for one in answer["pile"][:2])
         assert time.monotonic() - began < 10

@@ -187,8 +187,8 @@ def test_mishaps(page: Any) -> None:
     }
     assert errors["red 0.png"] == ""
     assert errors["letter.jpg"] == "letter.jpg: it is not an image in a known format"
-    assert "bomb.png: it has more than 50000000 pixels" in errors["bomb.png"]
-    assert "wide.png: it has more than 50000000 pixels" in errors["wide.png"]
+    assert "bomb.png: it has more than 50,000,000 pixels" in errors["bomb.png"]
+    assert "wide.png: it has more than 50,000,000 pixels" in errors["wide.png"]
     assert all(page.locator(".picture img").nth(place).is_hidden() for place in (4, 5))  # nor are they decoded here
     assert "big.bmp: it has 2.1 MB, more than 2 MB" in errors["big.bmp"]
     assert "notes.png: it is not an image" in page.locator(".class").nth(0).inner_text()
@@ -259,8 +259,7 @@ def test_by_keyboard_alone(page: Any) -> None:
     assert page.evaluate("document.activeElement.closest('.picture') !== null")  # the focus is not lost
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [400, 768, 1280])
+@pytest.mark.parametrize(("width", "scheme"), [(400, "light"), (400, "dark"), (768, "light"), (1280, "dark")])
 def test_it_looks_right(page: Any, width: int, scheme: str) -> None:
     page.set_viewport_size({"width": width, "height": 800})
     page.emulate_media(color_scheme=scheme)
@@ -338,6 +337,22 @@ def test_cancelling_and_being_turned_down(page: Any, monkeypatch: pytest.MonkeyP
     label(page)
     assert page.locator("#problem").is_hidden()
     assert len(shown(page)) == 3
+
+
+def test_pasting(page: Any) -> None:
+    paste = """content => {
+        const transfer = new DataTransfer();
+        const bytes = Uint8Array.from(atob(content), (letter) => letter.charCodeAt(0));
+        transfer.items.add(new File([bytes], 'pasted.png', {type: 'image/png'}));
+        document.activeElement.dispatchEvent(new ClipboardEvent('paste', {clipboardData: transfer, bubbles: true}));
+    }"""
+    content = base64.b64encode(picture(COLOURS["red"], 0)).decode()
+    page.evaluate(paste, content)
+    assert (page.locator(".picture").count(), page.locator(".example").count()) == (1, 0)
+    page.locator(".class-name").nth(1).focus()
+    page.evaluate(paste, content)
+    assert page.locator(".class").nth(1).locator(".example").count() == 1
+    assert page.locator(".picture").count() == 1
 
 
 def test_a_class_that_goes_takes_its_labels_along(page: Any) -> None:

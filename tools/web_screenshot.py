@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--examples", type=int, default=2, help="of each class")
     parser.add_argument("--pile", type=int, default=3, help="pictures of each class on the pile")
     parser.add_argument("--width", type=int, default=1160)
-    parser.add_argument("--height", type=int, default=850)
+    parser.add_argument("--height", type=int, default=770)
     parser.add_argument("--dark", action="store_true")
     parser.add_argument("--curious", action="store_true", help="with the folded part open, and the whole page")
     parser.add_argument("--sort", default="unsure", choices=["added", "unsure", "sure", "label"])

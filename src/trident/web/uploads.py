@@ -48,7 +48,7 @@ class _Sent:
     pixels: int  # at most
 
     def open(self) -> Image.Image:
-        too_many = f"it has more than {self.pixels} pixels, too many to be safe: shrink it first"
+        too_many = f"it has more than {self.pixels:,} pixels, too many to be safe: shrink it first"
         try:
             image = open_image(io.BytesIO(self.content))  # reads the header only
         except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
