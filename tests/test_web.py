@@ -24,6 +24,7 @@ from trident.data.images import ImageFile, decode
 from trident.labelling import Labelled, Labeller, label_pile, read_labelled
 from trident.pictures import HeldImage
 from trident.web.limits import Limits
+from trident.web.shelf import Shelf
 from web_server import COLOURS, Site, body_of, bomb, command, picture, site, three_classes, tiny_weights, until
 
 SMALL = Limits(classes=4, labelled=8, pictures=12, file_bytes=50_000, request_bytes=200_000, pixels=40_000)
@@ -358,6 +359,14 @@ def test_weights_without_latents_label_and_say_that_there_is_nothing_to_see() ->
         assert running.ask(four(2), pile(1))[0] == 200
         status, answer = running.ask(four(2), pile(1), "/api/look")
         assert (status, "no latents" in answer["error"]) == (422, True)
+
+
+def test_weights_suit_the_number_of_examples() -> None:
+    shelf = Shelf("auto")
+    assert [shelf.fitting(n, 3)[0] for n in (3, 6, 7, 60)] == ["mini-5w1s-set"] * 2 + ["mini-5w5s-set"] * 2
+    for name, about in zip(("mini-5w1s-set", "mini-5w5s-set"), shelf.described(), strict=True):
+        assert (about["name"], about["size"], about["comes_along"]) == (name, 84, True)
+        assert "trained on mini-imagenet" in about["described"]
 
 
 def test_the_page_is_told_of_weights_and_limits(plain: Site) -> None:
