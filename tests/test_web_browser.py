@@ -225,10 +225,19 @@ def test_by_keyboard_alone(page: Any) -> None:
         )
         assert ring != "none", f"one must see that {what} has the focus"
 
+    choosers: list[Any] = []
+    page.on(
+        "filechooser", lambda chooser: choosers.append(chooser)
+    )  # from the start: the browser takes a while to hand them over
+
     def choose(files: Sequence[File]) -> None:
-        with page.expect_file_chooser() as chooser:
-            page.keyboard.press("Enter")
-        chooser.value.set_files(upload(files))
+        before = len(choosers)
+        page.keyboard.press("Enter")
+        for _ in range(500):
+            if len(choosers) > before:
+                break
+            page.wait_for_timeout(20)
+        choosers[before].set_files(upload(files))
 
     page.evaluate("document.activeElement.blur()")
     tab_to("#add-class")
