@@ -1,4 +1,4 @@
-"""Keeps other sites out: a page elsewhere, open in the same browser, can neither send requests here nor read any."""
+"""Keeps other sites out: a page elsewhere, open in the same browser, can neither send anything here nor read it."""
 
 import asyncio
 import ipaddress

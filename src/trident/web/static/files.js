@@ -23,9 +23,12 @@ async function walk(entry, found, named) {
     return;
   }
   const reader = entry.createReader();
+  const inside = [];
   for (;;) {
-    const some = await new Promise((resolve, reject) => reader.readEntries(resolve, reject));
-    if (some.length === 0) return;
-    for (const inner of some) if (!inner.name.startsWith(".")) await walk(inner, found, false);
+    const some = await new Promise((resolve, reject) => reader.readEntries(resolve, reject)); // a hundred at a time
+    if (some.length === 0) break;
+    inside.push(...some.filter((inner) => !inner.name.startsWith(".")));
   }
+  inside.sort((a, b) => (a.name < b.name ? -1 : 1));
+  for (const inner of inside) await walk(inner, found, false);
 }
