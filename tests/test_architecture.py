@@ -37,6 +37,24 @@ def test_nothing_imports_the_command_line() -> None:
             assert not any(name.startswith(leaf) for name in imported_by(module) for leaf in leaves), module
 
 
+def test_only_its_command_knows_the_web_page() -> None:
+    """It is an extra, and not installed everywhere."""
+    extra = ("fastapi", "starlette", "uvicorn", "python_multipart")
+    for module in MODULES:
+        text = (PACKAGE.parent / module).read_text("utf-8")
+        at_once = {
+            name
+            for node in ast.parse(text).body
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [one.name for one in node.names])
+        }
+        if "web" not in module.parts:
+            assert not any(name.startswith(extra) for name in at_once), module
+            assert not any(name.startswith("trident.web") for name in at_once), module
+            if module.parts[-2:] != ("cli", "web.py"):
+                assert not any(name.startswith("trident.web") for name in imported_by(module)), module
+
+
 def test_no_import_cycles() -> None:
     graph = {
         ".".join(module.with_suffix("").parts).removesuffix(".__init__"): imported_by(module) for module in MODULES
@@ -55,19 +73,24 @@ def test_no_import_cycles() -> None:
         visit(name, ())
 
 
-@pytest.mark.parametrize("module", MODULES, ids=str)
+@pytest.mark.parametrize(
+    "module",
+    [*MODULES, *(path.relative_to(PACKAGE.parent) for path in sorted((PACKAGE / "web" / "static").iterdir()))],
+    ids=str,
+)
 def test_files_can_be_taken_in_at_once(module: Path) -> None:
     assert len((PACKAGE.parent / module).read_text("utf-8").splitlines()) <= 350
 
 
-def test_help_does_not_wait_for_torch() -> None:
+@pytest.mark.parametrize(("arguments", "said"), [(["--help"], "evaluate"), (["web", "--help"], "--megapixels")])
+def test_help_does_not_wait_for_torch(arguments: list[str], said: str) -> None:
     """Timing is left to benchmarks; what makes help slow is importing torch, and that can be seen exactly."""
     code = (
-        "import sys; sys.argv = ['trident', '--help']\n"
+        f"import sys; sys.argv = ['trident', *{arguments}]\n"
         "from trident.cli import main\n"
         "try: main()\nexcept SystemExit: pass\n"
-        "assert not {'torch', 'numpy', 'PIL'} & set(sys.modules), 'heavy imports'"
+        "assert not {'torch', 'numpy', 'PIL', 'fastapi', 'uvicorn'} & set(sys.modules), 'heavy imports'"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    assert "evaluate" in result.stdout
+    assert said in result.stdout

@@ -1,6 +1,6 @@
 """The `trident` command. Heavy imports stay inside the commands, so that help is there at once."""
 
-from trident.cli import ablation, bench, data, looking, measuring, paper, predicting, reporting, training, weights
+from trident.cli import ablation, bench, data, looking, measuring, paper, predicting, reporting, training, web, weights
 from trident.cli.app import main
 
 __all__ = [
@@ -14,5 +14,6 @@ __all__ = [
     "predicting",
     "reporting",
     "training",
+    "web",
     "weights",
 ]

@@ -10,7 +10,7 @@ from trident.errors import TridentError
 
 # In the order in which one comes to need them.
 ORDER = (
-    *("predict", "weights"),
+    *("predict", "web", "weights"),
     *("recipes", "params", "train", "evaluate"),
     *("audit", "calibrate", "decoupling", "reconstructions", "report", "compare", "ablate"),
     *("paper", "data", "export", "bench"),

@@ -1,0 +1,59 @@
+"""A page to label pictures with: `trident web`."""
+
+from typing import Annotated
+
+import typer
+
+from trident.cli.app import app
+from trident.cli.options import Device, device_of
+from trident.errors import TridentError
+
+
+@app.command(short_help="Label pictures in the browser.")
+def web(
+    weights: Annotated[
+        str,
+        typer.Option(help="A name of 'trident weights', a run or a file; auto: by the number of labelled pictures."),
+    ] = "auto",
+    host: Annotated[str, typer.Option(help="The address to listen at; by default this machine alone can connect.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0: any that is free.")] = 8000,
+    names: Annotated[
+        list[str] | None,
+        typer.Option("--allow-host", metavar="NAME", help="Answer to this name too; may be given several times."),
+    ] = None,
+    pictures: Annotated[int, typer.Option(min=3, help="Pictures in one request, at most.")] = 300,
+    megabytes: Annotated[float, typer.Option(min=0.001, help="Size of one picture's file, at most.")] = 20,
+    request_megabytes: Annotated[float, typer.Option(min=0.001, help="Size of one request, at most.")] = 500,
+    megapixels: Annotated[float, typer.Option(min=0.001, max=89, help="Pixels of one picture, at most.")] = 50,
+    seconds: Annotated[float, typer.Option(min=0.01, help="Time for one request, waiting included, at most.")] = 120,
+    browser: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+    device: Device = "auto",
+) -> None:
+    """Serve a page on which pictures are labelled by a few labelled ones. Needs the 'web' extra.
+
+    The pictures stay in the visitor's browser; each request brings them along, and nothing of it is kept.
+    """
+    try:
+        import fastapi  # noqa: F401
+        import python_multipart  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise TridentError("trident web needs the web extra: pip install 'trident[web]'") from error
+    from trident.web.limits import MEGA, Limits
+    from trident.web.serve import address_of, listen, make_server
+
+    limits = Limits(pictures=pictures, file_bytes=int(megabytes * MEGA), pixels=int(megapixels * MEGA), seconds=seconds)
+    with listen(host, port) as listening:  # before torch is loaded: a port in use is told at once
+        from trident.web.app import make_app
+        from trident.web.shelf import Shelf
+
+        server = make_server(make_app(Shelf(weights), limits, device_of(device), names or ()))
+        address = address_of(listening)
+        print(f"{address} is ready; Ctrl-C stops it", flush=True)
+        if browser:
+            import webbrowser
+
+            webbrowser.open(address)
+        server.run(sockets=[listening])

@@ -1,0 +1,109 @@
+"""The server's addresses: the page, what it needs to know, and the two requests that bring pictures."""
+
+import asyncio
+import warnings
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from fastapi.staticfiles import StaticFiles
+from PIL import Image
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp
+
+import trident
+from trident.errors import TridentError
+from trident.web.desk import Check, Desk
+from trident.web.guard import Guard
+from trident.web.labels import Task, label, task_of
+from trident.web.limits import Limits, RefusedError
+from trident.web.look import look
+from trident.web.shelf import Shelf
+from trident.web.uploads import Receiver, Upload, drain
+
+STATIC = Path(__file__).parent / "static"
+Work = Callable[[Task, str, Check], dict[str, Any]]
+
+
+def make_app(shelf: Shelf, limits: Limits, device: str = "cpu", names: Iterable[str] = ()) -> ASGIApp:
+    """The whole server. `names` are those it answers to, besides localhost and addresses."""
+    # For the whole process: `warnings.catch_warnings` is not safe where several threads decode.
+    warnings.simplefilter("ignore", UserWarning)
+    warnings.simplefilter("error", Image.DecompressionBombWarning)
+    # Newer versions of FastAPI can report requests to a collector: what visitors do is reported to nobody.
+    silent: Any = dict.fromkeys(("tracing", "metrics", "logs", "operation_spans", "auto_configure"), False)
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, telemetry=silent)
+    desk = Desk(limits.at_once)
+    receiver = Receiver(limits, shelf.size, shelf.channels, ThreadPoolExecutor(1, "decode"))
+
+    async def answer(request: Request, work: Work) -> Response:
+        stream = request.stream()
+        try:
+            with desk.place():
+                upload = await _received(request, stream, receiver)
+                return await _unless_gone(request, _worked_on(upload, work))
+        except RefusedError as error:
+            await drain(stream)
+            return JSONResponse({"error": str(error), **error.details}, error.status)
+        except TridentError as error:
+            return JSONResponse({"error": str(error)}, 422)
+        except ClientDisconnect:
+            return Response(status_code=400)  # nobody reads it
+
+    async def _worked_on(upload: Upload, work: Work) -> Response:
+        task = task_of(upload, shelf)
+        try:
+            async with asyncio.timeout(limits.seconds):
+                return JSONResponse(await desk.work(lambda check: work(task, device, check)))
+        except TimeoutError:
+            raise RefusedError(
+                503, f"this took longer than {limits.seconds:g} seconds and was stopped: send fewer pictures, or later"
+            ) from None
+
+    @app.get("/api/about")
+    async def about() -> dict[str, Any]:
+        return {"version": trident.__version__, "weights": shelf.described(), "limits": asdict(limits)}
+
+    @app.post("/api/label")
+    async def label_request(request: Request) -> Response:
+        return await answer(request, label)
+
+    @app.post("/api/look")
+    async def look_request(request: Request) -> Response:
+        return await answer(request, look)
+
+    app.mount("/", StaticFiles(directory=STATIC, html=True))
+    return Guard(app, names)
+
+
+async def _received(request: Request, stream: AsyncIterator[bytes], receiver: Receiver) -> Upload:
+    headers = request.headers
+    seconds = receiver.limits.upload_seconds
+    try:
+        async with asyncio.timeout(seconds):
+            return await receiver.receive(stream, headers.get("content-type", ""), headers.get("content-length"))
+    except TimeoutError:
+        raise RefusedError(408, f"sending the pictures took longer than {seconds:g} seconds: send fewer") from None
+
+
+async def _unless_gone(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
+    """The work's response; if the client goes away before, the work is stopped."""
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    working, watching = asyncio.create_task(work), asyncio.create_task(gone())
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        watching.cancel()
+        working.cancel()
+        await asyncio.wait({working, watching})

@@ -1,0 +1,79 @@
+"""Keeps other sites out: a page elsewhere, open in the same browser, can neither send anything here nor read it."""
+
+import asyncio
+import ipaddress
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+_HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
+
+
+class Guard:
+    """Lets requests through that were meant for this server, and puts security headers on every answer."""
+
+    def __init__(self, app: ASGIApp, names: Iterable[str] = ()):
+        self._app = app
+        self._names = {"localhost", *(name.lower() for name in names)}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        started = False
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                headers = MutableHeaders(scope=message)
+                headers.update(_HEADERS)
+                headers["cache-control"] = "no-store" if scope["path"].startswith("/api/") else "no-cache"
+            await send(message)
+
+        objection = self._objection(scope["method"], Headers(scope=scope))
+        app = self._app if objection is None else JSONResponse({"error": objection}, 403)
+        try:
+            await app(scope, receive, send_with_headers)
+        except asyncio.CancelledError:  # the server is being stopped, and has waited long enough for this request
+            if not started:
+                await JSONResponse({"error": "the server is being stopped"}, 503)(scope, receive, send_with_headers)
+
+    def _objection(self, method: str, headers: Headers) -> str | None:
+        host = headers.get("host", "")
+        if not self._is_known(host):
+            # A name that somebody else has pointed at this machine (DNS rebinding) ends here.
+            return f"this server does not go by the name '{host[:100]}': start it with --allow-host to have it do so"
+        if method in ("GET", "HEAD"):
+            return None
+        origin = headers.get("origin")
+        if origin is not None and urlsplit(origin).netloc != host:
+            return f"requests from pages of '{origin[:100]}' are not answered"
+        if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+            return "requests from pages of other sites are not answered"
+        return None
+
+    def _is_known(self, host: str) -> bool:
+        """An address cannot be pointed elsewhere; names must be ours."""
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+        except ValueError:
+            return False
+        if name in self._names:
+            return True
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return True

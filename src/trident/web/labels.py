@@ -1,0 +1,82 @@
+"""The answer to a request: a label for each picture of the pile, and a reason for each picture that has none."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from trident.checkpoint import Checkpoint
+from trident.errors import NotFiniteError
+from trident.labelling import Labeller, label_pile
+from trident.pictures import HeldImage
+from trident.web.desk import Check
+from trident.web.limits import RefusedError
+from trident.web.shelf import Shelf, describe
+from trident.web.uploads import Received, Upload
+
+
+@dataclass(frozen=True)
+class Task:
+    """A request that can be worked on: every class has a picture that can be read."""
+
+    weights: str
+    checkpoint: Checkpoint
+    classes: tuple[str, ...]
+    pictures: np.ndarray  # (picture, size, size, channel) uint8
+    labels: np.ndarray  # (picture,) int64
+    upload: Upload
+
+    def described(self) -> dict[str, Any]:
+        return {
+            "classes": list(self.classes),
+            "weights": describe(self.weights, self.checkpoint),
+            "labelled": _labelled(self.upload),
+        }
+
+
+def task_of(upload: Upload, shelf: Shelf) -> Task:
+    """Labelled pictures that cannot be read are left out, unless a class has no other."""
+    readable = [(place, picture.pixels) for place, picture in upload.labelled if picture.pixels is not None]
+    for place, name in enumerate(upload.classes):
+        if all(place != other for other, _ in readable):
+            bad = [picture.error for other, picture in upload.labelled if other == place]
+            why = f"has no picture that can be read ({bad[0]})" if bad else "has no labelled picture"
+            raise RefusedError(422, f"class '{name}' {why}", labelled=_labelled(upload))
+    if not upload.pile:
+        raise RefusedError(422, "there is no picture to label")
+    weights, checkpoint = shelf.fitting(len(readable), len(upload.classes))
+    pictures = np.stack([pixels for _, pixels in readable])
+    labels = np.array([place for place, _ in readable], np.int64)
+    return Task(weights, checkpoint, tuple(upload.classes), pictures, labels, upload)
+
+
+def label(task: Task, device: str, check: Check) -> dict[str, Any]:
+    """Stops after a chunk of the pile if `check` says so."""
+    labeller = Labeller(task.checkpoint, task.classes, task.pictures, task.labels, device)
+    places = [place for place, picture in enumerate(task.upload.pile) if picture.pixels is not None]
+    pile = [_held(task.upload.pile[place]) for place in places]
+    check()
+    labelled = label_pile(labeller, pile, lambda done, total: check())
+    if not np.isfinite(labelled.probabilities).all():
+        raise NotFiniteError(f"weights {task.weights}: the prediction is not finite")
+    rankings = {place: labelled.ranking(row) for row, place in enumerate(places)}
+    return task.described() | {
+        "pile": [
+            {"name": picture.name, "error": picture.error, "ranking": rankings.get(place)}
+            for place, picture in enumerate(task.upload.pile)
+        ]
+    }
+
+
+def _held(picture: Received) -> HeldImage:
+    pixels = picture.pixels
+    assert pixels is not None
+    return HeldImage(picture.name, Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels))
+
+
+def _labelled(upload: Upload) -> list[dict[str, Any]]:
+    return [
+        {"name": picture.name, "class": upload.classes[place], "error": picture.error}
+        for place, picture in upload.labelled
+    ]

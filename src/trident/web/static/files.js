@@ -1,0 +1,34 @@
+// Files that are dropped, pasted or picked; folders are looked into.
+
+const PICTURES = /\.(jpe?g|png|bmp|gif|webp|tiff?|ppm|pgm)$/i;
+
+// [{file, name}], and the name of the folder if it was a single one that was dropped.
+export async function droppedFiles(transfer) {
+  const entries = [...transfer.items].map((item) => item.webkitGetAsEntry?.()).filter(Boolean);
+  if (entries.length === 0) return { found: pickedFiles(transfer.files), folder: null };
+  const found = [];
+  for (const entry of entries) await walk(entry, found, true);
+  const folder = entries.length === 1 && entries[0].isDirectory ? entries[0].name : null;
+  return { found, folder };
+}
+
+export const pickedFiles = (files) => [...files].map((file) => ({ file, name: file.name }));
+
+async function walk(entry, found, named) {
+  if (entry.isFile) {
+    // Whoever drops a file means it; what else lies in a folder is left alone.
+    if (!named && !PICTURES.test(entry.name)) return;
+    const file = await new Promise((resolve, reject) => entry.file(resolve, reject));
+    found.push({ file, name: entry.fullPath.replace(/^\//, "") });
+    return;
+  }
+  const reader = entry.createReader();
+  const inside = [];
+  for (;;) {
+    const some = await new Promise((resolve, reject) => reader.readEntries(resolve, reject)); // a hundred at a time
+    if (some.length === 0) break;
+    inside.push(...some.filter((inner) => !inner.name.startsWith(".")));
+  }
+  inside.sort((a, b) => (a.name < b.name ? -1 : 1));
+  for (const inner of inside) await walk(inner, found, false);
+}

@@ -1,0 +1,102 @@
+// What is seen of the state. Names and messages only ever become text, never HTML.
+
+import * as state from "./state.js";
+
+const COLOURS = ["#1F83C4", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#7F7F7F"];
+export const tiles = new Map(); // picture id -> its element
+export const cards = new Map(); // class id -> its element
+
+export const byId = (id) => document.getElementById(id);
+export const copyOf = (id) => byId(id).content.firstElementChild.cloneNode(true);
+export const placeOf = (id) => state.classes.findIndex((one) => one.id === id);
+export const colourOf = (id) => COLOURS[placeOf(id) % COLOURS.length];
+
+// ---- words
+
+export const counted = (n, what) => `${n} ${what}${n === 1 ? "" : "s"}`;
+export const megabytes = (bytes) => `${Math.round(bytes / 1e5) / 10} MB`;
+const sentence = (text) => `${text[0].toUpperCase()}${text.slice(1)}${/[.!?]$/.test(text) ? "" : "."}`;
+
+// Nothing is ever quite sure, and nothing quite impossible.
+function percent(share) {
+  if (share > 0.995) return ">99 %";
+  return share < 0.005 ? "<1 %" : `${Math.round(100 * share)} %`;
+}
+
+export function say(text) {
+  byId("status").textContent = text;
+}
+
+export function complain(text) {
+  byId("problem-text").textContent = text && sentence(text);
+  byId("problem").hidden = !text;
+}
+
+// ---- classes and pictures
+
+export function showClass(one) {
+  const card = cards.get(one.id);
+  const name = state.nameOf(one.id);
+  card.style.setProperty("--swatch", colourOf(one.id));
+  card.querySelector(".class-name").setAttribute("aria-label", `Name of class ${state.classes.indexOf(one) + 1}`);
+  card.querySelector(".remove-class").setAttribute("aria-label", `Remove class ${name}`);
+  card.querySelector(".add input").setAttribute("aria-label", `Add pictures to ${name}`);
+  const fromPile = state.examplesOf(one.id).filter((picture) => picture.said).length;
+  card.querySelector(".from-pile").textContent = fromPile ? `and ${fromPile} from the pile, as you said` : "";
+}
+
+export function showPicture(picture) {
+  const tile = tiles.get(picture.id);
+  tile.classList.toggle("bad", Boolean(picture.error));
+  tile.querySelector(".error").textContent = picture.error ?? "";
+  if (picture.home !== state.PILE) return;
+  tile.classList.toggle("corrected", Boolean(picture.said));
+  const verdict = tile.querySelector(".verdict");
+  verdict.hidden = !picture.said && !picture.ranking;
+  if (verdict.hidden) return;
+  const [label, sure] = picture.said ? [picture.said, 1] : picture.ranking[0];
+  tile.style.setProperty("--swatch", colourOf(label));
+  tile.querySelector(".label").textContent = state.nameOf(label);
+  tile.querySelector(".percent").textContent = picture.said ? "you said so" : percent(sure);
+  const meter = tile.querySelector(".confidence");
+  meter.setAttribute("aria-valuenow", Math.round(100 * sure));
+  meter.setAttribute("aria-label", `How sure of ${state.nameOf(label)}`);
+  meter.hidden = Boolean(picture.said);
+  meter.firstElementChild.style.width = `${100 * sure}%`;
+  const second = picture.said ? null : picture.ranking[1];
+  tile.querySelector(".second").textContent = second
+    ? `else ${state.nameOf(second[0])}, ${percent(second[1])}`
+    : "";
+  const select = tile.querySelector(".correct");
+  const options = [["", picture.said ? "take that back" : "correct it …"]];
+  options.push(...state.classes.map((one) => [one.id, `it is ${state.nameOf(one.id)}`]));
+  select.replaceChildren(...options.map(([value, text]) => new Option(text, value)));
+  select.value = picture.said ?? "";
+}
+
+export function sort() {
+  const how = byId("sort").value;
+  const sure = (picture) => (picture.said ? 2 : picture.ranking ? picture.ranking[0][1] : -1);
+  const label = (picture) => picture.said ?? picture.ranking?.[0][0];
+  const order = {
+    added: () => 0,
+    unsure: (a, b) => sure(a) - sure(b),
+    sure: (a, b) => sure(b) - sure(a),
+    label: (a, b) => placeOf(label(a)) - placeOf(label(b)) || sure(b) - sure(a),
+  }[how];
+  byId("pile-pictures").append(...state.inPile().sort(order).map((picture) => tiles.get(picture.id)));
+}
+
+// ---- the weights
+
+export function showWeights(all) {
+  const code = (text) => Object.assign(document.createElement("code"), { textContent: text });
+  const parts = all.flatMap((one) => [code(one.name), ` (${one.described})`, " or "]).slice(0, -1);
+  parts.unshift(all.length > 1 ? "The weights, by how many examples there are: " : "The weights: ", "");
+  parts.push(`. Pictures are scaled to ${all[0].size}x${all[0].size} pixels. `);
+  if (all[0].comes_along) {
+    parts.push("They were trained on photographs of everyday things and animals; drawings and scans are strange to them. ");
+    parts.push("How accurate they were measured to be, and on what: ", code(`trident weights ${all[0].name}`), ".");
+  }
+  byId("weights").replaceChildren(...parts);
+}

@@ -1,0 +1,62 @@
+// What the visitor has put together: classes and pictures. All of it lives here, in the browser, and nowhere else.
+
+export const PILE = "pile";
+export const classes = []; // {id, name, fallback}
+export const pictures = new Map(); // id -> {id, file, name, home, said, error, ranking, thumbnail}
+let next = 0;
+
+export function addClass() {
+  const id = `class-${++next}`;
+  const taken = new Set(classes.map((one) => one.fallback));
+  let number = 1;
+  while (taken.has(`Class ${number}`)) number += 1;
+  const added = { id, name: "", fallback: `Class ${number}` };
+  classes.push(added);
+  return added;
+}
+
+export function removeClass(id) {
+  classes.splice(classes.findIndex((one) => one.id === id), 1);
+  for (const picture of pictures.values()) {
+    if (picture.said === id) picture.said = null;
+    if (picture.ranking?.some(([of]) => of === id)) picture.ranking = null;
+  }
+}
+
+export function nameOf(id) {
+  const found = classes.find((one) => one.id === id);
+  return found.name.trim().replace(/\s+/g, " ") || found.fallback;
+}
+
+// `home` is the pile or a class; `said` is the class a visitor has given a picture of the pile.
+export function addPicture(file, name, home) {
+  const picture = { id: `picture-${++next}`, file, name, home, said: null, error: null, ranking: null, thumbnail: null };
+  pictures.set(picture.id, picture);
+  return picture;
+}
+
+export const inPile = () => [...pictures.values()].filter((picture) => picture.home === PILE);
+export const examplesOf = (id) => [...pictures.values()].filter((picture) => (picture.said ?? picture.home) === id);
+export const toLabel = () => inPile().filter((picture) => !picture.said && !picture.error);
+export const examples = () => classes.map((one) => examplesOf(one.id).filter((picture) => !picture.error));
+
+// What keeps the pile from being labelled, in words; null if nothing does.
+export function hindrance(limits) {
+  const names = classes.map((one) => nameOf(one.id));
+  const twice = names.find((name, place) => names.indexOf(name) !== place);
+  const empty = classes.find((one, place) => examples()[place].length === 0);
+  const labelled = examples().flat().length;
+  if (classes.length < 2) return "Add a class: there must be two to choose from.";
+  if (twice !== undefined) return `Two classes are called “${twice}”: give each a name of its own.`;
+  if (empty) {
+    const unread = examplesOf(empty.id).length > 0;
+    return `“${nameOf(empty.id)}” has no picture${unread ? " that can be read" : ""} yet: add one.`;
+  }
+  if (labelled > limits.labelled) return `${labelled} examples are too many: ${limits.labelled} is the limit.`;
+  const bytes = [...examples().flat(), ...toLabel()].reduce((sum, picture) => sum + picture.file.size, 0);
+  if (bytes > limits.request_bytes) {
+    return `All pictures together have ${Math.round(bytes / 1e6)} MB: ${limits.request_bytes / 1e6} MB is the limit.`;
+  }
+  if (toLabel().length === 0) return "Put pictures on the pile: there is none to label.";
+  return null;
+}

@@ -1,0 +1,137 @@
+"""What a visitor sends: class names, labelled pictures and the pile. Pictures are decoded one by one as they arrive.
+
+The fields of a request are `class` (a name; as many as there are classes), `labelled-0`, `labelled-1` ... (pictures of
+the first class, of the second ...) and `pile`, in any order.
+"""
+
+import asyncio
+import io
+import re
+from collections.abc import AsyncIterator
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+
+import numpy as np
+from PIL import Image
+from starlette.requests import ClientDisconnect
+
+from trident.data.images import UnreadableImageError, decode, open_image
+from trident.web.limits import Limits, RefusedError, megabytes
+from trident.web.parts import Part, PartReader
+
+NAME_LENGTH = 80  # letters of a class name
+_DRAIN_SECONDS = 3.0
+
+
+@dataclass(frozen=True)
+class Received:
+    """A picture as the network takes it, or why it cannot be read."""
+
+    name: str
+    pixels: np.ndarray | None  # (size, size, channel) uint8
+    error: str | None = None
+
+
+@dataclass
+class Upload:
+    classes: list[str] = field(default_factory=list)
+    labelled: list[tuple[int, Received]] = field(default_factory=list)  # with the place of its class
+    pile: list[Received] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """A file as it came, for `decode`."""
+
+    name: str
+    content: bytes
+    pixels: int  # at most
+
+    def open(self) -> Image.Image:
+        too_many = f"it has more than {self.pixels:,} pixels, too many to be safe: shrink it first"
+        try:
+            image = open_image(io.BytesIO(self.content))  # reads the header only
+        except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+            raise ValueError(too_many) from error
+        if image.width * image.height > self.pixels:
+            raise ValueError(too_many)
+        return image
+
+
+@dataclass(frozen=True)
+class Receiver:
+    """Reads requests for a network that takes pictures of one size."""
+
+    limits: Limits
+    size: int
+    channels: int
+    decoding: Executor
+
+    async def receive(self, stream: AsyncIterator[bytes], content_type: str, content_length: str | None) -> Upload:
+        if content_length is not None and content_length.isdecimal():
+            self.limits.check_size(int(content_length))
+        reader = PartReader(content_type, self.limits.file_bytes)
+        upload, received = Upload(), 0
+        async for data in stream:
+            received += len(data)  # a chunked body does not say its length before
+            self.limits.check_size(received)
+            for part in reader.feed(data):
+                await self._take(part, upload)
+        reader.close()
+        _check_classes(upload)
+        return upload
+
+    async def _take(self, part: Part, upload: Upload) -> None:
+        if part.field == "class":
+            if len(upload.classes) >= self.limits.classes:
+                raise RefusedError(413, f"more than {self.limits.classes} classes: send fewer")
+            upload.classes.append(_class_name(part))
+            return
+        labelled = re.fullmatch(r"labelled-(\d{1,4})", part.field)
+        if labelled is None and part.field != "pile":
+            raise RefusedError(422, f"'{part.field[:50]}' is no field of a request: class, labelled-N and pile are")
+        self.limits.check_pictures(len(upload.labelled) + (labelled is not None), len(upload.pile) + (labelled is None))
+        picture = await self._picture(part)
+        if labelled is None:
+            upload.pile.append(picture)
+        else:
+            upload.labelled.append((int(labelled[1]), picture))
+
+    async def _picture(self, part: Part) -> Received:
+        name = (part.filename or "a picture without a name")[-200:]
+        if part.too_big:
+            most = megabytes(self.limits.file_bytes)
+            return Received(name, None, f"{name}: it has more than {most}: shrink it first")
+        sent = _Sent(name, bytes(part.content), self.limits.pixels)
+        loop = asyncio.get_running_loop()
+        try:
+            return Received(name, await loop.run_in_executor(self.decoding, decode, sent, self.size, self.channels))
+        except UnreadableImageError as error:
+            return Received(name, None, str(error))
+
+
+def _class_name(part: Part) -> str:
+    name = " ".join(part.content.decode("utf-8", "replace").split())
+    if not name or len(name) > NAME_LENGTH or part.too_big:
+        raise RefusedError(422, f"a class name must have 1 to {NAME_LENGTH} letters")
+    return name
+
+
+def _check_classes(upload: Upload) -> None:
+    twice = [name for place, name in enumerate(upload.classes) if name in upload.classes[:place]]
+    if twice:
+        raise RefusedError(422, f"there are two classes '{twice[0]}': give each a name of its own")
+    if len(upload.classes) < 2:
+        raise RefusedError(422, "at least 2 classes are needed to choose from")
+    if any(place >= len(upload.classes) for place, _ in upload.labelled):
+        raise RefusedError(422, f"there are labelled pictures of a class that has no name: there are {upload.classes}")
+
+
+async def drain(stream: AsyncIterator[bytes]) -> None:
+    """Let a client finish sending for a while: most read an answer only then."""
+    try:
+        async with asyncio.timeout(_DRAIN_SECONDS):
+            async for _ in stream:
+                pass
+    except (TimeoutError, ClientDisconnect):
+        pass
