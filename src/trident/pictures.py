@@ -20,18 +20,18 @@ _OTHER_PICTURES = frozenset(
 )
 
 
-def find_pictures(folder: Path, without: Iterable[Path] = ()) -> tuple[list[ImageFile], list[str]]:
-    """The pictures in a folder and in those in it, by path; and a line for each thing that cannot be read.
+def find_pictures(folder: Path, without: Iterable[Path] = ()) -> tuple[list[ImageFile], dict[str, str]]:
+    """The pictures in a folder and in those in it, by path; and a line for each path that cannot be read.
 
     Hidden files and folders, the folders `without`, and files of any other kind, do not count. Links to folders are not
     followed.
     """
     pictures: list[ImageFile] = []
-    unread: list[str] = []
+    unread: dict[str, str] = {}
     left_out = {path.resolve() for path in without}
 
     def note(error: OSError) -> None:
-        unread.append(f"{error.filename}: {error.strerror}")
+        unread[str(error.filename)] = f"{error.filename}: {error.strerror}"
 
     for where, folders, files in os.walk(folder, onerror=note):
         seen = sorted(name for name in folders if not name.startswith((".", "__MACOSX")))
@@ -44,7 +44,7 @@ def find_pictures(folder: Path, without: Iterable[Path] = ()) -> tuple[list[Imag
                 pictures.append(ImageFile(path))
             elif path.suffix.lower() in _OTHER_PICTURES:
                 kind = path.suffix.lower().removeprefix(".").upper()
-                unread.append(f"{path}: {kind} pictures cannot be read here: save it as JPEG or PNG")
+                unread[str(path)] = f"{path}: {kind} pictures cannot be read here: save it as JPEG or PNG"
     return pictures, unread
 
 
