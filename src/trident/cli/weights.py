@@ -66,4 +66,5 @@ def _described(name: str) -> dict[str, Any]:
         "steps": checkpoint.step,
         "parameters": sum(value.numel() for value in checkpoint.parameters.values()),
         "validation": checkpoint.best,
+        "temperature": checkpoint.temperature,
     }
