@@ -112,9 +112,7 @@ class Labeller:
         return TaskBatch(
             TaskImages(stored, labels),
             torch.zeros(1, len(queries), dtype=torch.int64, device=self.device),  # nobody knows them
-            tuple(
-                self._no_noise(len(self.pictures)) for _ in range(max(1, self.checkpoint.recipe.adaptation.steps))
-            ),
+            tuple(self._no_noise(len(self.pictures)) for _ in range(max(1, self.checkpoint.recipe.adaptation.steps))),
             (self._no_noise(len(queries)),),
         )
 

@@ -115,10 +115,14 @@ def _eight_bits(array: np.ndarray, name: str) -> np.ndarray:
         return array
     if array.dtype == bool:
         return array.astype(np.uint8) * 255
+    if np.iscomplexobj(array):
+        raise BadValueError(f"Complex data not supported: {name} is of {array.dtype}, it must be uint8 or 0 to 1")
     if not np.issubdtype(array.dtype, np.floating):
         raise BadValueError(f"{name} is of {array.dtype}: it must be uint8, or floating point from 0 to 1")
     if not np.isfinite(array).all():
         raise BadValueError(f"{name} holds NaN or inf: give uint8 from 0 to 255, or floating point from 0 to 1")
     if array.min() < 0 or array.max() > 1:
-        raise BadValueError(f"{name} has values outside 0 to 1: give uint8 from 0 to 255, or floating point from 0 to 1")
+        raise BadValueError(
+            f"{name} has values outside 0 to 1: give uint8 from 0 to 255, or floating point from 0 to 1"
+        )
     return (array * 255).round().astype(np.uint8)

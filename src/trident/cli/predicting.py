@@ -155,9 +155,7 @@ def _as_csv(labelled: "Labelled", names: list[str], threshold: float, every: boo
     return text.getvalue()
 
 
-def _as_json(
-    labelled: "Labelled", names: list[str], threshold: float, every: bool, skipped: dict[str, str]
-) -> str:
+def _as_json(labelled: "Labelled", names: list[str], threshold: float, every: bool, skipped: dict[str, str]) -> str:
     rows = []
     for place, name in enumerate(names):
         if place in labelled.failures:

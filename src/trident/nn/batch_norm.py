@@ -92,9 +92,13 @@ def _of_all(found: list[Moments]) -> tuple[Tensor, Tensor]:
         return found[0].mean, found[0].variance
     in_all = sum(part.n_images for part in found)
     shares = [part.n_images / in_all for part in found]
-    mean = sum((share * part.mean for share, part in zip(shares, found, strict=True)), torch.zeros(()).to(found[0].mean))
+    mean = sum(
+        (share * part.mean for share, part in zip(shares, found, strict=True)), torch.zeros(()).to(found[0].mean)
+    )
     variances = (part.variance + (part.mean - mean).square() for part in found)
-    return mean, sum((share * of_part for share, of_part in zip(shares, variances, strict=True)), torch.zeros_like(mean))
+    return mean, sum(
+        (share * of_part for share, of_part in zip(shares, variances, strict=True)), torch.zeros_like(mean)
+    )
 
 
 def mean_and_variance(x: Tensor) -> tuple[Tensor, Tensor]:
