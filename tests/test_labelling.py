@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -50,7 +51,7 @@ def test_pictures_alone_side_by_side_are_as_one_by_one(name: str | None) -> None
 @pytest.mark.parametrize("source", ["transductive", "support", "running"])
 @pytest.mark.parametrize("method", ["trident", "protonet"])
 def test_slices_of_many_pictures_say_what_the_whole_does(
-    source: str, method: str, monkeypatch: pytest.MonkeyPatch
+    source: Literal["transductive", "support", "running"], method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint = tiny_checkpoint(method=method, block_order="pool_activation")
     gains = {key: value - 1.5 for key, value in checkpoint.parameters.items() if key.endswith("encoder.1.norm.gain")}
@@ -97,7 +98,8 @@ def test_measuring_knows_no_temperature(tmp_path: Path) -> None:
         evaluate_checkpoint(replace(first, temperature=t), tiny_store(), split="val", tasks=4, seed=0)
         for t in (1.0, 3.0)
     ]
-    np.testing.assert_array_equal(*(result.predictions.log_probabilities for result in results))
+    first_said, second_said = (result.predictions.log_probabilities for result in results)
+    np.testing.assert_array_equal(first_said, second_said)
 
 
 def test_export_keeps_a_temperature_or_fits_one(
@@ -120,7 +122,7 @@ def test_export_keeps_a_temperature_or_fits_one(
     assert f"temperature {found:.3f}" in fitted.stdout
     assert_one_line_error(trident_here("export", "run", "--to", "x", "--data", "noise.store"), "--fit-temperature")
     save_checkpoint(tmp_path / "odd.safetensors", replace(first, temperature=-1.0))
-    with pytest.raises(TridentError, match="odd.safetensors is damaged: .*temperature -1"):
+    with pytest.raises(TridentError, match=r"odd.safetensors is damaged: .*temperature -1"):
         load_checkpoint(tmp_path / "odd.safetensors")
 
 

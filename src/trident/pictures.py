@@ -120,9 +120,7 @@ def _eight_bits(array: np.ndarray, name: str) -> np.ndarray:
     if not np.issubdtype(array.dtype, np.floating):
         raise BadValueError(f"{name} is of {array.dtype}: it must be uint8, or floating point from 0 to 1")
     if not np.isfinite(array).all():
-        raise BadValueError(f"{name} holds NaN or inf: give uint8 from 0 to 255, or floating point from 0 to 1")
+        raise BadValueError(f"{name} holds NaN or inf: give values from 0 to 1, or uint8 from 0 to 255")
     if array.min() < 0 or array.max() > 1:
-        raise BadValueError(
-            f"{name} has values outside 0 to 1: give uint8 from 0 to 255, or floating point from 0 to 1"
-        )
+        raise BadValueError(f"{name} has values outside 0 to 1: give such, or uint8 from 0 to 255")
     return (array * 255).round().astype(np.uint8)

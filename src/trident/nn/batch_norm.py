@@ -90,15 +90,11 @@ def _of_all(found: list[Moments]) -> tuple[Tensor, Tensor]:
     """Mean and variance of all images, from those of slices of them."""
     if len(found) == 1:
         return found[0].mean, found[0].variance
-    in_all = sum(part.n_images for part in found)
-    shares = [part.n_images / in_all for part in found]
-    mean = sum(
-        (share * part.mean for share, part in zip(shares, found, strict=True)), torch.zeros(()).to(found[0].mean)
-    )
-    variances = (part.variance + (part.mean - mean).square() for part in found)
-    return mean, sum(
-        (share * of_part for share, of_part in zip(shares, variances, strict=True)), torch.zeros_like(mean)
-    )
+    means, variances = torch.stack([part.mean for part in found]), torch.stack([part.variance for part in found])
+    counts = torch.tensor([part.n_images for part in found]).to(means)[:, None, None]  # (slice, 1, 1)
+    shares = counts / counts.sum()
+    mean = (shares * means).sum(0)
+    return mean, (shares * (variances + (means - mean).square())).sum(0)
 
 
 def mean_and_variance(x: Tensor) -> tuple[Tensor, Tensor]:

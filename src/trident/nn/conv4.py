@@ -37,7 +37,7 @@ class Conv4:
         return {key: value for layer in self.layers for key, value in layer.initial(generator).items()}
 
     def __call__(self, parameters: Parameters, images: Tensor, statistics: BatchNormStatistics) -> Tensor:
-        """(task, image, size, size, image_channels or, of patches, nine times as many) -> (.., size // 16, .., channels)."""
+        """Patches, or images, (task, image, size, size, ...) -> (task, image, size // 16, size // 16, channels)."""
         features = images
         for layer in self.layers:
             if self.block_order == "activation_pool":

@@ -57,7 +57,7 @@ class ConvLayer:
         if many(images.shape[1]):
             pooled, found = self._pooled_slices(images, weight, statistics)
             mean, variance = self.norm.settle(found, bias, statistics, sign)
-            for part in pooled.split(SLICE, 1):
+            for part in torch.split(pooled, SLICE, 1):
                 part.copy_(self.norm.normalise(parameters, part, mean, variance, sign))
             return pooled
         features = self._convolution(images, weight)
@@ -72,7 +72,7 @@ class ConvLayer:
         pooled = weight.new_empty(tasks, n, height // 2, width // 2, self.outputs)
         found = []
         left = statistics.counted(n)
-        for part, into in zip(images.split(SLICE, 1), pooled.split(SLICE, 1), strict=True):
+        for part, into in zip(torch.split(images, SLICE, 1), torch.split(pooled, SLICE, 1), strict=True):
             features = self._convolution(part, weight)
             counted = min(left, part.shape[1])
             if counted:
