@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -35,15 +34,15 @@ def test_the_tutorial_prints_what_it_says(tmp_path: Path, monkeypatch: pytest.Mo
     for code, output in blocks("tutorial.md"):
         found = printed(code, names)
         assert NUMBER.sub("0.0", found) == NUMBER.sub("0.0", output), code
-        shares = [np.array(NUMBER.findall(text), float) for text in (found, output)]
-        np.testing.assert_allclose(*shares, atol=0.1, err_msg=code)  # a processor may round a doubtful picture over
+        shares, told = (np.array(NUMBER.findall(text), float) for text in (found, output))
+        np.testing.assert_allclose(shares, told, atol=0.1, err_msg=code)  # elsewhere a doubtful picture may fall over
 
 
 def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for place, name in enumerate(("labelled/cat/1", "labelled/cat/2", "labelled/dog/1", "pile/1", "pile/2")):
         path = tmp_path / f"{name}.jpg"
-        os.makedirs(path.parent, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (90, 84), (40 * place, 120, 200 - 40 * place)).save(path)
     (code, _), *_ = blocks("classifier.md")
     assert len([line for line in code.splitlines() if line and "import" not in line]) <= 5
