@@ -78,6 +78,18 @@ def test_too_many_labelled_pictures_are_refused_in_words() -> None:
         labeller(tiny_checkpoint(), MOST_LABELLED + 1, seed=0)
 
 
+def test_weights_tied_to_places_are_refused_in_words() -> None:
+    checkpoint = tiny_checkpoint()
+    episode = replace(TINY_RECIPE.episode, n_query=1)  # as a labeller would have it
+    for recipe, words in (
+        (TINY_RECIPE, "not 3-way 2-shot with 1"),
+        (replace(TINY_RECIPE, episode=episode), "no places"),
+    ):
+        model = replace(recipe.model, attfex="positional", classifier_start="prototypes")
+        with pytest.raises(TridentError, match=words):
+            labeller(replace(checkpoint, recipe=replace(recipe, model=model)), 6, seed=0)
+
+
 @pytest.mark.parametrize("alone", [False, True])
 def test_a_temperature_scales_log_probabilities_and_changes_no_label(alone: bool) -> None:
     plain, pile = labeller(tiny_checkpoint(), 6, seed=1)

@@ -29,7 +29,7 @@ from trident.workers import side_by_side
 FEW = 2  # labelled pictures of a class, on average, up to which the 1-shot weights are taken
 CHUNK = 100  # pictures of the pile that are looked at together, at most
 MOST_LABELLED = 1000  # pictures: all of them are in memory with each chunk
-_AT_ONCE = 200  # pictures that are encoded at once on all cores, where each of the pile is looked at alone
+_AT_ONCE = 200  # pictures that are encoded at once, on all cores, where each of the pile is looked at alone
 Progress = Callable[[int, int], None]
 
 
@@ -60,6 +60,12 @@ class Labeller:
                 "so give fewer of each class"
             )
         check_episode(self.checkpoint.recipe, self._episode)
+        model = self.checkpoint.recipe.model
+        if model.method == "trident" and model.attfex == "positional":
+            raise TridentError(
+                "these weights have a positional AttFEX, one weight for each place in a task: a pile has no places, so "
+                "give weights with model.attfex=set or off"
+            )
 
     @property
     def _episode(self) -> EpisodeSpec:
@@ -92,13 +98,14 @@ class Labeller:
     def probabilities_alone(self, queries: np.ndarray) -> np.ndarray:
         """The same, but each picture is looked at with the labelled ones alone, so that no other can change it."""
         recipe = replace(self.checkpoint.recipe, episode=self._episode)
-        at_once = default_chunk(recipe, self.device)
+        n_together = len(self.pictures) + 1
+        at_once = max(1, min(default_chunk(recipe, self.device), _AT_ONCE // n_together))
 
         def of_some(places: range) -> Tensor:
             tasks = self._task(queries[places.start : places.stop])
             return predict_one_by_one(self._learner, self._parameters, tasks, at_once, recipe.adaptation.mirrored)[0]
 
-        workers = max(1, _AT_ONCE // (at_once * (len(self.pictures) + 1)))
+        workers = max(1, _AT_ONCE // (at_once * n_together))
         found = side_by_side(of_some, chunks_of(len(queries), at_once), self.device, workers)
         return self._at_temperature(torch.cat(list(found)))
 
