@@ -137,3 +137,14 @@ def test_warming_up_is_not_timed() -> None:
     assert calls == ["prepare", "work", "work", "work", "work"]
     assert len(found.rounds) == 3 and found.result == 5
     assert seen == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_labelling_a_pile_is_timed_from_command_to_table(trident_here: Bench_command) -> None:
+    call = ("bench", "predict", "--n-way", "2", "--n-shot", "1", "--pictures", "3", "--device", "cpu", "--repeats", "1")
+    found = json.loads(trident_here(*call, "--json").stdout)
+    assert [found[key] for key in ("benchmark", "n_way", "n_shot", "pictures")] == ["predict", 2, 1, 3]
+    assert found["seconds"] == statistics.median(found["seconds_of_each_round"]) > 0.5, "loading torch is part of it"
+    assert 0.1 < found["peak_memory_gib"] < 2
+    shown = trident_here(*call[:-2], "--repeats", "1", "--size", "30").stdout
+    assert "a pile of 3, 30x30 JPEG" in shown and "s from command to CSV" in shown and "GiB" in shown
+    assert_one_line_error(trident_here(*call, "--weights", "nothing"), "'trident predict' failed", "nothing")

@@ -78,6 +78,7 @@ def test_json_threshold_and_files_of_all_kinds(trident_here: Callable, folders: 
     pile = folders / "pile"
     (pile / "broken.jpg").write_bytes(b"this is no picture")
     (pile / "phone.heic").write_bytes(b"\0\0\0 ftypheic")
+    (folders / "support" / "red" / "tablet.heif").write_bytes(b"")
     (pile / "notes.txt").write_text("not a picture, and not meant to be")
     (pile / ".hidden.jpg").write_bytes(b"")
     picture("red", 1).convert("CMYK").save(pile / "red-cmyk.jpg")
@@ -90,15 +91,17 @@ def test_json_threshold_and_files_of_all_kinds(trident_here: Callable, folders: 
     )
     assert found.returncode == 2
     named = [line for line in found.stderr.splitlines() if "skipped" in line]
-    assert len(named) == 2
+    assert len(named) == 3
     assert "broken.jpg: it is not an image" in named[0]
-    assert "phone.heic: HEIC pictures cannot be read here" in named[1]
+    assert "phone.heic: HEIC pictures cannot be read here" in " ".join(named)
+    assert "tablet.heif: HEIF pictures cannot be read here" in " ".join(named)
     result = json.loads((folders / "labels.json").read_text())
     assert result["classes"] == ["blue", "green", "red"]
     assert len(result["pictures"]) == 12 + 5
     for row in result["pictures"]:
         assert (row["label"] is None) == (row["probability"] < 0.99)
-    assert [Path(row["path"]).name for row in result["skipped"]] == ["broken.jpg"]
+    assert [Path(row["path"]).name for row in result["skipped"]] == ["broken.jpg", "tablet.heif", "phone.heic"]
+    assert all(row["path"] in row["error"] for row in result["skipped"])
 
 
 @pytest.mark.parametrize("verb", ["copy", "move"])
@@ -195,7 +198,7 @@ def test_finding_pictures(tmp_path: Path) -> None:
     pictures, unread = find_pictures(tmp_path)
     assert [str(file.path.relative_to(tmp_path)) for file in pictures] == ["a.png", "z.JPG", "b/c.webp"]
     assert len(unread) == 1
-    assert "e.CR2: CR2 pictures cannot be read here" in unread[0]
+    assert "e.CR2: CR2 pictures cannot be read here" in unread[str(tmp_path / "b" / "e.CR2")]
 
 
 def test_labelled_and_sorted_pictures_are_not_of_the_pile(trident_here: Callable, folders: Path) -> None:

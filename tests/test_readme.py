@@ -19,6 +19,8 @@ FEW_TASKS = {
     "calibrate": ["--temperature-tasks", "2"],
     "compare": ["--tasks", "2"],
     "ablate": ["--tasks", "2"],
+    "bench predict": ["--pictures", "2", "--n-way", "2", "--n-shot", "1", "--repeats", "1"],
+    "web": ["--help"],  # it would serve until it is stopped; tests/test_web_browser.py goes there
     "bench": ["--tasks", "1", "--repeats", "1", "image_size=16", "channels=4", "adaptation.steps=1"],
 }
 NOT_AT_HAND = ("downloads/mini-imagenet", "mini.store", "cub.store")
@@ -44,7 +46,7 @@ def test_every_command_works(trident: Trident_command, tmp_path: Path) -> None:
             given += SHORT
         if "--tasks" in given:
             given[given.index("--tasks") + 1] = "2"
-        given += FEW_TASKS.get(given[0], [])
+        given += FEW_TASKS.get(" ".join(given[:2]), FEW_TASKS.get(given[0], []))
         result = trident(*given)
         if any(name in command for name in NOT_AT_HAND):
             # The options are right if the only complaint is about files that are not here.
@@ -52,11 +54,11 @@ def test_every_command_works(trident: Trident_command, tmp_path: Path) -> None:
             assert any(name in result.stderr for name in (*NOT_AT_HAND, "runs/mini")), result.stderr
         else:
             assert result.returncode == 0, (command, result.stderr)
-    for block in blocks("python"):
+    for block, printed in zip(blocks("python"), ("pile/picture.jpg", "shuffled queries"), strict=True):
         code = block.replace("tasks=100", "tasks=2")
         done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-        assert "shuffled queries" in done.stdout
+        assert printed in done.stdout
 
 
 def test_the_demos_result_is_shown_with_its_protocol() -> None:

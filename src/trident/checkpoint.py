@@ -5,6 +5,7 @@ whole state of the random generators.
 """
 
 import json
+import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ class Checkpoint:
     provenance: dict[str, Any] = field(default_factory=dict)
     validated_step: int = 0  # the last step whose validation is done
     path: Path | None = None  # the file it was read from
+    temperature: float = 1.0  # that log-probabilities are divided by where people read them; fitted on validation tasks
 
     def describe(self) -> dict[str, Any]:
         """Which weights these are, for whoever reads a result."""
@@ -87,6 +89,7 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
         "best": checkpoint.best,
         "provenance": checkpoint.provenance,
         "validated_step": checkpoint.validated_step,
+        "temperature": checkpoint.temperature,
     }
     content = save(tensors, {"format": _FORMAT, "trident": json.dumps(about)})
     with atomic_file(path) as file:
@@ -136,6 +139,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
             {"data": None, "dataset": recipe.dataset, "fingerprint": ""} | about["provenance"],
             int(about["validated_step"]),
             path,
+            _temperature(about.get("temperature", 1.0)),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise TridentError(f"{path} is damaged: {error!r}") from error
@@ -152,6 +156,12 @@ def _without_paths(provenance: dict[str, Any]) -> dict[str, Any]:
         start = {key: value for key, value in provenance["start"].items() if key != "file"}
         kept["start"] = start | {"provenance": _without_paths(start["provenance"])}
     return kept
+
+
+def _temperature(value: Any) -> float:
+    if not 0 < float(value) < math.inf:
+        raise ValueError(f"temperature {value}")
+    return float(value)
 
 
 def _as_in(expected: Parameters, found: Parameters, path: Path) -> Parameters:

@@ -8,14 +8,16 @@ import torch
 
 from trident.checkpoint import load_checkpoint
 from trident.data.images import ImageSource, UnreadableImageError
-from trident.errors import TridentError
+from trident.errors import BadValueError, TridentError
 from trident.labelling import Labeller, label_pile, read_labelled, weights_for
 from trident.pictures import sources_of
 from trident.weights import weights_file
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin
-    from sklearn.utils.validation import check_is_fitted
+    from sklearn.utils import assert_all_finite
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import check_is_fitted, column_or_1d
 except ImportError as error:
     raise TridentError("TridentClassifier needs scikit-learn: pip install 'trident[analysis]'") from error
 
@@ -38,13 +40,25 @@ class TridentClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.weights = weights
         self.device = device
 
-    def fit(self, images: Any, labels: Any) -> Self:
-        """Keep the labelled pictures. The network was trained before and is not trained here."""
-        sources, labels = sources_of(images), np.asarray(labels)
-        if labels.ndim != 1 or len(labels) != len(sources):
-            raise TridentError(f"{len(sources)} images came with labels of shape {labels.shape}: one each is needed")
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.two_d_array, tags.input_tags.three_d_array, tags.input_tags.string = False, True, True
+        return tags
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Keep the labelled pictures X and their labels y. The network was trained before and is not trained here."""
+        if y is None:
+            raise BadValueError(
+                f"{type(self).__name__} requires y to be passed, but the target y is None: give one label per picture"
+            )
+        sources, shape = sources_of(X), np.asarray(y).shape
+        if not shape or shape[0] != len(sources):
+            raise BadValueError(f"{len(sources)} images came with labels of shape {shape}: one each is needed")
         if not sources:
-            raise TridentError("there are no images to learn from")
+            raise BadValueError("there are no images to learn from")
+        labels = column_or_1d(y, warn=True)
+        assert_all_finite(labels, input_name="y")
+        check_classification_targets(labels)
         self.classes_ = np.unique(labels)
         auto = weights_file(weights_for(len(sources), len(self.classes_)))
         checkpoint = load_checkpoint(auto if self.weights == "auto" else Path(self.weights))
@@ -59,18 +73,18 @@ class TridentClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.labeller_ = Labeller(checkpoint, *read_labelled(by_class, model.image_size, model.image_channels), device)
         return self
 
-    def predict_proba(self, images: Any) -> np.ndarray:
+    def predict_proba(self, X: Any) -> np.ndarray:
         """Probabilities (image, class) of pictures that are each looked at alone; classes as in `classes_`."""
-        return self._probabilities(images, together=False)
+        return self._probabilities(X, together=False)
 
-    def predict(self, images: Any) -> np.ndarray:
+    def predict(self, X: Any) -> np.ndarray:
         """The most probable class of pictures that are each looked at alone."""
-        best = self.predict_proba(images).argmax(1)  # complains first, if it was not fitted
+        best = self.predict_proba(X).argmax(1)  # complains first, if it was not fitted
         return np.asarray(self.classes_[best])
 
-    def transduce_proba(self, images: Any) -> np.ndarray:
+    def transduce_proba(self, X: Any) -> np.ndarray:
         """Probabilities (image, class) of a pile that is looked at together."""
-        return self._probabilities(images, together=True)
+        return self._probabilities(X, together=True)
 
     def fit_predict(self, images: Any, labels: Any, queries: Any) -> np.ndarray:
         """Fit, then the most probable class of the queries, a pile that is looked at together."""

@@ -7,3 +7,7 @@ class TridentError(Exception):
 
 class NotFiniteError(TridentError):
     """Numbers blew up: training or a prediction has no finite result."""
+
+
+class BadValueError(TridentError, ValueError):
+    """The same from Python, where libraries that call this one expect a ValueError."""

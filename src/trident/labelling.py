@@ -3,6 +3,8 @@
 The pile is labelled in chunks. The pictures of a chunk are looked at together: batch norm takes its statistics from
 them and the labelled ones, and prototypes are refined by them. So that no chunk is all of one kind, however the pile
 was sorted, chunks are drawn at random (always in the same way) and are as equal in size as can be.
+
+Probabilities are at the weights' temperature, which was fitted on validation tasks; it does not change a label.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,14 +19,17 @@ from trident.adapt import TaskBatch
 from trident.checkpoint import Checkpoint
 from trident.data.images import ImageSource, UnreadableImageError, decode, strict_pillow
 from trident.episodes import EpisodeSpec
-from trident.errors import TridentError
-from trident.evaluate import check_episode, predict
+from trident.errors import BadValueError, TridentError
+from trident.evaluate import check_episode, chunks_of, default_chunk, predict, predict_one_by_one
 from trident.execution import AnyLearner, execution_for, make_learner
 from trident.model import Noise, TaskImages
 from trident.nn.parameters import Parameters
+from trident.workers import side_by_side
 
 FEW = 2  # labelled pictures of a class, on average, up to which the 1-shot weights are taken
 CHUNK = 100  # pictures of the pile that are looked at together, at most
+MOST_LABELLED = 1000  # pictures: all of them are in memory with each chunk
+_AT_ONCE = 200  # pictures that are encoded at once, on all cores, where each of the pile is looked at alone
 Progress = Callable[[int, int], None]
 
 
@@ -45,11 +50,22 @@ class Labeller:
 
     def __post_init__(self) -> None:
         if len(self.classes) < 2:
-            raise TridentError(f"there is one class only, '{self.classes[0]}': at least 2 are needed to choose from")
+            raise BadValueError(f"there is one class only, '{self.classes[0]}': at least 2 are needed to choose from")
         missing = set(range(len(self.classes))) - set(self.labels.tolist())
         if missing:
             raise TridentError(f"class '{self.classes[min(missing)]}' has no labelled picture")
+        if len(self.labels) > MOST_LABELLED:
+            raise BadValueError(
+                f"there are {len(self.labels)} labelled pictures: {MOST_LABELLED} at most can be looked at together, "
+                "so give fewer of each class"
+            )
         check_episode(self.checkpoint.recipe, self._episode)
+        model = self.checkpoint.recipe.model
+        if model.method == "trident" and model.attfex == "positional":
+            raise TridentError(
+                "these weights have a positional AttFEX, one weight for each place in a task: a pile has no places, so "
+                "give weights with model.attfex=set or off"
+            )
 
     @property
     def _episode(self) -> EpisodeSpec:
@@ -75,21 +91,37 @@ class Labeller:
 
     def probabilities(self, queries: np.ndarray) -> np.ndarray:
         """Of each class for each of these pictures, looked at together: (picture, class) float64."""
-        stored = torch.from_numpy(np.concatenate([self.pictures, queries])[None]).to(self.device)
-        labels = torch.from_numpy(self.labels[None]).to(self.device)
         recipe = self.checkpoint.recipe
-        tasks = TaskBatch(
-            TaskImages(stored, labels),
-            torch.zeros(1, len(queries), dtype=torch.int64, device=self.device),  # nobody knows them
-            tuple(self._no_noise(len(self.pictures)) for _ in range(max(1, recipe.adaptation.steps))),
-            (self._no_noise(len(queries)),),
-        )
-        found = predict(self._learner, self._parameters, tasks, recipe.adaptation.mirrored)
-        return np.asarray(found[0].double().exp().cpu().numpy())
+        found = predict(self._learner, self._parameters, self._task(queries), recipe.adaptation.mirrored)
+        return self._at_temperature(found[0])
 
     def probabilities_alone(self, queries: np.ndarray) -> np.ndarray:
         """The same, but each picture is looked at with the labelled ones alone, so that no other can change it."""
-        return np.concatenate([self.probabilities(query[None]) for query in queries])
+        recipe = replace(self.checkpoint.recipe, episode=self._episode)
+        n_together = len(self.pictures) + 1
+        at_once = max(1, min(default_chunk(recipe, self.device), _AT_ONCE // n_together))
+
+        def of_some(places: range) -> Tensor:
+            tasks = self._task(queries[places.start : places.stop])
+            return predict_one_by_one(self._learner, self._parameters, tasks, at_once, recipe.adaptation.mirrored)[0]
+
+        workers = max(1, _AT_ONCE // (at_once * n_together))
+        found = side_by_side(of_some, chunks_of(len(queries), at_once), self.device, workers)
+        return self._at_temperature(torch.cat(list(found)))
+
+    def _at_temperature(self, log_probabilities: Tensor) -> np.ndarray:
+        return torch.softmax(log_probabilities.double() / self.checkpoint.temperature, -1).cpu().numpy()
+
+    def _task(self, queries: np.ndarray) -> TaskBatch:
+        """The labelled pictures and these others."""
+        stored = torch.from_numpy(np.concatenate([self.pictures, queries])[None]).to(self.device)
+        labels = torch.from_numpy(self.labels[None]).to(self.device)
+        return TaskBatch(
+            TaskImages(stored, labels),
+            torch.zeros(1, len(queries), dtype=torch.int64, device=self.device),  # nobody knows them
+            tuple(self._no_noise(len(self.pictures)) for _ in range(max(1, self.checkpoint.recipe.adaptation.steps))),
+            (self._no_noise(len(queries)),),
+        )
 
     def _no_noise(self, n: int) -> Noise:
         """The latents' means."""

@@ -25,7 +25,7 @@ from trident.nn.attfex import Attfex, Classes, Extractor, Moments, Positional, S
 from trident.nn.batch_norm import BatchNormStatistics
 from trident.nn.classes import class_means, members_of
 from trident.nn.conv4 import Conv4
-from trident.nn.conv_layer import ConvLayer
+from trident.nn.conv_layer import ConvLayer, many
 from trident.nn.convolution import patches_of
 from trident.nn.decoder import Decoder
 from trident.nn.gaussian import Gaussian, GaussianHead
@@ -56,8 +56,13 @@ class TaskImages:
 
     @cached_property
     def patches(self) -> Tensor:
-        """What the plain encoders' first layers read: (task, n_images, height, width, 9 * channel)."""
+        """(task, n_images, height, width, 9 * channel)."""
         return patches_of(self.pixels)
+
+    @property
+    def for_encoders(self) -> Tensor:
+        """What the plain encoders' first layers read: patches, or pixels where there are too many to hold patches."""
+        return self.pixels if many(self.stored.shape[1]) else self.patches
 
     def rows(self, target: Target) -> slice:
         return slice(self.n_support) if target == "support" else slice(self.n_support, None)
@@ -267,8 +272,8 @@ class Trident:
         """Encode the images, then infer their latents: lines 1 to 3 of Algorithm 1."""
         context = self.has_context(target, statistics.source)
         rows = slice(None) if context else images.rows(target)
-        semantic_features = self.semantic_encoder(parameters, images.patches[:, rows], statistics)
-        features = self.label_encoder(parameters, images.patches, statistics)
+        semantic_features = self.semantic_encoder(parameters, images.for_encoders[:, rows], statistics)
+        features = self.label_encoder(parameters, images.for_encoders, statistics)
         return self.posteriors(parameters, semantic_features, features, images, target, noise, context)
 
     def posteriors(

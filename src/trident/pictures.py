@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from trident.data.images import IMAGE_SUFFIXES, ImageFile, ImageSource
-from trident.errors import TridentError
+from trident.errors import BadValueError
 
 _CHANNELS = (1, 3, 4)
 
@@ -20,18 +20,18 @@ _OTHER_PICTURES = frozenset(
 )
 
 
-def find_pictures(folder: Path, without: Iterable[Path] = ()) -> tuple[list[ImageFile], list[str]]:
-    """The pictures in a folder and in those in it, by path; and a line for each thing that cannot be read.
+def find_pictures(folder: Path, without: Iterable[Path] = ()) -> tuple[list[ImageFile], dict[str, str]]:
+    """The pictures in a folder and in those in it, by path; and a line for each path that cannot be read.
 
     Hidden files and folders, the folders `without`, and files of any other kind, do not count. Links to folders are not
     followed.
     """
     pictures: list[ImageFile] = []
-    unread: list[str] = []
+    unread: dict[str, str] = {}
     left_out = {path.resolve() for path in without}
 
     def note(error: OSError) -> None:
-        unread.append(f"{error.filename}: {error.strerror}")
+        unread[str(error.filename)] = f"{error.filename}: {error.strerror}"
 
     for where, folders, files in os.walk(folder, onerror=note):
         seen = sorted(name for name in folders if not name.startswith((".", "__MACOSX")))
@@ -44,7 +44,7 @@ def find_pictures(folder: Path, without: Iterable[Path] = ()) -> tuple[list[Imag
                 pictures.append(ImageFile(path))
             elif path.suffix.lower() in _OTHER_PICTURES:
                 kind = path.suffix.lower().removeprefix(".").upper()
-                unread.append(f"{path}: {kind} pictures cannot be read here: save it as JPEG or PNG")
+                unread[str(path)] = f"{path}: {kind} pictures cannot be read here: save it as JPEG or PNG"
     return pictures, unread
 
 
@@ -66,14 +66,16 @@ def sources_of(images: Any) -> list[ImageSource]:
     if they come as one; uint8, or floating point from 0 to 1.
     """
     if isinstance(images, str | bytes | os.PathLike | Image.Image):
-        raise TridentError(f"images are {type(images).__name__}, a single one: give a list of them")
+        raise BadValueError(f"images are {type(images).__name__}, a single one: give a list of them")
+    if hasattr(images, "toarray"):
+        raise BadValueError(f"images are a sparse {type(images).__name__}: give a dense array")
     if hasattr(images, "detach"):
         images = images.detach().cpu().numpy()  # a tensor
     if isinstance(images, np.ndarray) and images.dtype.kind not in "OU":
         if images.ndim == 3 and {images.shape[0], images.shape[2]} & set(_CHANNELS):
-            raise TridentError(f"images are an array of shape {images.shape}, a single one: give images[None]")
+            raise BadValueError(f"images are an array of shape {images.shape}, a single one: give images[None]")
         if images.ndim not in (3, 4):
-            raise TridentError(
+            raise BadValueError(
                 f"images are an array of shape {images.shape}: it must be (image, height, width, channel), (image, "
                 "channel, height, width) or (image, height, width)"
             )
@@ -93,7 +95,7 @@ def _source(image: Any, name: str) -> ImageSource:
     if array.ndim == 3:
         array = _channels_last(array[None])[0]
     if array.ndim not in (2, 3) or 0 in array.shape:
-        raise TridentError(f"{name} is an array of shape {array.shape}: it must have a height, a width and channels")
+        raise BadValueError(f"{name} is an array of shape {array.shape}: it must have a height, a width and channels")
     return HeldImage(name, Image.fromarray(_eight_bits(array, name)))
 
 
@@ -103,7 +105,7 @@ def _channels_last(images: np.ndarray) -> np.ndarray:
         return images
     if images.shape[1] in _CHANNELS:
         return np.moveaxis(images, 1, -1)
-    raise TridentError(f"images have the shape {images.shape[1:]}: 1, 3 or 4 channels are expected, first or last")
+    raise BadValueError(f"images have the shape {images.shape[1:]}: 1, 3 or 4 channels are expected, first or last")
 
 
 def _eight_bits(array: np.ndarray, name: str) -> np.ndarray:
@@ -113,8 +115,12 @@ def _eight_bits(array: np.ndarray, name: str) -> np.ndarray:
         return array
     if array.dtype == bool:
         return array.astype(np.uint8) * 255
+    if np.iscomplexobj(array):
+        raise BadValueError(f"Complex data not supported: {name} is of {array.dtype}, it must be uint8 or 0 to 1")
     if not np.issubdtype(array.dtype, np.floating):
-        raise TridentError(f"{name} is of {array.dtype}: it must be uint8, or floating point from 0 to 1")
-    if not (np.isfinite(array).all() and array.min() >= 0 and array.max() <= 1):
-        raise TridentError(f"{name} has values outside 0 to 1: give uint8 from 0 to 255, or floating point from 0 to 1")
+        raise BadValueError(f"{name} is of {array.dtype}: it must be uint8, or floating point from 0 to 1")
+    if not np.isfinite(array).all():
+        raise BadValueError(f"{name} holds NaN or inf: give values from 0 to 1, or uint8 from 0 to 255")
+    if array.min() < 0 or array.max() > 1:
+        raise BadValueError(f"{name} has values outside 0 to 1: give such, or uint8 from 0 to 255")
     return (array * 255).round().astype(np.uint8)

@@ -43,7 +43,7 @@ class ProtoNet:
 
     def __call__(self, parameters: Parameters, images: TaskImages, statistics: BatchNormStatistics) -> Tensor:
         """Logits of the queries: (task, query, n_way)."""
-        features = self.encoder(parameters, images.patches, statistics)
+        features = self.encoder(parameters, images.for_encoders, statistics)
         return self.classify(parameters["classifier.scale"], features, images)
 
     def classify(self, scale: Tensor, features: Tensor, images: TaskImages) -> Tensor:

@@ -84,8 +84,13 @@ def _forget_peak(device: str) -> None:
 def _peak(device: str) -> Memory:
     if torch.device(device).type == "cuda":
         return Memory(torch.cuda.max_memory_allocated(device) / 2**30, torch.cuda.max_memory_reserved(device) / 2**30)
+    return Memory(gib_of(resource.getrusage(resource.RUSAGE_SELF)), None)
+
+
+def gib_of(usage: resource.struct_rusage) -> float:
+    """The largest memory of a process."""
     unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB elsewhere
-    return Memory(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30, None)
+    return usage.ru_maxrss * unit / 2**30
 
 
 def _processor() -> str:

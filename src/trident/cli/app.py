@@ -36,7 +36,7 @@ app.add_typer(data_app, name="data")
 bench_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Time this machine: training and evaluation, each against a plain task-after-task loop.",
+    help="Time this machine: training and evaluation, each against a plain task-after-task loop, and labelling.",
 )
 app.add_typer(bench_app, name="bench")
 

@@ -1,4 +1,4 @@
-"""Speed: `trident bench train` and `trident bench evaluate`."""
+"""Speed: `trident bench train`, `trident bench evaluate` and `trident bench predict`."""
 
 import json
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -134,6 +134,43 @@ def evaluate(
         plain_layout,
         device,
         as_json,
+    )
+
+
+@bench_app.command(short_help="Time the labelling of a pile.")
+def predict(
+    n_way: Annotated[int, typer.Option(min=2, help="Classes.")] = 5,
+    n_shot: Annotated[int, typer.Option(min=1, help="Labelled pictures of each class.")] = 5,
+    pictures: Annotated[int, typer.Option(min=1, help="Pictures of the pile.")] = 100,
+    size: Annotated[int, typer.Option(min=8, help="Height and width of the JPEG files.")] = 84,
+    weights: Annotated[str, typer.Option(help="As for 'trident predict'.")] = "auto",
+    repeats: Annotated[int, typer.Option(min=1, help="Times to run it; the median counts.")] = 3,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Time 'trident predict' on made-up pictures: seconds from the command to its CSV file, and peak memory.
+
+    \b
+    trident bench predict                     5 classes, 5 labelled pictures of each, a pile of 100
+    trident bench predict --pictures 5000 --repeats 1
+
+    Each time is that of a process of its own, with all that it has to load.
+    """
+    from trident.bench.predicting import bench_predict
+    from trident.console import counting
+
+    with counting("labelling piles") as progress:
+        result = bench_predict(n_way, n_shot, pictures, size, weights, device_of(device), repeats, progress)
+    about = result.to_json()
+    if as_json:
+        print(json.dumps(about, allow_nan=False))
+        return
+    each = ", ".join(f"{seconds:.2f}" for seconds in result.rounds)
+    print(
+        f"bench predict: {n_way} classes, {n_shot} labelled pictures of each, a pile of {pictures}, {size}x{size} "
+        f"JPEG, weights {weights}\non {about['device']}; torch {about['torch']}; {about['date'][:10]}\n"
+        f"{about['seconds']:.2f} s from command to CSV, median of {repeats} ({each}); "
+        f"peak memory {result.peak:.2f} GiB"
     )
 
 

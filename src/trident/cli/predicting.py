@@ -61,12 +61,16 @@ def predict(
     target = copy or move
     labeller, unread = _labeller(support, weights, device_of(device))
     pile, more = _pile(query, [support] if target is None else [support, target])
-    unread += more
+    unread |= more
     with counting("labelling pictures") as progress:
         labelled = label_pile(labeller, pile, progress)
     names = [str(source.path) for source in pile]
+    skipped = {names[place]: why for place, why in labelled.failures.items()} | unread
     wants_json = out.suffix.lower() == ".json" if out is not None else as_json
-    _write((_as_json if wants_json else _as_csv)(labelled, names, threshold, every), out)
+    if wants_json:
+        _write(_as_json(labelled, names, threshold, every, skipped), out)
+    else:
+        _write(_as_csv(labelled, names, threshold, every), out)
     if target is not None:
         from trident.sorting import carry_out, plan
 
@@ -80,15 +84,14 @@ def predict(
             for source, place in steps:
                 stderr.print(f"would {verb} {source} to {place}", soft_wrap=True)
             stderr.print(f"nothing was done; --yes would {verb} {len(steps)} pictures", soft_wrap=True)
-    failures = [*labelled.failures.values(), *unread]
-    for failure in failures:
-        print(f"trident: skipped {' '.join(failure.split())}", file=sys.stderr)
-    if failures:
+    for why in skipped.values():
+        print(f"trident: skipped {' '.join(why.split())}", file=sys.stderr)
+    if skipped:
         raise typer.Exit(2)
 
 
-def _labeller(support: Path, weights: str, device: str) -> "tuple[Labeller, list[str]]":
-    """And a line for each labelled picture of a kind that cannot be read."""
+def _labeller(support: Path, weights: str, device: str) -> "tuple[Labeller, dict[str, str]]":
+    """And a line for each path of a labelled picture of a kind that cannot be read."""
     from trident.checkpoint import load_checkpoint
     from trident.console import stderr
     from trident.data.readers import subfolders
@@ -102,10 +105,10 @@ def _labeller(support: Path, weights: str, device: str) -> "tuple[Labeller, list
     if not found:
         raise TridentError(f"--support {support} has no class folders: expected {support}/CLASS/PICTURE.jpg")
     by_class = {name: pictures for name, (pictures, _) in found.items()}
-    unread = [line for _, lines in found.values() for line in lines]
+    unread = {path: line for _, lines in found.values() for path, line in lines.items()}
     empty = [name for name, files in by_class.items() if not files]
     if empty:
-        why = f" ({unread[0]})" if unread else ""
+        why = f" ({next(iter(unread.values()))})" if unread else ""
         raise TridentError(f"--support {support}: class '{empty[0]}' has no pictures{why}")
     if weights == "auto":
         path = weights_file(weights_for(sum(map(len, by_class.values())), len(by_class)))
@@ -117,15 +120,15 @@ def _labeller(support: Path, weights: str, device: str) -> "tuple[Labeller, list
     return Labeller(checkpoint, *read_labelled(by_class, model.image_size, model.image_channels), device), unread
 
 
-def _pile(query: Path, without: list[Path]) -> "tuple[list[ImageFile], list[str]]":
-    """The pictures, and a line for each that cannot be read. Labelled and sorted ones are not of the pile."""
+def _pile(query: Path, without: list[Path]) -> "tuple[list[ImageFile], dict[str, str]]":
+    """The pictures, and a line for each path that cannot be read. Labelled and sorted ones are not of the pile."""
     from trident.pictures import find_pictures
 
     if not query.is_dir():
         raise TridentError(f"--query {query}: there is no such folder")
     pictures, unread = find_pictures(query, without)
     if not pictures:
-        why = f" ({unread[0]})" if unread else ""
+        why = f" ({next(iter(unread.values()))})" if unread else ""
         raise TridentError(f"--query {query}: there is not one picture in it to label{why}")
     return pictures, unread
 
@@ -152,7 +155,7 @@ def _as_csv(labelled: "Labelled", names: list[str], threshold: float, every: boo
     return text.getvalue()
 
 
-def _as_json(labelled: "Labelled", names: list[str], threshold: float, every: bool) -> str:
+def _as_json(labelled: "Labelled", names: list[str], threshold: float, every: bool, skipped: dict[str, str]) -> str:
     rows = []
     for place, name in enumerate(names):
         if place in labelled.failures:
@@ -166,7 +169,7 @@ def _as_json(labelled: "Labelled", names: list[str], threshold: float, every: bo
             "runner_up_probability": ranking[1][1],
         }
         rows.append(row | ({"probabilities": dict(ranking)} if every else {}))
-    failures = [{"path": names[place], "error": why} for place, why in labelled.failures.items()]
+    failures = [{"path": path, "error": why} for path, why in skipped.items()]
     return json.dumps({"classes": list(labelled.classes), "pictures": rows, "skipped": failures}, indent=1) + "\n"
 
 

@@ -1,13 +1,14 @@
 """Trained weights: `trident weights` lists those that come with the package, `export` makes a run fit to be shared."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from trident.cli.app import app
-from trident.cli.options import Json, RunPath
+from trident.cli.options import Data, Device, Json, RunPath, data_of, open_data, sample_of
 from trident.errors import TridentError
 
 if TYPE_CHECKING:
@@ -42,15 +43,41 @@ def weights(
 def export(
     run: RunPath,
     to: Annotated[Path, typer.Option(help="The safetensors file to write.")],
+    fit: Annotated[
+        bool, typer.Option("--fit-temperature", help="Fit the temperature of 'trident predict' on validation tasks.")
+    ] = False,
+    data: Data = None,
+    tasks: Annotated[int, typer.Option(min=1, help="Validation tasks behind --fit-temperature.")] = 200,
+    device: Device = "auto",
 ) -> None:
-    """Write a run's best weights to one file for others: no optimiser state, no paths of this machine."""
+    """Write a run's best weights to one file for others: no optimiser state, no paths of this machine.
+
+    A temperature that the weights have is kept. It makes the probabilities of 'trident predict' honest ones, and
+    changes no label and no figure of the commands that measure.
+    """
     from trident.checkpoint import load_checkpoint, save_checkpoint, shareable
 
     if to.exists():
         raise TridentError(f"{to} exists already: choose another name")
+    if data is not None and not fit:
+        raise TridentError("--data goes with --fit-temperature: nothing else here needs images")
     checkpoint = load_checkpoint(run)
+    if fit:
+        checkpoint = _with_temperature(checkpoint, data, tasks, device)
     save_checkpoint(to, shareable(checkpoint))
-    print(f"wrote {to}: {checkpoint.described()}")
+    print(f"wrote {to}: {checkpoint.described()}, temperature {checkpoint.temperature:.3f}")
+
+
+def _with_temperature(checkpoint: "Checkpoint", data: str | None, tasks: int, device: str) -> "Checkpoint":
+    from trident.calibration import fit_temperature
+    from trident.console import counting
+    from trident.evaluate import evaluate_checkpoint
+
+    store = open_data(data_of(checkpoint.recipe, data, checkpoint))
+    sample = sample_of("val", tasks, 0, device, None, "auto", "auto")
+    with counting("evaluating validation tasks") as progress:
+        result = evaluate_checkpoint(checkpoint, store, progress=progress, **sample)
+    return replace(checkpoint, temperature=round(fit_temperature(result.predictions), 3))
 
 
 def _described(name: str) -> dict[str, Any]:
@@ -66,4 +93,5 @@ def _described(name: str) -> dict[str, Any]:
         "steps": checkpoint.step,
         "parameters": sum(value.numel() for value in checkpoint.parameters.values()),
         "validation": checkpoint.best,
+        "temperature": checkpoint.temperature,
     }

@@ -1,7 +1,7 @@
 """Batch norm written out, with the source of its statistics made explicit."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +23,18 @@ class BatchNormStatistics:
     n_support: int = 0
     running: Parameters = field(default_factory=dict)  # (channel,) each
     seen: Parameters = field(default_factory=dict)  # (task, channel) each
+
+    def counted(self, n_images: int) -> int:
+        """How many of the images at hand, the first ones, the statistics are taken from."""
+        return {"running": 0, "support": min(self.n_support, n_images)}.get(self.source, n_images)
+
+
+class Moments(NamedTuple):
+    """Of some images of each task."""
+
+    n_images: int
+    mean: Tensor  # (task, channel)
+    variance: Tensor  # (task, channel)
 
 
 @dataclass(frozen=True)
@@ -49,11 +61,18 @@ class BatchNorm:
         self, x: Tensor, bias: Tensor, statistics: BatchNormStatistics, sign: Tensor | float = 1.0
     ) -> tuple[Tensor, Tensor]:
         """Mean and variance of x, (task, channel) each; `sign` tells the channels that come in turned upside down."""
+        counted = statistics.counted(x.shape[1])
+        found = [Moments(counted, *mean_and_variance(x[:, :counted]))] if counted else []
+        return self.settle(found, bias, statistics, sign)
+
+    def settle(
+        self, found: list[Moments], bias: Tensor, statistics: BatchNormStatistics, sign: Tensor | float = 1.0
+    ) -> tuple[Tensor, Tensor]:
+        """The same from the moments of slices of x, of all that count."""
         if statistics.source == "running":
             mean = statistics.running[f"{self.name}.mean"] * sign - bias
             return mean, statistics.running[f"{self.name}.variance"].expand_as(bias)
-        among = x[:, : statistics.n_support] if statistics.source == "support" else x
-        mean, variance = mean_and_variance(among)
+        mean, variance = _of_all(found)
         statistics.seen[f"{self.name}.mean"] = ((mean + bias) * sign).detach()
         statistics.seen[f"{self.name}.variance"] = variance.detach()
         return mean, variance
@@ -65,6 +84,17 @@ class BatchNorm:
         return torch.addcmul(
             _over_pixels(parameters[f"{self.name}.shift"]), x - _over_pixels(mean), _over_pixels(scale)
         )
+
+
+def _of_all(found: list[Moments]) -> tuple[Tensor, Tensor]:
+    """Mean and variance of all images, from those of slices of them."""
+    if len(found) == 1:
+        return found[0].mean, found[0].variance
+    means, variances = torch.stack([part.mean for part in found]), torch.stack([part.variance for part in found])
+    counts = torch.tensor([part.n_images for part in found]).to(means)[:, None, None]  # (slice, 1, 1)
+    shares = counts / counts.sum()
+    mean = (shares * means).sum(0)
+    return mean, (shares * (variances + (means - mean).square())).sum(0)
 
 
 def mean_and_variance(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -36,9 +36,9 @@ class Conv4:
     def initial(self, generator: torch.Generator) -> Parameters:
         return {key: value for layer in self.layers for key, value in layer.initial(generator).items()}
 
-    def __call__(self, parameters: Parameters, patches: Tensor, statistics: BatchNormStatistics) -> Tensor:
-        """Patches (task, image, size, size, 9 * image_channels) -> (task, image, size // 16, size // 16, channels)."""
-        features = patches
+    def __call__(self, parameters: Parameters, images: Tensor, statistics: BatchNormStatistics) -> Tensor:
+        """Patches, or images, (task, image, size, size, ...) -> (task, image, size // 16, size // 16, channels)."""
+        features = images
         for layer in self.layers:
             if self.block_order == "activation_pool":
                 features = max_pool(activate(layer(parameters, features, statistics), self.activation))

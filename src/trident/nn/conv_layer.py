@@ -5,10 +5,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trident.nn.batch_norm import BatchNorm, BatchNormStatistics
-from trident.nn.convolution import convolve, convolve_patches
+from trident.nn.batch_norm import BatchNorm, BatchNormStatistics, Moments, mean_and_variance
+from trident.nn.convolution import convolve, convolve_patches, patches_of
 from trident.nn.parameters import Parameters, uniform
 from trident.nn.resampling import max_pool
+
+MANY = 100  # images of a task from which, if no gradient is wanted, they are convolved a slice at a time
+SLICE = 50
+
+
+def many(n_images: int) -> bool:
+    """Whether to go through so many images in slices, in which they take a tenth of the memory."""
+    return n_images > MANY and not torch.is_grad_enabled()
 
 
 @dataclass(frozen=True)
@@ -17,7 +25,7 @@ class ConvLayer:
     inputs: int
     outputs: int
     batch_norm: bool
-    from_patches: bool = False  # the input is `patches_of(images)`: made once where the images stay the same
+    from_patches: bool = False  # the input may be `patches_of(images)`: made once where the images stay the same
 
     @property
     def norm(self) -> BatchNorm:
@@ -46,9 +54,32 @@ class ConvLayer:
         if falls.is_cuda or bool(falls.any()):  # rarely; to ask a GPU costs more than to turn nothing
             sign = torch.where(falls, -1.0, 1.0).to(weight)
             weight, bias = weight * sign[:, None, None, None, :], bias * sign
+        if many(images.shape[1]):
+            pooled, found = self._pooled_slices(images, weight, statistics)
+            mean, variance = self.norm.settle(found, bias, statistics, sign)
+            for part in torch.split(pooled, SLICE, 1):
+                part.copy_(self.norm.normalise(parameters, part, mean, variance, sign))
+            return pooled
         features = self._convolution(images, weight)
         mean, variance = self.norm.gather(features, bias, statistics, sign)
         return self.norm.normalise(parameters, max_pool(features), mean, variance, sign)
+
+    def _pooled_slices(
+        self, images: Tensor, weight: Tensor, statistics: BatchNormStatistics
+    ) -> tuple[Tensor, list[Moments]]:
+        """All images convolved and pooled, and the moments of what was convolved. One slice of it is held at a time."""
+        tasks, n, height, width, _ = images.shape
+        pooled = weight.new_empty(tasks, n, height // 2, width // 2, self.outputs)
+        found = []
+        left = statistics.counted(n)
+        for part, into in zip(torch.split(images, SLICE, 1), torch.split(pooled, SLICE, 1), strict=True):
+            features = self._convolution(part, weight)
+            counted = min(left, part.shape[1])
+            if counted:
+                found.append(Moments(counted, *mean_and_variance(features[:, :counted])))
+            left -= counted
+            into.copy_(max_pool(features))
+        return pooled, found
 
     def __call__(self, parameters: Parameters, images: Tensor, statistics: BatchNormStatistics) -> Tensor:
         bias = parameters[f"{self.name}.bias"]  # (task, outputs)
@@ -58,4 +89,7 @@ class ConvLayer:
         return features + bias[:, None, None, None, :]
 
     def _convolution(self, images: Tensor, weight: Tensor) -> Tensor:
-        return convolve_patches(images, weight) if self.from_patches else convolve(images, weight)
+        if not self.from_patches:
+            return convolve(images, weight)
+        patches = patches_of(images) if images.shape[4] == self.inputs else images  # of a slice they were not made yet
+        return convolve_patches(patches, weight)

@@ -1,0 +1,99 @@
+"""The third benchmark: `trident predict` as a user runs it, from the command to the table."""
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from trident.bench.timing import device_name, gib_of
+from trident.errors import TridentError
+
+Progress = Callable[[int, int], None]
+_BLOCKS = 7  # along each side of a picture
+
+
+@dataclass(frozen=True)
+class PredictBenchmark:
+    n_way: int
+    n_shot: int
+    pictures: int  # of the pile
+    size: int
+    weights: str
+    device: str
+    rounds: tuple[float, ...]  # seconds of each
+    peak: float  # GiB, the largest of any round
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "benchmark": "predict",
+            "n_way": self.n_way,
+            "n_shot": self.n_shot,
+            "pictures": self.pictures,
+            "image_size": self.size,
+            "weights": self.weights,
+            "device": device_name(self.device),
+            "torch": str(torch.__version__),
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "repeats": len(self.rounds),
+            "seconds": statistics.median(self.rounds),
+            "seconds_of_each_round": self.rounds,
+            "peak_memory_gib": self.peak,
+            "peak_memory_of": "the command's whole process",
+        }
+
+
+def bench_predict(
+    n_way: int, n_shot: int, pictures: int, size: int, weights: str, device: str, repeats: int, progress: Progress
+) -> PredictBenchmark:
+    """Time the command on made-up JPEG files, in a process of its own each time."""
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        generator = np.random.default_rng(0)
+        for way in range(n_way):
+            _fill(folder / "labelled" / f"class {way}", n_shot, size, generator)
+        _fill(folder / "pile", pictures, size, generator)
+        call = ["predict", "--support", "labelled", "--query", "pile", "--out", "labels.csv", "--weights", weights]
+        command = [sys.executable, "-m", "trident", *call, "--device", device]
+        rounds, peaks = [], []
+        for done in range(1, repeats + 1):
+            seconds, peak = _run(command, folder)
+            rounds.append(seconds)
+            peaks.append(peak)
+            progress(done, repeats)
+        rows = (folder / "labels.csv").read_text("utf-8").count("\n") - 1
+    if rows != pictures:
+        raise TridentError(f"the table has {rows} rows for {pictures} pictures: the benchmark measured something else")
+    return PredictBenchmark(n_way, n_shot, pictures, size, weights, device, tuple(rounds), max(peaks))
+
+
+def _fill(folder: Path, n: int, size: int, generator: np.random.Generator) -> None:
+    folder.mkdir(parents=True)
+    for place in range(n):
+        blocks = generator.integers(0, 256, (_BLOCKS, _BLOCKS, 3), np.uint8)
+        Image.fromarray(blocks).resize((size, size), Image.Resampling.BICUBIC).save(folder / f"{place:06}.jpg")
+
+
+def _run(command: list[str], folder: Path) -> tuple[float, float]:
+    """Seconds from start to end, and the largest memory in GiB."""
+    with (folder / "said.txt").open("w+b") as said:
+        start = time.perf_counter()
+        process = subprocess.Popen(command, cwd=folder, stdout=said, stderr=said)
+        _, status, usage = os.wait4(process.pid, 0)  # unlike `wait`, tells the memory of this one process
+        seconds = time.perf_counter() - start
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode != 0:
+            said.seek(0)
+            last = said.read().decode("utf-8", "replace").strip().splitlines()[-1:]
+            raise TridentError(f"'trident predict' failed: {' '.join(last).removeprefix('trident: error: ')}")
+    return seconds, gib_of(usage)

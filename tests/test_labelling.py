@@ -1,0 +1,146 @@
+"""What a labeller says of a picture, whichever way it is computed, and the temperature it says it at."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pytest
+
+import trident.nn.conv_layer as conv_layer
+from conftest import TINY_RECIPE, assert_one_line_error, tiny_store
+from trident.calibration import fit_temperature
+from trident.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from trident.data.store import write_store
+from trident.errors import TridentError
+from trident.evaluate import evaluate_checkpoint
+from trident.execution import make_model
+from trident.labelling import MOST_LABELLED, Labeller, weights_for
+from trident.run_start import start_run
+from trident.weights import model_card, weight_names
+
+
+def tiny_checkpoint(**changes: object) -> Checkpoint:
+    """Untrained, for any number of classes and pictures."""
+    model = replace(TINY_RECIPE.model, attfex="set", classifier_start="prototypes", **changes)  # type: ignore[arg-type]
+    recipe = replace(TINY_RECIPE, model=model, adaptation=replace(TINY_RECIPE.adaptation, steps=0, mirrored=True))
+    network = make_model(recipe)
+    return Checkpoint(recipe, network.initial(0), network.initial_running(), 0)
+
+
+def labeller(checkpoint: Checkpoint, n_labelled: int, seed: int) -> tuple[Labeller, np.ndarray]:
+    """With random pictures, and some more of them."""
+    model = checkpoint.recipe.model
+    generator = np.random.default_rng(seed)
+    shape = (n_labelled + 7, model.image_size, model.image_size, model.image_channels)
+    pictures = generator.integers(0, 256, shape, np.uint8)
+    return Labeller(checkpoint, ("a", "b", "c"), pictures[:-7], np.arange(n_labelled) % 3), pictures[-7:]
+
+
+@pytest.mark.parametrize("name", [None, "mini-5w1s-set", "mini-5w1s-protonet"])
+def test_pictures_alone_side_by_side_are_as_one_by_one(name: str | None) -> None:
+    checkpoint = tiny_checkpoint() if name is None else load_checkpoint(Path(name))
+    for_pile, pile = labeller(checkpoint, 4, seed=len(checkpoint.recipe.name))
+    one_by_one = np.concatenate([for_pile.probabilities(picture[None]) for picture in pile])
+    np.testing.assert_allclose(for_pile.probabilities_alone(pile), one_by_one, atol=2e-5)
+    np.testing.assert_allclose(for_pile.probabilities_alone(pile[2:3]), one_by_one[2:3], atol=2e-5)
+
+
+@pytest.mark.parametrize("source", ["transductive", "support", "running"])
+@pytest.mark.parametrize("method", ["trident", "protonet"])
+def test_slices_of_many_pictures_say_what_the_whole_does(
+    source: Literal["transductive", "support", "running"], method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = tiny_checkpoint(method=method, block_order="pool_activation")
+    gains = {key: value - 1.5 for key, value in checkpoint.parameters.items() if key.endswith("encoder.1.norm.gain")}
+    recipe = replace(checkpoint.recipe, protocol=replace(checkpoint.recipe.protocol, batch_norm=source))
+    turned = replace(checkpoint, recipe=recipe, parameters=checkpoint.parameters | gains)  # a line that falls
+    for_pile, pile = labeller(turned, 120, seed=5)
+    calls: list[int] = []
+    convolve = conv_layer.ConvLayer._convolution
+
+    def counted(layer: conv_layer.ConvLayer, images: object, weight: object) -> object:
+        calls.append(images.shape[1])  # type: ignore[attr-defined]
+        return convolve(layer, images, weight)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(conv_layer.ConvLayer, "_convolution", counted)
+    in_slices = for_pile.probabilities(pile)
+    assert max(calls) <= conv_layer.MANY
+    monkeypatch.setattr(conv_layer, "MANY", 10_000)
+    np.testing.assert_allclose(for_pile.probabilities(pile), in_slices, atol=1e-5)
+    assert max(calls) == 127
+
+
+def test_too_many_labelled_pictures_are_refused_in_words() -> None:
+    with pytest.raises(TridentError, match=f"{MOST_LABELLED + 1} labelled pictures: {MOST_LABELLED} at most"):
+        labeller(tiny_checkpoint(), MOST_LABELLED + 1, seed=0)
+
+
+def test_weights_tied_to_places_are_refused_in_words() -> None:
+    checkpoint = tiny_checkpoint()
+    episode = replace(TINY_RECIPE.episode, n_query=1)  # as a labeller would have it
+    for recipe, words in (
+        (TINY_RECIPE, "not 3-way 2-shot with 1"),
+        (replace(TINY_RECIPE, episode=episode), "no places"),
+    ):
+        model = replace(recipe.model, attfex="positional", classifier_start="prototypes")
+        with pytest.raises(TridentError, match=words):
+            labeller(replace(checkpoint, recipe=replace(recipe, model=model)), 6, seed=0)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_temperature_scales_log_probabilities_and_changes_no_label(alone: bool) -> None:
+    plain, pile = labeller(tiny_checkpoint(), 6, seed=1)
+    warm = replace(plain, checkpoint=replace(plain.checkpoint, temperature=1.7))
+
+    def say(which: Labeller) -> np.ndarray:
+        return which.probabilities_alone(pile) if alone else which.probabilities(pile)
+
+    powers = say(plain) ** (1 / 1.7)
+    np.testing.assert_allclose(say(warm), powers / powers.sum(1, keepdims=True), rtol=1e-6)
+    assert (say(warm).argmax(1) == say(plain).argmax(1)).all()
+    assert (say(warm).max(1) < say(plain).max(1)).all()
+
+
+def test_measuring_knows_no_temperature(tmp_path: Path) -> None:
+    first = start_run(TINY_RECIPE, tiny_store(), "noise", tmp_path / "run", "cpu")
+    results = [
+        evaluate_checkpoint(replace(first, temperature=t), tiny_store(), split="val", tasks=4, seed=0)
+        for t in (1.0, 3.0)
+    ]
+    first_said, second_said = (result.predictions.log_probabilities for result in results)
+    np.testing.assert_array_equal(first_said, second_said)
+
+
+def test_export_keeps_a_temperature_or_fits_one(
+    trident_here: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = tiny_store()
+    write_store(tmp_path / "noise.store", "noise", store.classes, iter(store.images))
+    first = start_run(TINY_RECIPE, store, "noise", tmp_path / "run", "cpu")
+    assert first.temperature == 1
+    save_checkpoint(tmp_path / "run" / "best.safetensors", replace(first, temperature=1.25))
+    assert trident_here("export", "run", "--to", "kept.safetensors").returncode == 0
+    assert load_checkpoint(tmp_path / "kept.safetensors").temperature == 1.25
+    call = ("export", "run", "--to", "fitted.safetensors", "--fit-temperature", "--data", "noise.store", "--tasks", "5")
+    fitted = trident_here(*call)
+    assert fitted.returncode == 0, fitted.stderr
+    result = evaluate_checkpoint(first, store, split="val", tasks=5, seed=0)
+    found = load_checkpoint(tmp_path / "fitted.safetensors").temperature
+    assert found == pytest.approx(fit_temperature(result.predictions), abs=1e-3)
+    assert f"temperature {found:.3f}" in fitted.stdout
+    assert_one_line_error(trident_here("export", "run", "--to", "x", "--data", "noise.store"), "--fit-temperature")
+    save_checkpoint(tmp_path / "odd.safetensors", replace(first, temperature=-1.0))
+    with pytest.raises(TridentError, match=r"odd.safetensors is damaged: .*temperature -1"):
+        load_checkpoint(tmp_path / "odd.safetensors")
+
+
+def test_shipped_weights_have_the_temperature_of_their_card(trident_here: Callable) -> None:
+    listed = {entry["name"]: entry["temperature"] for entry in json.loads(trident_here("weights", "--json").stdout)}
+    for name in weight_names():
+        assert listed[name] != 1
+        assert f"temperature {listed[name]:.3f} fitted on" in model_card(name)
+    assert {weights_for(5, 5), weights_for(25, 5)} <= set(listed)
