@@ -375,6 +375,14 @@ def test_the_page_is_told_of_weights_and_limits(plain: Site) -> None:
     assert about["weights"][0]["name"] == "tiny"
 
 
+def test_every_limit_that_can_be_given_is_kept_to(weights: Path, tmp_path: Path) -> None:
+    given = ("--pictures", "7", "--megabytes", "2", "--request-megabytes", "3", "--megapixels", "4", "--seconds", "5")
+    with command(tmp_path, "--weights", str(weights), *given) as server:
+        limits = json.loads(server.get("/api/about")[2])["limits"]
+    expected = {"pictures": 7, "file_bytes": 2_000_000, "request_bytes": 3_000_000, "pixels": 4_000_000, "seconds": 5}
+    assert {name: limits[name] for name in expected} == expected
+
+
 def test_many_at_once_are_kept_apart_and_leave_nothing_behind(weights: Path, tmp_path: Path) -> None:
     """200 requests of 8 clients and a decompression bomb, at the command itself: answers, memory and files."""
     checkpoint = load_checkpoint(weights)

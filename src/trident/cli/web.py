@@ -44,7 +44,13 @@ def web(
     from trident.web.limits import MEGA, Limits
     from trident.web.serve import address_of, listen, make_server
 
-    limits = Limits(pictures=pictures, file_bytes=int(megabytes * MEGA), pixels=int(megapixels * MEGA), seconds=seconds)
+    limits = Limits(
+        pictures=pictures,
+        file_bytes=int(megabytes * MEGA),
+        request_bytes=int(request_megabytes * MEGA),
+        pixels=int(megapixels * MEGA),
+        seconds=seconds,
+    )
     with listen(host, port) as listening:  # before torch is loaded: a port in use is told at once
         from trident.web.app import make_app
         from trident.web.shelf import Shelf
