@@ -134,6 +134,23 @@ def test_a_task_that_blows_up_is_left_out_and_spoils_nothing_else(poisoned: str,
         torch.testing.assert_close(value, apart[0][key] + apart[1][key], rtol=1e-4, atol=1e-4)
 
 
+def test_a_gradient_that_blows_up_counts_though_the_loss_is_finite(monkeypatch: pytest.MonkeyPatch) -> None:
+    pull = Learner._pull_back
+
+    def overflowing(learner: Learner, pulled: Parameters, *rest: Any) -> Any:
+        found, moments = pull(learner, pulled, *rest)
+        for value in found.values():
+            value[1] = float("inf")
+        return found, moments
+
+    monkeypatch.setattr(Learner, "_pull_back", overflowing)
+    learner = tiny_learner(AdaptationSettings(rate=1e-2, steps=1))
+    found = learner.meta_gradient(doubles(learner.model.initial(0)), tiny_tasks(3, inner_steps=1))
+    assert bool(found.loss.total.isfinite().all())
+    assert found.finite.tolist() == [True, False, True]
+    assert all(bool(value.isfinite().all()) for value in found.gradient.values())
+
+
 def test_first_order_stops_at_the_adapted_parameters() -> None:
     learner = tiny_learner(AdaptationSettings("sgd", 1e-2, 3, "first"))
     parameters, tasks = doubles(learner.model.initial(1)), tiny_tasks()

@@ -121,3 +121,18 @@ def test_in_a_pipeline_and_under_cross_validation() -> None:
     darker = FunctionTransformer(lambda x: (x * 0.9).astype(np.uint8))
     pipeline = Pipeline([("darker", darker), ("labels", TridentClassifier(WEIGHTS))])
     assert cross_val_score(pipeline, array, np.array(labels), cv=2, error_score="raise").mean() > 0.6
+
+
+def test_a_fit_that_fails_changes_nothing() -> None:
+    model = TridentClassifier(WEIGHTS).fit(*pictures(7))
+    queries, _ = pictures(3, first=50)
+    before = model.predict(queries)
+    with pytest.raises(TridentError):
+        model.fit(["nowhere.jpg"] * 4, ["x", "x", "y", "y"])
+    assert (model.predict(queries) == before).all()
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:99"])
+def test_a_device_that_is_not_there(device: str) -> None:
+    with pytest.raises(ValueError, match=f"{device}"):
+        TridentClassifier(WEIGHTS, device).fit(*pictures(6))

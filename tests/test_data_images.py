@@ -124,3 +124,17 @@ def test_a_bomb_is_not_decoded(tmp_path: Path) -> None:
         bomb = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
         (tmp_path / "bomb.png").write_bytes(bomb)
         assert "too many to be safe" in reason(tmp_path / "bomb.png")
+
+
+def test_a_tile_far_larger_than_its_picture_is_not_decoded(tmp_path: Path) -> None:
+    def tiff(tile: int) -> Path:
+        tags = {256: 16, 257: 16, 258: 8, 259: 1, 262: 1, 277: 1, 322: tile, 323: tile, 324: 8, 325: tile * tile}
+        entries = b"".join(pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+        content = bytes(256) if tile == 16 else b""
+        path = tmp_path / f"{tile}.tif"
+        path.write_bytes(b"II*\0" + pack("<I", 8 + len(content)) + content + pack("<H", len(tags)) + entries + bytes(4))
+        return path
+
+    assert decoded(tiff(16)).max() == 0
+    with pytest.raises(UnreadableImageError, match="too many to be safe"):
+        decoded(tiff(4096))

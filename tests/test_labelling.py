@@ -73,6 +73,18 @@ def test_slices_of_many_pictures_say_what_the_whole_does(
     assert max(calls) == 127
 
 
+def test_a_few_pictures_do_not_refine_the_prototypes_and_many_do() -> None:
+    checkpoint = tiny_checkpoint()
+    adaptation = replace(checkpoint.recipe.adaptation, refinements=3)
+    refining = replace(checkpoint, recipe=replace(checkpoint.recipe, adaptation=adaptation))
+    pile = np.random.default_rng(1).integers(0, 256, (12, 16, 16, 1), np.uint8)
+    for n_queries, same in ((11, True), (12, False)):  # of three classes
+        one, other = (labeller(of, 4, seed=0)[0].probabilities(pile[:n_queries]) for of in (checkpoint, refining))
+        assert np.allclose(one, other, atol=1e-6) == same
+    one, other = (labeller(of, 4, seed=0)[0].probabilities_alone(pile) for of in (checkpoint, refining))
+    np.testing.assert_allclose(one, other, atol=1e-6)
+
+
 def test_too_many_labelled_pictures_are_refused_in_words() -> None:
     with pytest.raises(TridentError, match=f"{MOST_LABELLED + 1} labelled pictures: {MOST_LABELLED} at most"):
         labeller(tiny_checkpoint(), MOST_LABELLED + 1, seed=0)

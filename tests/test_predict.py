@@ -100,6 +100,7 @@ def test_json_threshold_and_files_of_all_kinds(trident_here: Callable, folders: 
     assert len(result["pictures"]) == 12 + 5
     for row in result["pictures"]:
         assert (row["label"] is None) == (row["probability"] < 0.99)
+        assert row["best_guess"] in result["classes"]
     assert [Path(row["path"]).name for row in result["skipped"]] == ["broken.jpg", "tablet.heif", "phone.heic"]
     assert all(row["path"] in row["error"] for row in result["skipped"])
 
@@ -129,7 +130,9 @@ def test_sorting_into_folders_is_announced_first_and_writes_over_nothing(
         (["--support", "nowhere", "--query", "pile"], ["--support nowhere", "no such folder"]),
         (["--support", "support", "--query", "nowhere"], ["--query nowhere", "no such folder"]),
         (["--support", "support", "--query", "empty"], ["--query empty", "not one picture"]),
-        (["--support", "pile", "--query", "pile"], ["one class only, 'deeper'"]),
+        (["--support", "support", "--query", "support/red"], ["lies in --support", "labelled pictures"]),
+        (["--support", "support", "--query", "support/red/0.png"], ["--query support/red/0.png", "folder"]),
+        (["--support", "single", "--query", "pile"], ["one class only, 'a'"]),
         (["--support", "hollow", "--query", "pile"], ["class 'none' has no pictures"]),
         (["--support", "support", "--query", "pile", "--out", "x.txt"], ["x.txt", ".csv or .json"]),
         (["--support", "support", "--query", "pile", "--yes"], ["--yes goes with"]),
@@ -139,8 +142,9 @@ def test_sorting_into_folders_is_announced_first_and_writes_over_nothing(
     ],
 )
 def test_bad_input(trident_here: Callable, folders: Path, arguments: list[str], words: list[str]) -> None:
-    for name in ("empty", "hollow/some", "hollow/none", "spoilt/a", "spoilt/b"):
+    for name in ("empty", "hollow/some", "hollow/none", "spoilt/a", "spoilt/b", "single/a"):
         (folders / name).mkdir(parents=True)
+    picture("red", 0).save(folders / "single" / "a" / "0.png")
     picture("red", 0).save(folders / "hollow" / "some" / "0.png")
     picture("red", 0).save(folders / "spoilt" / "a" / "0.png")
     (folders / "spoilt" / "b" / "0.png").write_bytes(b"no")
@@ -211,12 +215,32 @@ def test_labelled_and_sorted_pictures_are_not_of_the_pile(trident_here: Callable
     assert len(list((folders / "support").rglob("*.png"))) == 6
 
 
+def test_what_is_not_sure_enough_has_its_best_guess_apart(trident_here: Callable, folders: Path) -> None:
+    picture("red", 0).save(folders / "support" / "beside.png")
+    found = trident_here("predict", "--support", "support", "--query", "pile", "--threshold", "1", "--out", "all.csv")
+    assert found.returncode == 2
+    assert "skipped support/beside.png: it lies in no class folder" in found.stderr
+    assert "labelled 0 of 12 pictures, see all.csv" in found.stderr
+    rows = list(csv.DictReader((folders / "all.csv").open()))
+    assert {row["label"] for row in rows} == {""}
+    assert {row["best_guess"] for row in rows} == {"red", "green", "blue"}
+
+
+def test_what_has_been_copied_is_not_copied_again(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"x")
+    steps = plan({tmp_path / "a.png": "cat"}, tmp_path / "sorted", moving=False)
+    carry_out(steps, moving=False)
+    assert plan({tmp_path / "a.png": "cat"}, tmp_path / "sorted", moving=False) == []
+    (tmp_path / "a.png").write_bytes(b"y")
+    assert plan({tmp_path / "a.png": "cat"}, tmp_path / "sorted", moving=False)[0][1].name == "a-2.png"
+
+
 def test_a_file_in_its_place_stays_there(tmp_path: Path) -> None:
     source = tmp_path / "cat" / "a.png"
     source.parent.mkdir()
     source.write_bytes(b"x")
-    assert plan({source: "cat"}, tmp_path) == []
-    assert plan({source: "dog"}, tmp_path) == [(source, tmp_path / "dog" / "a.png")]
+    assert plan({source: "cat"}, tmp_path, moving=True) == []
+    assert plan({source: "dog"}, tmp_path, moving=True) == [(source, tmp_path / "dog" / "a.png")]
 
 
 def test_a_copy_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +252,7 @@ def test_a_copy_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr("shutil.copyfile", full)
     with pytest.raises(TridentError, match="No space left on device"):
-        carry_out(plan({tmp_path / "a.png": "cat"}, tmp_path / "sorted"), moving=True)
+        carry_out(plan({tmp_path / "a.png": "cat"}, tmp_path / "sorted", moving=True), moving=True)
     assert list((tmp_path / "sorted" / "cat").iterdir()) == []
     assert (tmp_path / "a.png").read_bytes() == b"whole"
 
@@ -263,7 +287,7 @@ def test_support_batch_norm_does_not_look_at_queries_whatever_the_shots() -> Non
 
 def test_a_file_that_came_in_between_is_not_written_over(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"new")
-    steps = plan({tmp_path / "a.png": "cat"}, tmp_path / "sorted")
+    steps = plan({tmp_path / "a.png": "cat"}, tmp_path / "sorted", moving=True)
     (tmp_path / "sorted" / "cat").mkdir(parents=True)
     (tmp_path / "sorted" / "cat" / "a.png").write_bytes(b"old")
     with pytest.raises(TridentError, match="there is a file already"):

@@ -83,13 +83,19 @@ def test_bad_pictures_name_themselves_and_spoil_nothing(plain: Site) -> None:
     labelled = three_classes()
     good = plain.ask(labelled, pile(4))[1]
     labelled["green"].append(("notes.jpg", b"this is no picture"))
+    slow = picture(COLOURS["red"], 0, kind="JPEG").replace(b"\xff\xd9", b"\xff\xda" * 200 + b"\xff\xd9")
     with_bad = [*pile(4), ("letter.jpg", b"Dear Sir"), ("empty.png", b""), ("half.png", pile(1)[0][1][:60])]
+    with_bad += [("phone.heic", b"\0\0\0 ftypheic"), ("slow.jpg", slow)]
     status, answer = plain.ask(labelled, with_bad)
     assert status == 200
     assert answer["pile"][:4] == good["pile"]
-    for one, name in zip(answer["pile"][4:], ("letter.jpg", "empty.png", "half.png"), strict=True):
+    for one, name in zip(
+        answer["pile"][4:], ("letter.jpg", "empty.png", "half.png", "phone.heic", "slow.jpg"), strict=True
+    ):
         assert one["error"].startswith(f"{name}: ")
         assert one["ranking"] is None
+    assert "HEIC pictures cannot be read here" in answer["pile"][7]["error"]
+    assert "more than 100 scans" in answer["pile"][8]["error"]
     assert [one["name"] for one in answer["labelled"] if one["error"]] == ["notes.jpg"]
     status, answer = plain.ask(labelled, with_bad[4:])
     assert status == 200
@@ -312,6 +318,7 @@ def test_pages_of_other_sites_can_send_nothing(plain: Site) -> None:
         ({"Origin": own, "Sec-Fetch-Site": "same-origin"}, 200),
         ({"Origin": "https://evil.example"}, 403),
         ({"Origin": "null"}, 403),
+        ({"Origin": "http://["}, 403),
         ({"Origin": "http://127.0.0.1:1"}, 403),
         ({"Sec-Fetch-Site": "cross-site"}, 403),
         ({"Sec-Fetch-Site": "same-site"}, 403),
@@ -448,4 +455,6 @@ def test_mistakes_are_told_in_one_line(trident: Trident_command, tmp_path: Path)
         port = taken.getsockname()[1]
         assert_one_line_error(trident("web", "--port", port), f"port {port}", "in use", "--port")
     assert_one_line_error(trident("web", "--host", "nowhere.invalid"), "nowhere.invalid")
+    assert_one_line_error(trident("web", "--host", "."), "--host .")
+    assert_one_line_error(trident("web", "--megabytes", "inf"), "--megabytes")
     assert_one_line_error(trident("web", "--port", "0", "--weights", "nothing"), "nothing", "trident weights")

@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import torch
 
 from trident.checkpoint import load_checkpoint
 from trident.data.images import ImageSource, UnreadableImageError
 from trident.errors import BadValueError, TridentError
+from trident.execution import usable_device
 from trident.labelling import Labeller, label_pile, read_labelled, weights_for
 from trident.pictures import sources_of
 from trident.weights import weights_file
@@ -59,18 +59,17 @@ class TridentClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         labels = column_or_1d(y, warn=True)
         assert_all_finite(labels, input_name="y")
         check_classification_targets(labels)
-        self.classes_ = np.unique(labels)
-        auto = weights_file(weights_for(len(sources), len(self.classes_)))
+        classes = np.unique(labels)
+        auto = weights_file(weights_for(len(sources), len(classes)))
         checkpoint = load_checkpoint(auto if self.weights == "auto" else Path(self.weights))
         by_class: dict[str, list[ImageSource]] = {
             str(name): [source for source, label in zip(sources, labels, strict=True) if label == name]
-            for name in self.classes_
+            for name in classes
         }
         model = checkpoint.recipe.model
-        device = self.device
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.labeller_ = Labeller(checkpoint, *read_labelled(by_class, model.image_size, model.image_channels), device)
+        device = usable_device(self.device)
+        labeller = Labeller(checkpoint, *read_labelled(by_class, model.image_size, model.image_channels), device)
+        self.classes_, self.labeller_ = classes, labeller  # both or, where something was wrong, neither
         return self
 
     def predict_proba(self, X: Any) -> np.ndarray:

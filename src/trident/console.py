@@ -74,7 +74,7 @@ class TrainingProgress:
 
     def on_step(self, step: int, values: dict[str, float]) -> None:
         if values["left_out"]:
-            stderr.print(f"step {step}: {values['left_out']:.0f} tasks left out, not finite", soft_wrap=True)
+            stderr.print(f"step {step}: tasks left out, not being finite: {values['left_out']:.0f}", soft_wrap=True)
         for key, value in values.items():
             self._smooth[key] = 0.95 * self._smooth.get(key, value) + 0.05 * value
         s = self._smooth

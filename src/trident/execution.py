@@ -6,6 +6,7 @@ is what `auto` means where it can be had.
 
 import importlib.util
 import os
+import re
 import shutil
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
@@ -13,7 +14,7 @@ from typing import Literal, cast, get_args
 import torch
 
 from trident.adapt import Learner
-from trident.errors import TridentError
+from trident.errors import BadValueError, TridentError
 from trident.model import Trident
 from trident.nn.parameters import Parameters
 from trident.protonet import ProtoNet, ProtoNetLearner
@@ -115,3 +116,14 @@ def make_learner(recipe: Recipe, execution: Execution, running: Parameters | Non
     from trident.fused.learner import FusedLearner  # imports Triton
 
     return FusedLearner(*parts)
+
+
+def usable_device(name: str) -> str:
+    """What torch calls a device that a user has named."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", name):
+        raise BadValueError(f"'{name}' is not a device: it must be auto, cpu, cuda or cuda:N")
+    if name.startswith("cuda") and int(name[5:] or 0) >= torch.cuda.device_count():
+        raise BadValueError(f"there is no {name} here: take auto or cpu")
+    return name

@@ -1,8 +1,9 @@
 """From a few labelled pictures and a pile of others to labels for the pile.
 
 The pile is labelled in chunks. The pictures of a chunk are looked at together: batch norm takes its statistics from
-them and the labelled ones, and prototypes are refined by them. So that no chunk is all of one kind, however the pile
-was sorted, chunks are drawn at random (always in the same way) and are as equal in size as can be.
+them and the labelled ones, and if they are enough the prototypes are refined by them. So that no chunk is all of one
+kind, however the pile was sorted, chunks are drawn at random (always in the same way) and are as equal in size as can
+be.
 
 Probabilities are at the weights' temperature, which was fitted on validation tasks; it does not change a label.
 """
@@ -28,6 +29,7 @@ from trident.workers import side_by_side
 
 FEW = 2  # labelled pictures of a class, on average, up to which the 1-shot weights are taken
 CHUNK = 100  # pictures of the pile that are looked at together, at most
+ENOUGH_TO_REFINE = 4  # pictures of the pile for each class, looked at together, from which on they refine prototypes
 MOST_LABELLED = 1000  # pictures: all of them are in memory with each chunk
 _AT_ONCE = 200  # pictures that are encoded at once, on all cores, where each of the pile is looked at alone
 Progress = Callable[[int, int], None]
@@ -81,9 +83,18 @@ class Labeller:
         return self.checkpoint.recipe.model.image_channels
 
     @cached_property
-    def _learner(self) -> AnyLearner:
-        recipe = replace(self.checkpoint.recipe, episode=self._episode)
-        return make_learner(recipe, execution_for(self.device, "plain", "fp32", recipe), self.checkpoint.running)
+    def _learners(self) -> dict[bool, AnyLearner]:
+        """By whether the pile refines the prototypes."""
+        plain = replace(self.checkpoint.recipe, episode=self._episode)
+        recipes = {True: plain, False: replace(plain, adaptation=replace(plain.adaptation, refinements=0))}
+        execution = execution_for(self.device, "plain", "fp32", plain)
+        return {
+            refines: make_learner(recipe, execution, self.checkpoint.running) for refines, recipe in recipes.items()
+        }
+
+    def _learner(self, n_queries: int) -> AnyLearner:
+        """For so many pictures at once. A few would refine the prototypes towards themselves, and be too sure of it."""
+        return self._learners[n_queries >= ENOUGH_TO_REFINE * len(self.classes)]
 
     @cached_property
     def _parameters(self) -> Parameters:
@@ -92,7 +103,7 @@ class Labeller:
     def probabilities(self, queries: np.ndarray) -> np.ndarray:
         """Of each class for each of these pictures, looked at together: (picture, class) float64."""
         recipe = self.checkpoint.recipe
-        found = predict(self._learner, self._parameters, self._task(queries), recipe.adaptation.mirrored)
+        found = predict(self._learner(len(queries)), self._parameters, self._task(queries), recipe.adaptation.mirrored)
         return self._at_temperature(found[0])
 
     def probabilities_alone(self, queries: np.ndarray) -> np.ndarray:
@@ -103,7 +114,7 @@ class Labeller:
 
         def of_some(places: range) -> Tensor:
             tasks = self._task(queries[places.start : places.stop])
-            return predict_one_by_one(self._learner, self._parameters, tasks, at_once, recipe.adaptation.mirrored)[0]
+            return predict_one_by_one(self._learner(1), self._parameters, tasks, at_once, recipe.adaptation.mirrored)[0]
 
         workers = max(1, _AT_ONCE // (at_once * n_together))
         found = side_by_side(of_some, chunks_of(len(queries), at_once), self.device, workers)

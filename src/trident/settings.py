@@ -163,7 +163,8 @@ class TrainingSettings:
         "sum", "clip the sum over tasks, then divide by B (released code), or clip their mean"
     )
     most_left_out: float = setting(
-        0.1, "share of a step's tasks that may be left out because loss or gradient is not finite; more stop the run"
+        0.1,
+        "share of a step's tasks, but one in any case, that may blow up in their inner steps and be left out; 0: none",
     )
     tasks_per_chunk: int | None = setting(None, "tasks computed at once; fewer need less memory. 'none' takes all")
     seed: int = setting(0, "decides the initial weights, the tasks and the noise")

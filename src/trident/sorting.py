@@ -1,5 +1,6 @@
 """Files into class folders, without ever writing over one."""
 
+import filecmp
 import os
 import shutil
 from contextlib import suppress
@@ -11,16 +12,18 @@ from trident.errors import TridentError
 Step = tuple[Path, Path]  # from, to
 
 
-def plan(labels: dict[Path, str], target: Path) -> list[Step]:
+def plan(labels: dict[Path, str], target: Path, moving: bool) -> list[Step]:
     """Where each labelled file goes: target/label/name, or name-2 and so on where that is taken.
 
-    A file that lies in its place already stays there.
+    A file that lies in its place already stays there, and of one that has been copied there no second copy is made.
     """
+    if target.exists() and not target.is_dir():
+        raise TridentError(f"{target} is a file: a folder is needed to put pictures into")
     taken: set[Path] = set()
     steps = []
     for source, label in labels.items():
         folder = target / label
-        if _same(source, folder / source.name):
+        if _same(source, folder / source.name) or (not moving and _copied(source, folder / source.name)):
             continue
         names = (source.name if n == 1 else f"{source.stem}-{n}{source.suffix}" for n in count(1))
         place = next(
@@ -54,3 +57,7 @@ def carry_out(steps: list[Step], moving: bool) -> None:
 
 def _same(one: Path, other: Path) -> bool:
     return other.exists() and one.samefile(other)
+
+
+def _copied(source: Path, place: Path) -> bool:
+    return place.is_file() and source.is_file() and filecmp.cmp(source, place, shallow=False)

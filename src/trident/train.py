@@ -126,9 +126,7 @@ def train(
             result = _summed([learner.meta_gradient(parameters, batch) for batch in batches.of(step)])
             batches.draw(step + 1)  # while the GPU, if there is one, is at work
             values = _summary(result)
-            if values["left_out"] > settings.most_left_out * settings.tasks_per_step or not math.isfinite(
-                values["gradient_norm"]
-            ):
+            if values["left_out"] > _may_be_left_out(settings) or not math.isfinite(values["gradient_norm"]):
                 save_checkpoint(out / LAST, current())
                 raise NotFiniteError(
                     f"step {step + 1}: the {_culprit(result)} is not finite. The state after step {step} is kept in "
@@ -206,6 +204,13 @@ def _summary(result: MetaGradient) -> dict[str, float]:
     means = [only_finite(part, result.finite).sum() / kept for part in (*result.loss, 100 * result.accuracy)]
     names = [*LossParts._fields, "accuracy", "gradient_norm", "left_out"]
     return dict(zip(names, torch.stack([*means, norm, len(result.finite) - kept]).tolist(), strict=True))
+
+
+def _may_be_left_out(settings: TrainingSettings) -> int:
+    """Of a step's tasks: one at least, unless none may be or there is no other."""
+    if settings.most_left_out == 0:
+        return 0
+    return min(max(1, int(settings.most_left_out * settings.tasks_per_step)), settings.tasks_per_step - 1)
 
 
 def _culprit(result: MetaGradient) -> str:

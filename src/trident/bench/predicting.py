@@ -57,6 +57,8 @@ def bench_predict(
     n_way: int, n_shot: int, pictures: int, size: int, weights: str, device: str, repeats: int, progress: Progress
 ) -> PredictBenchmark:
     """Time the command on made-up JPEG files, in a process of its own each time."""
+    if Path(weights).exists():
+        weights = str(Path(weights).resolve())  # the command runs in a folder of its own
     with TemporaryDirectory() as name:
         folder = Path(name)
         generator = np.random.default_rng(0)

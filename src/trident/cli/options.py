@@ -1,6 +1,5 @@
 """What the commands share: common options, and finding the settings, data and device a user means."""
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -130,12 +129,6 @@ def open_data(source: str) -> "ImageStore":
 
 
 def device_of(name: str) -> str:
-    import torch
+    from trident.execution import usable_device
 
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", name):
-        raise TridentError(f"'{name}' is not a device: it must be auto, cpu, cuda or cuda:N")
-    if name.startswith("cuda") and int(name[5:] or 0) >= torch.cuda.device_count():
-        raise TridentError(f"there is no {name} here: leave --device away, or give --device cpu")
-    return name
+    return usable_device(name)

@@ -29,7 +29,10 @@ def predict(
     out: Annotated[Path | None, typer.Option(help="Write to this file instead: .csv or .json.")] = None,
     every: Annotated[bool, typer.Option("--all", help="The probability of every class, not of the best two.")] = False,
     threshold: Annotated[
-        float, typer.Option(min=0, max=1, help="Leave pictures less probable than this without a label.")
+        float,
+        typer.Option(
+            min=0, max=1, help="Leave pictures less probable than this without a label; their best guess stands apart."
+        ),
     ] = 0.0,
     copy: Annotated[Path | None, typer.Option(help="Copy labelled pictures into class folders in this folder.")] = None,
     move: Annotated[Path | None, typer.Option(help="The same, but move them.")] = None,
@@ -59,9 +62,10 @@ def predict(
     if out is not None:
         check_writable(out)
     target = copy or move
-    labeller, unread = _labeller(support, weights, device_of(device))
-    pile, more = _pile(query, [support] if target is None else [support, target])
+    by_class, unread = _labelled(support)
+    pile, more = _pile(query, support, [support] if target is None else [support, target])
     unread |= more
+    labeller = _labeller(by_class, weights, device_of(device))
     with counting("labelling pictures") as progress:
         labelled = label_pile(labeller, pile, progress)
     names = [str(source.path) for source in pile]
@@ -71,11 +75,14 @@ def predict(
         _write(_as_json(labelled, names, threshold, every, skipped), out)
     else:
         _write(_as_csv(labelled, names, threshold, every), out)
+    if out is not None:
+        sure = sum(bool(_label(labelled, place, threshold)) for place in range(len(names)))
+        stderr.print(f"labelled {sure} of {len(names)} pictures, see {out}", soft_wrap=True)
     if target is not None:
         from trident.sorting import carry_out, plan
 
         labels = {path: _label(labelled, place, threshold) for place, path in enumerate(names)}
-        steps = plan({Path(path): label for path, label in labels.items() if label}, target)
+        steps = plan({Path(path): label for path, label in labels.items() if label}, target, moving=move is not None)
         verb = "move" if move is not None else "copy"
         if really:
             carry_out(steps, moving=move is not None)
@@ -90,14 +97,10 @@ def predict(
         raise typer.Exit(2)
 
 
-def _labeller(support: Path, weights: str, device: str) -> "tuple[Labeller, dict[str, str]]":
-    """And a line for each path of a labelled picture of a kind that cannot be read."""
-    from trident.checkpoint import load_checkpoint
-    from trident.console import stderr
+def _labelled(support: Path) -> "tuple[dict[str, list[ImageFile]], dict[str, str]]":
+    """The pictures of each class, and a line for each path of one that cannot be read."""
     from trident.data.readers import subfolders
-    from trident.labelling import Labeller, read_labelled, weights_for
     from trident.pictures import find_pictures
-    from trident.weights import weights_file
 
     if not support.is_dir():
         raise TridentError(f"--support {support}: there is no such folder; it must hold one folder for each class")
@@ -110,22 +113,39 @@ def _labeller(support: Path, weights: str, device: str) -> "tuple[Labeller, dict
     if empty:
         why = f" ({next(iter(unread.values()))})" if unread else ""
         raise TridentError(f"--support {support}: class '{empty[0]}' has no pictures{why}")
+    beside, _ = find_pictures(support, without=subfolders(support))
+    if beside:
+        why = f"it lies in no class folder: expected {support}/CLASS/{beside[0].path.name}"
+        unread |= {str(source.path): f"{source.path}: {why}" for source in beside}
+    return by_class, unread
+
+
+def _labeller(by_class: "dict[str, list[ImageFile]]", weights: str, device: str) -> "Labeller":
+    from trident.checkpoint import load_checkpoint
+    from trident.console import stderr
+    from trident.labelling import Labeller, read_labelled, weights_for
+    from trident.weights import weights_file
+
     if weights == "auto":
         path = weights_file(weights_for(sum(map(len, by_class.values())), len(by_class)))
     else:
         path = Path(weights)
     checkpoint = load_checkpoint(path)
-    stderr.print(f"weights: {path.stem}, {checkpoint.described()}", soft_wrap=True)
     model = checkpoint.recipe.model
-    return Labeller(checkpoint, *read_labelled(by_class, model.image_size, model.image_channels), device), unread
+    labeller = Labeller(checkpoint, *read_labelled(by_class, model.image_size, model.image_channels), device)
+    stderr.print(f"weights: {path.stem}, {checkpoint.described()}", soft_wrap=True)
+    return labeller
 
 
-def _pile(query: Path, without: list[Path]) -> "tuple[list[ImageFile], dict[str, str]]":
+def _pile(query: Path, support: Path, without: list[Path]) -> "tuple[list[ImageFile], dict[str, str]]":
     """The pictures, and a line for each path that cannot be read. Labelled and sorted ones are not of the pile."""
     from trident.pictures import find_pictures
 
     if not query.is_dir():
-        raise TridentError(f"--query {query}: there is no such folder")
+        what = "that is a file" if query.is_file() else "there is no such folder"
+        raise TridentError(f"--query {query}: {what}; it must be a folder of pictures")
+    if query.resolve().is_relative_to(support.resolve()):
+        raise TridentError(f"--query {query} lies in --support {support}: the pile must not be of labelled pictures")
     pictures, unread = find_pictures(query, without)
     if not pictures:
         why = f" ({next(iter(unread.values()))})" if unread else ""
@@ -145,12 +165,14 @@ def _as_csv(labelled: "Labelled", names: list[str], threshold: float, every: boo
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     head = ["path", "label", "probability", "runner_up", "runner_up_probability"]
-    table.writerow([*head, *(f"p({name})" for name in labelled.classes if every)])
+    guessed = ["best_guess"] if threshold > 0 else []  # else the label says it
+    table.writerow([*head, *guessed, *(f"p({name})" for name in labelled.classes if every)])
     for place, name in enumerate(names):
         if place in labelled.failures:
             continue
-        (_, first), (second, next_best) = labelled.ranking(place)[:2]
+        (best, first), (second, next_best) = labelled.ranking(place)[:2]
         row = [name, _label(labelled, place, threshold), f"{first:.4f}", second, f"{next_best:.4f}"]
+        row += [best] if guessed else []
         table.writerow([*row, *(f"{p:.4f}" for p in labelled.probabilities[place] if every)])
     return text.getvalue()
 
@@ -164,6 +186,7 @@ def _as_json(labelled: "Labelled", names: list[str], threshold: float, every: bo
         row: dict[str, Any] = {
             "path": name,
             "label": _label(labelled, place, threshold) or None,
+            "best_guess": ranking[0][0],
             "probability": ranking[0][1],
             "runner_up": ranking[1][0],
             "runner_up_probability": ranking[1][1],

@@ -24,10 +24,12 @@ def web(
         typer.Option("--allow-host", metavar="NAME", help="Answer to this name too; may be given several times."),
     ] = None,
     pictures: Annotated[int, typer.Option(min=3, help="Pictures in one request, at most.")] = 300,
-    megabytes: Annotated[float, typer.Option(min=0.001, help="Size of one picture's file, at most.")] = 20,
-    request_megabytes: Annotated[float, typer.Option(min=0.001, help="Size of one request, at most.")] = 500,
+    megabytes: Annotated[float, typer.Option(min=0.001, max=1e6, help="Size of one picture's file, at most.")] = 20,
+    request_megabytes: Annotated[float, typer.Option(min=0.001, max=1e6, help="Size of one request, at most.")] = 500,
     megapixels: Annotated[float, typer.Option(min=0.001, max=89, help="Pixels of one picture, at most.")] = 50,
-    seconds: Annotated[float, typer.Option(min=0.01, help="Time for one request, waiting included, at most.")] = 120,
+    seconds: Annotated[
+        float, typer.Option(min=0.01, max=1e6, help="Time for one request, waiting included, at most.")
+    ] = 120,
     browser: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     device: Device = "auto",
 ) -> None:

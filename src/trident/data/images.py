@@ -26,6 +26,8 @@ _DECODING_ERRORS = (
 )  # fmt: skip
 
 _ORIENTATION_TAG = 0x0112  # EXIF: how the camera was held
+_TILE_WIDTH_TAG, _TILE_HEIGHT_TAG = 322, 323
+_TILE_PIXELS = 2**22  # that a tile may have in any case; 2**16 are common
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -66,7 +68,15 @@ class ImageFile:
 
 def open_image(file: Path | IO[bytes]) -> Image.Image:
     """Open an image file in one of the formats that are decoded here."""
-    return Image.open(file, formats=_FORMATS)
+    image = Image.open(file, formats=_FORMATS)
+    if image.format == "TIFF":
+        # A tile is decoded whole, however little of it is shown, and Pillow asks for the picture's size only.
+        tags = image.tag_v2  # type: ignore[attr-defined]
+        tile = tags.get(_TILE_WIDTH_TAG, 0) * tags.get(_TILE_HEIGHT_TAG, 0)
+        if tile > max(image.width * image.height, _TILE_PIXELS):
+            image.close()
+            raise Image.DecompressionBombError
+    return image
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from fastapi.staticfiles import StaticFiles
 from PIL import Image
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp
 
@@ -76,6 +77,10 @@ def make_app(shelf: Shelf, limits: Limits, device: str = "cpu", names: Iterable[
     async def look_request(request: Request) -> Response:
         return await answer(request, look)
 
+    @app.exception_handler(HTTPException)
+    async def other(request: Request, error: HTTPException) -> Response:
+        return JSONResponse({"error": f"there is no such thing here: {error.detail}"}, error.status_code)
+
     app.mount("/", StaticFiles(directory=STATIC, html=True))
     return Guard(app, names)
 
@@ -87,7 +92,9 @@ async def _received(request: Request, stream: AsyncIterator[bytes], receiver: Re
         async with asyncio.timeout(seconds):
             return await receiver.receive(stream, headers.get("content-type", ""), headers.get("content-length"))
     except TimeoutError:
-        raise RefusedError(408, f"sending the pictures took longer than {seconds:g} seconds: send fewer") from None
+        raise RefusedError(
+            408, f"sending the pictures took longer than {seconds:g} seconds: send fewer, or later"
+        ) from None
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, Response]) -> Response:

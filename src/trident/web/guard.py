@@ -58,7 +58,7 @@ class Guard:
         if method in ("GET", "HEAD"):
             return None
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != host:
+        if origin is not None and _place(origin) != host:
             return f"requests from pages of '{origin[:100]}' are not answered"
         if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
             return "requests from pages of other sites are not answered"
@@ -77,3 +77,10 @@ class Guard:
         except ValueError:
             return False
         return True
+
+
+def _place(origin: str) -> str | None:
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:  # it is no address at all
+        return None

@@ -9,7 +9,6 @@ from PIL import Image
 from trident.checkpoint import Checkpoint
 from trident.errors import NotFiniteError
 from trident.labelling import Labeller, label_pile
-from trident.pictures import HeldImage
 from trident.web.desk import Check
 from trident.web.limits import RefusedError
 from trident.web.shelf import Shelf, describe
@@ -54,25 +53,39 @@ def task_of(upload: Upload, shelf: Shelf) -> Task:
 def label(task: Task, device: str, check: Check) -> dict[str, Any]:
     """Stops after a chunk of the pile if `check` says so."""
     labeller = Labeller(task.checkpoint, task.classes, task.pictures, task.labels, device)
-    places = [place for place, picture in enumerate(task.upload.pile) if picture.pixels is not None]
-    pile = [_held(task.upload.pile[place]) for place in places]
     check()
-    labelled = label_pile(labeller, pile, lambda done, total: check())
-    if not np.isfinite(labelled.probabilities).all():
+    # With those that cannot be read, as `trident predict` has them: the chunks are the same, and so are the answers.
+    labelled = label_pile(labeller, [_Held(got) for got in task.upload.pile], lambda done, total: check())
+    readable = [place for place, picture in enumerate(task.upload.pile) if picture.pixels is not None]
+    if not np.isfinite(labelled.probabilities[readable]).all():
         raise NotFiniteError(f"weights {task.weights}: the prediction is not finite")
-    rankings = {place: labelled.ranking(row) for row, place in enumerate(places)}
     return task.described() | {
         "pile": [
-            {"name": picture.name, "error": picture.error, "ranking": rankings.get(place)}
+            {
+                "name": picture.name,
+                "error": picture.error,
+                "ranking": None if picture.pixels is None else labelled.ranking(place),
+            }
             for place, picture in enumerate(task.upload.pile)
         ]
     }
 
 
-def _held(picture: Received) -> HeldImage:
-    pixels = picture.pixels
-    assert pixels is not None
-    return HeldImage(picture.name, Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels))
+@dataclass(frozen=True)
+class _Held:
+    """A picture that has been decoded already, for `label_pile`."""
+
+    received: Received
+
+    @property
+    def name(self) -> str:
+        return self.received.name
+
+    def open(self) -> Image.Image:
+        pixels = self.received.pixels
+        if pixels is None:
+            raise ValueError(self.received.error)
+        return Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
 
 
 def _labelled(upload: Upload) -> list[dict[str, Any]]:

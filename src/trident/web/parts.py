@@ -79,7 +79,7 @@ class PartReader:
 
     def _data(self, data: bytes, start: int, end: int) -> None:
         part = self._part
-        most = TEXT_BYTES if part.filename is None else self._file_bytes
+        most = TEXT_BYTES if part.filename is None or part.field == "class" else self._file_bytes
         if len(part.content) + end - start > most:
             part.too_big = True
             part.content.clear()  # it will not be decoded

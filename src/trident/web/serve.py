@@ -16,8 +16,9 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         found = socket.socket(family, socket.SOCK_STREAM)
-    except OSError as error:
-        raise TridentError(f"--host {host}: {error.strerror or error}") from error
+    except (OSError, UnicodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else None
+        raise TridentError(f"--host {host[:100]}: {why or 'it is not the name of a machine'}") from error
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind(address)

@@ -12,7 +12,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from starlette.requests import ClientDisconnect
 
 from trident.data.images import UnreadableImageError, decode, open_image
@@ -21,6 +21,9 @@ from trident.web.parts import Part, PartReader
 
 NAME_LENGTH = 80  # letters of a class name
 _DRAIN_SECONDS = 3.0
+_HEIC = (b"ftypheic", b"ftypheix", b"ftypmif1", b"ftypmsf1", b"ftypheim", b"ftyphevc")
+_JPEG_SCAN = b"\xff\xda"
+_SCANS = 100  # of a JPEG: ten are common, and each goes over the whole picture, however few bytes it has
 
 
 @dataclass(frozen=True)
@@ -53,8 +56,14 @@ class _Sent:
             image = open_image(io.BytesIO(self.content))  # reads the header only
         except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
             raise ValueError(too_many) from error
+        except UnidentifiedImageError as error:
+            if self.content[4:12] in _HEIC:
+                raise ValueError("HEIC pictures cannot be read here: save it as JPEG or PNG") from error
+            raise
         if image.width * image.height > self.pixels:
             raise ValueError(too_many)
+        if image.format == "JPEG" and self.content.count(_JPEG_SCAN) > _SCANS:
+            raise ValueError(f"it is a JPEG of more than {_SCANS} scans, which takes too long: save it anew")
         return image
 
 

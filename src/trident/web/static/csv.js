@@ -7,15 +7,17 @@ const HEAD = ["path", "label", "probability", "runner_up", "runner_up_probabilit
 export function table() {
   const rows = [HEAD];
   for (const picture of inPile()) {
-    if (picture.said) rows.push([picture.name, nameOf(picture.said), "", "", "", "you"]);
+    if (picture.said) rows.push([path(picture.name), nameOf(picture.said), "", "", "", "you"]);
     else if (picture.ranking) {
       const [[first, sure], [second, lesser]] = picture.ranking;
-      rows.push([picture.name, nameOf(first), sure.toFixed(4), nameOf(second), lesser.toFixed(4), "model"]);
+      rows.push([path(picture.name), nameOf(first), sure.toFixed(4), nameOf(second), lesser.toFixed(4), "model"]);
     }
   }
   return rows.map((row) => `${row.map(quoted).join(",")}\n`).join("");
 }
 
+// Spreadsheets take what begins so for a formula; a path may begin with ./ as well.
+const path = (name) => (/^[=+\-@\t]/.test(name) ? `./${name}` : name);
 const quoted = (text) => (/[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
 
 export function download() {

@@ -284,7 +284,7 @@ try {
   byId("limits").textContent =
     `Limits: ${limits.pictures} pictures, ${limits.labelled} of them examples, ${limits.classes} classes, ` +
     `${megabytes(limits.file_bytes)} and ${Math.round(limits.pixels / 1e5) / 10} million pixels a picture; ` +
-    "JPEG, PNG, WebP, GIF, BMP, TIFF and PPM are read.";
+    "JPEG, PNG, WebP, GIF, BMP, TIFF and PPM are read, HEIC is not.";
   newClass(false);
   newClass(false);
 } catch (error) {
