@@ -340,6 +340,13 @@ def test_every_answer_has_security_headers_and_only_the_page_is_served(plain: Si
     assert plain.get("/api/label")[0] in (404, 405)
 
 
+def test_what_is_not_there_is_told_as_other_errors_are(plain: Site) -> None:
+    for path in ("/api/label", "/nowhere.js"):
+        status, _, answer = plain.get(path)
+        assert status in (404, 405)
+        assert "error" in json.loads(answer)
+
+
 def test_for_the_curious(plain: Site) -> None:
     labelled = three_classes()
     labelled["red"].insert(0, ("bad.jpg", b"bad"))

@@ -47,7 +47,7 @@ def export(
         bool, typer.Option("--fit-temperature", help="Fit the temperature of 'trident predict' on validation tasks.")
     ] = False,
     data: Data = None,
-    tasks: Annotated[int, typer.Option(min=1, help="Validation tasks behind --fit-temperature.")] = 200,
+    tasks: Annotated[int | None, typer.Option(min=2, help="Validation tasks behind --fit-temperature: 200.")] = None,
     device: Device = "auto",
 ) -> None:
     """Write a run's best weights to one file for others: no optimiser state, no paths of this machine.
@@ -59,11 +59,11 @@ def export(
 
     if to.exists():
         raise TridentError(f"{to} exists already: choose another name")
-    if data is not None and not fit:
-        raise TridentError("--data goes with --fit-temperature: nothing else here needs images")
+    if not fit and (data is not None or tasks is not None):
+        raise TridentError("--data and --tasks go with --fit-temperature: nothing else here needs images")
     checkpoint = load_checkpoint(run)
     if fit:
-        checkpoint = _with_temperature(checkpoint, data, tasks, device)
+        checkpoint = _with_temperature(checkpoint, data, tasks or 200, device)
     save_checkpoint(to, shareable(checkpoint))
     print(f"wrote {to}: {checkpoint.described()}, temperature {checkpoint.temperature:.3f}")
 
