@@ -2,11 +2,13 @@
 
 import functools
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -157,3 +159,18 @@ def assert_one_line_error(result: subprocess.CompletedProcess[str], *words: str)
     assert lines[0].startswith("trident: error: ")
     for word in words:
         assert word in lines[0], lines[0]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """The machine's own Chromium."""
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("there is no Chromium here: pages are not looked at in a browser")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+        running = playwright.chromium.launch(executable_path=chromium, args=flags)
+        yield running
+        running.close()

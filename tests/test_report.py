@@ -4,7 +4,6 @@ import fcntl
 import json
 import re
 import shutil
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import pytest
 
 from conftest import assert_one_line_error, run_trident
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 SMALL = [
     "training.steps=4",
     "tasks_per_step=1",
@@ -89,19 +87,6 @@ def test_a_report_loads_nothing(folder: Path) -> None:
     assert "mathdefault" not in page and "\\math" not in page  # no TeX where a number should stand
     ids = re.findall(r'\bid="([^"]+)"', page)
     assert len(ids) == len(set(ids)), "figures of one page must not share ids"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    if CHROMIUM is None:
-        pytest.skip("there is no Chromium here: the report is not looked at in a browser")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
-        running = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
-        yield running
-        running.close()
 
 
 OVERFLOWING = """() => [...document.querySelectorAll('body *')]

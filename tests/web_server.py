@@ -55,6 +55,16 @@ def three_classes() -> dict[str, list[File]]:
     return {name: [(f"{name}-{seed}.png", picture(rgb, seed)) for seed in range(2)] for name, rgb in COLOURS.items()}
 
 
+def pile(n: int) -> list[File]:
+    colours = list(COLOURS.items())
+    return [(f"{colours[i % 3][0]} {i}.png", picture(colours[i % 3][1], 100 + i)) for i in range(n)]
+
+
+def four(n: int) -> dict[str, list[File]]:
+    """Some classes with one picture each."""
+    return {f"class {i}": [(f"{i}.png", picture((60 * i, 90, 90), i))] for i in range(n)}
+
+
 def bomb(side: int = 30_000) -> bytes:
     """A whole PNG of so many pixels, black, in a hundred kilobytes."""
 

@@ -58,7 +58,7 @@ class MetaGradient(NamedTuple):
     loss: LossParts  # on the queries, after adaptation
     accuracy: Tensor  # (task,)
     statistics: Parameters  # batch-norm statistics of the outer pass, (task, channel) each
-    finite: Tensor  # (task,) bool: whether loss and gradient are. One task in 100,000 blows up in its inner steps
+    finite: Tensor  # (task,) bool: whether loss and gradient are; now and then a task blows up in its inner steps
 
 
 @dataclass(frozen=True)
