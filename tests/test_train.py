@@ -33,14 +33,16 @@ from trident.train import train
 
 
 class Silent:
-    """Watches nothing; `interrupt_at` presses Ctrl-C in a step."""
+    """Watches nothing; `interrupt_at` presses Ctrl-C in a step, or sends other signals."""
 
-    def __init__(self, interrupt_at: int | None = None):
+    def __init__(self, interrupt_at: int | None = None, signals: tuple[int, ...] = (signal.SIGINT,)):
         self.interrupt_at = interrupt_at
+        self.signals = signals
 
     def on_step(self, step: int, values: dict[str, float]) -> None:
         if step == self.interrupt_at:
-            os.kill(os.getpid(), signal.SIGINT)
+            for number in self.signals:
+                os.kill(os.getpid(), number)
 
     def on_validation(self, step: int, evaluation: Evaluation, best: bool) -> None:
         pass
@@ -113,6 +115,14 @@ def test_ten_steps_resume_ten_steps_are_twenty(tmp_path: Path, schedule: str) ->
     assert whole.best == resumed.best
     steps = [json.loads(line)["step"] for line in (tmp_path / "half" / "log.jsonl").read_text().splitlines()]
     assert steps == sorted(steps)
+
+
+def test_a_request_to_terminate_may_come_twice_but_a_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
+    twice = Silent(interrupt_at=7, signals=(signal.SIGTERM, signal.SIGTERM))  # as `timeout` does
+    assert run(tmp_path / "twice", observer=twice).step == 7
+    assert load_checkpoint(tmp_path / "twice" / LAST).step == 7
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "at once", observer=Silent(interrupt_at=7, signals=(signal.SIGTERM, signal.SIGINT)))
 
 
 def test_a_validation_that_was_interrupted_is_made_up_for(tmp_path: Path) -> None:

@@ -225,14 +225,18 @@ class _InterruptedError(Exception):
 
 @contextmanager
 def _interrupts() -> Iterator[list[int]]:
-    """A list that is empty until Ctrl-C or a request to terminate arrives; a second Ctrl-C stops at once."""
+    """A list that is empty until Ctrl-C or a request to terminate arrives; a second Ctrl-C stops at once.
+
+    A second request to terminate does not: `timeout` sends two, one to the process and one to its group.
+    """
     received: list[int] = []
 
     def note(number: int, _: object) -> None:
-        if received:
+        if received and number == signal.SIGINT:
             raise KeyboardInterrupt
+        if not received:
+            os.write(2, b"\nstopping after this step; a further Ctrl-C stops at once and loses what is not saved\n")
         received.append(number)
-        os.write(2, b"\nstopping after this step; once more stops at once and loses what is not saved\n")
 
     signals = (signal.SIGINT, signal.SIGTERM)
     try:
