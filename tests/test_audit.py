@@ -13,11 +13,12 @@ from trident.audit import DEFAULT, PROTOCOLS, SORTED, Audit, AuditRow, audit
 from trident.checkpoint import Checkpoint
 from trident.data.store import ImageStore, class_table, store_in_memory
 from trident.episodes import EpisodeSampler, EpisodeSpec, Protocol, task_generator
-from trident.evaluate import evaluate, predict, predict_one_by_one, set_up
+from trident.evaluate import evaluate, set_up
 from trident.model import TaskImages, Trident
+from trident.prediction import alone, predict, predict_one_by_one
 from trident.recipes import load_recipe
 from trident.run_start import start_run
-from trident.tasks import TaskSource, alone
+from trident.tasks import TaskSource
 from trident.train import train
 
 

@@ -10,14 +10,15 @@ from torch import Tensor
 
 from conftest import doubles, one_task
 from gpu import gpu, gpu_nan
-from trident.adapt import TaskBatch
+from trident.adapt import Learner, TaskBatch
 from trident.bench.benchmarks import relative_error
 from trident.bench.made_up import made_up_tasks
 from trident.checkpoint import LAST, Checkpoint, load_checkpoint
 from trident.data.glyphs import open_glyphs
-from trident.evaluate import Evaluation, predict
+from trident.evaluate import Evaluation
 from trident.execution import AnyLearner, Execution, execution_for, make_learner
 from trident.model import Noise, TaskImages
+from trident.prediction import predict
 from trident.recipes import load_recipe
 from trident.run_start import start_run
 from trident.settings import Recipe
@@ -136,6 +137,7 @@ def test_adapting_and_predicting_are_the_plain_ones() -> None:
     plain, fused = (make_learner(recipe, Execution("cuda", engine)) for engine in ("plain", "fused"))
     tasks = on_gpu(made_up_tasks(recipe, 3))
     parameters = {key: value.cuda() for key, value in plain.model.initial(0).items()}
+    assert isinstance(fused, Learner) and isinstance(plain, Learner)
     steps, expected_steps = fused.adapt(parameters, tasks), plain.adapt(parameters, tasks)
     assert len(steps) == len(expected_steps) == 3
     assert relative_error(steps[-1][0], expected_steps[-1][0]) < 1e-4

@@ -24,10 +24,12 @@ from trident.weights import model_card, weight_names
 
 def tiny_checkpoint(**changes: object) -> Checkpoint:
     """Untrained, for any number of classes and pictures."""
-    model = replace(TINY_RECIPE.model, attfex="set", classifier_start="prototypes", **changes)  # type: ignore[arg-type]
+    usual = replace(TINY_RECIPE.model, attfex="set", classifier_start="prototypes", log_var_bound=1.0)
+    model = replace(usual, **changes)  # type: ignore[arg-type]
     recipe = replace(TINY_RECIPE, model=model, adaptation=replace(TINY_RECIPE.adaptation, steps=0, mirrored=True))
     network = make_model(recipe)
-    return Checkpoint(recipe, network.initial(0), network.initial_running(), 0)
+    running = {key: value * 0.03 for key, value in network.initial_running().items()}  # narrow: features are wide then
+    return Checkpoint(recipe, network.initial(0), running, 0)
 
 
 def labeller(checkpoint: Checkpoint, n_labelled: int, seed: int) -> tuple[Labeller, np.ndarray]:
@@ -40,7 +42,7 @@ def labeller(checkpoint: Checkpoint, n_labelled: int, seed: int) -> tuple[Labell
 
 
 @pytest.mark.parametrize("name", [None, "mini-5w1s-set", "mini-5w1s-protonet"])
-def test_pictures_alone_side_by_side_are_as_one_by_one(name: str | None) -> None:
+def test_pictures_alone_are_as_one_by_one(name: str | None) -> None:
     checkpoint = tiny_checkpoint() if name is None else load_checkpoint(Path(name))
     for_pile, pile = labeller(checkpoint, 4, seed=len(checkpoint.recipe.name))
     one_by_one = np.concatenate([for_pile.probabilities(picture[None]) for picture in pile])
@@ -85,6 +87,32 @@ def test_a_few_pictures_do_not_refine_the_prototypes_and_many_do() -> None:
     np.testing.assert_allclose(one, other, atol=1e-6)
 
 
+@pytest.mark.parametrize("inner_steps", [0, 1])
+def test_a_few_pictures_go_by_the_statistics_of_training_and_many_by_their_own(inner_steps: int) -> None:
+    checkpoint = tiny_checkpoint()
+    adaptation = replace(checkpoint.recipe.adaptation, steps=inner_steps)
+    one = replace(checkpoint, recipe=replace(checkpoint.recipe, adaptation=adaptation))
+    other = replace(one, running={key: value + 0.1 for key, value in one.running.items()})
+    pile = np.random.default_rng(2).integers(0, 256, (12, 16, 16, 1), np.uint8)
+
+    def agree(say: Callable[[Labeller], np.ndarray]) -> bool:
+        first, second = (say(labeller(of, 4, seed=0)[0]) for of in (one, other))
+        return np.allclose(first, second, atol=1e-6)
+
+    assert agree(lambda which: which.probabilities(pile))
+    # Weights that take inner steps learned to take them with statistics of the images at hand.
+    assert agree(lambda which: which.probabilities(pile[:11])) == (inner_steps > 0)
+    assert agree(lambda which: which.probabilities_alone(pile)) == (inner_steps > 0)
+
+
+def test_a_few_pictures_have_the_temperature_of_pictures_alone() -> None:
+    few, pile = labeller(tiny_checkpoint(), 6, seed=1)
+    warm, alone = replace(few.checkpoint, temperature=1.7), replace(few.checkpoint, temperature_alone=1.7)
+    plain = few.probabilities(pile)
+    np.testing.assert_array_equal(replace(few, checkpoint=warm).probabilities(pile), plain)
+    assert (replace(few, checkpoint=alone).probabilities(pile).max(1) < plain.max(1)).all()
+
+
 def test_too_many_labelled_pictures_are_refused_in_words() -> None:
     with pytest.raises(TridentError, match=f"{MOST_LABELLED + 1} labelled pictures: {MOST_LABELLED} at most"):
         labeller(tiny_checkpoint(), MOST_LABELLED + 1, seed=0)
@@ -105,10 +133,11 @@ def test_weights_tied_to_places_are_refused_in_words() -> None:
 @pytest.mark.parametrize("alone", [False, True])
 def test_a_temperature_scales_log_probabilities_and_changes_no_label(alone: bool) -> None:
     plain, pile = labeller(tiny_checkpoint(), 6, seed=1)
-    warm = replace(plain, checkpoint=replace(plain.checkpoint, temperature=1.7))
+    one = plain.checkpoint
+    warm = replace(plain, checkpoint=replace(one, temperature_alone=1.7) if alone else replace(one, temperature=1.7))
 
     def say(which: Labeller) -> np.ndarray:
-        return which.probabilities_alone(pile) if alone else which.probabilities(pile)
+        return which.probabilities_alone(pile) if alone else which.probabilities(np.tile(pile, (2, 1, 1, 1)))
 
     powers = say(plain) ** (1 / 1.7)
     np.testing.assert_allclose(say(warm), powers / powers.sum(1, keepdims=True), rtol=1e-6)

@@ -13,9 +13,10 @@ from trident.audit import audit
 from trident.checkpoint import BEST, load_checkpoint
 from trident.decoupling import decoupling
 from trident.errors import TridentError
-from trident.evaluate import Evaluation, predict
+from trident.evaluate import Evaluation
 from trident.execution import Execution, make_learner, make_model
 from trident.model import TaskImages
+from trident.prediction import predict
 from trident.protonet import ProtoNetLearner
 from trident.run_start import start_run
 from trident.train import train
@@ -42,8 +43,7 @@ def test_logits_are_negative_squared_distances_to_class_means() -> None:
     own = {key: value.expand(2, *value.shape) for key, value in parameters.items()}
     features = learner.model.encoder(own, tasks.images.patches, learner.statistics()).flatten(2)
     n, episode = tasks.images.n_support, learner.model.episode
-    with torch.no_grad():
-        actual = learner.query_logits(own, tasks, tasks.query_noise[0])
+    (actual,) = learner.logits(parameters, tasks)
     for task in range(2):
         for way in range(episode.n_way):
             mean = features[task, :n][tasks.support_labels[task] == way].mean(0)

@@ -10,9 +10,9 @@ from trident.adapt import TaskBatch
 from trident.bench.made_up import made_up_tasks
 from trident.bench.plain_loop import PlainLoop
 from trident.errors import TridentError
-from trident.evaluate import predict
 from trident.execution import Execution, make_learner
 from trident.model import TaskImages
+from trident.prediction import predict
 from trident.recipes import load_recipe, recipe_names
 from trident.settings import Recipe
 

@@ -13,10 +13,10 @@ from conftest import TINY_EPISODE, doubles, tiny_learner, tiny_tasks
 from test_adapt import assert_exact
 from trident.adapt import Learner, TaskBatch
 from trident.episodes import EpisodeSpec
-from trident.evaluate import predict
 from trident.model import Noise, TaskImages
 from trident.nn.attfex import TaskFeatures
 from trident.nn.parameters import Parameters
+from trident.prediction import predict
 from trident.settings import AdaptationSettings
 
 POOLINGS = ("seeds", "moments", "classes")

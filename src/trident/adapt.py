@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from trident.model import Latents, Noise, Target, TaskImages, Trident
+from trident.model import Encodings, Latents, Noise, Target, TaskImages, Trident
 from trident.nn.batch_norm import BatchNormStatistics
 from trident.nn.parameters import Parameters
 from trident.objective import LossParts, loss_parts
@@ -123,15 +123,17 @@ class Learner:
         zeros = {key: torch.zeros_like(value) for key, value in parameters.items()}
         return InnerState(zeros, zeros)
 
-    def start(self, parameters: Parameters, tasks: TaskBatch) -> tuple[Parameters, Latents | None]:
+    def start(
+        self, parameters: Parameters, tasks: TaskBatch, encodings: Encodings | None = None
+    ) -> tuple[Parameters, Latents | None]:
         """The parameters as each task finds them before its first inner step; they come with a task axis already.
 
         And the support sets' latents, where they were needed for it: they are those of the first inner step, too.
         """
         if self.model.settings.classifier_start == "learned":
             return parameters, None
-        noise = tasks.support_noise[0]
-        latents = self.model.infer(parameters, tasks.images, "support", noise, self.statistics(tasks.images))
+        images, noise = tasks.images, tasks.support_noise[0]
+        latents = self.model.infer(parameters, images, "support", noise, self.statistics(images), encodings)
         return parameters | self.model.prototype_classifier(parameters, latents, tasks.support_labels), latents
 
     def adapt(self, parameters: Parameters, tasks: TaskBatch) -> list[tuple[Parameters, InnerState]]:
@@ -155,12 +157,38 @@ class Learner:
             current = _leaves(after)
         return trajectory
 
-    def query_logits(self, adapted: Parameters, tasks: TaskBatch, noise: Noise) -> Tensor:
-        """What adapted parameters say of the queries: (task, query, n_way). Call it without gradients."""
-        with matrix_products(self.precision, tasks.support_labels.device):
-            return self.model(
-                adapted, tasks.images, "query", noise, self.statistics(tasks.images), reconstruct=False
-            ).logits
+    def logits(self, parameters: Parameters, tasks: TaskBatch) -> list[Tensor]:
+        """Of the queries after adaptation, (task, query, n_way), for each draw of their noise."""
+        if self.adaptation.steps:
+            adapted, _ = self.adapt(parameters, tasks)[-1]
+            return self.query_logits(adapted, tasks, self.encode(adapted, tasks.images))
+        own = for_each_task(parameters, tasks)
+        return self.logits_from(own, tasks, self.encode(own, tasks.images))
+
+    def logits_from(self, parameters: Parameters, tasks: TaskBatch, encodings: Encodings) -> list[Tensor]:
+        """The same without inner steps: nothing changes the encoders, so their work serves both sets."""
+        with torch.no_grad(), matrix_products(self.precision, tasks.support_labels.device):
+            started, _ = self.start(parameters, tasks, encodings)
+        return self.query_logits(started, tasks, encodings)
+
+    def query_logits(self, adapted: Parameters, tasks: TaskBatch, encodings: Encodings) -> list[Tensor]:
+        """What adapted parameters say of the queries, whose images they made these encodings of."""
+        with torch.no_grad(), matrix_products(self.precision, tasks.support_labels.device):
+            statistics = self.statistics(tasks.images)
+            draws = [
+                self.model.infer(adapted, tasks.images, "query", noise, statistics, encodings)
+                for noise in tasks.query_noise
+            ]
+            return [self.model.classify(adapted, latents) for latents in draws]
+
+    def encode(self, parameters: Parameters, images: TaskImages) -> Encodings:
+        with torch.no_grad(), matrix_products(self.precision, images.stored.device):
+            return self.model.encode(parameters, images, self.statistics(images))
+
+    @property
+    def encodes_each_alone(self) -> bool:
+        """Whether what the encoders make of an image depends on no other image."""
+        return self.batch_norm == "running" and not self.adaptation.steps
 
     def meta_gradient(self, parameters: Parameters, tasks: TaskBatch) -> MetaGradient:
         """Gradient of the summed query losses after adaptation, with respect to the parameters before it."""

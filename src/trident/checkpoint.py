@@ -39,7 +39,10 @@ class Checkpoint:
     provenance: dict[str, Any] = field(default_factory=dict)
     validated_step: int = 0  # the last step whose validation is done
     path: Path | None = None  # the file it was read from
-    temperature: float = 1.0  # that log-probabilities are divided by where people read them; fitted on validation tasks
+    # What log-probabilities are divided by where people read them, fitted on validation tasks: of many pictures that
+    # are looked at together, and of a few or of one alone.
+    temperature: float = 1.0
+    temperature_alone: float = 1.0
 
     def describe(self) -> dict[str, Any]:
         """Which weights these are, for whoever reads a result."""
@@ -90,6 +93,7 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
         "provenance": checkpoint.provenance,
         "validated_step": checkpoint.validated_step,
         "temperature": checkpoint.temperature,
+        "temperature_alone": checkpoint.temperature_alone,
     }
     content = save(tensors, {"format": _FORMAT, "trident": json.dumps(about)})
     with atomic_file(path) as file:
@@ -140,6 +144,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
             int(about["validated_step"]),
             path,
             _temperature(about.get("temperature", 1.0)),
+            _temperature(about.get("temperature_alone", about.get("temperature", 1.0))),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise TridentError(f"{path} is damaged: {error!r}") from error

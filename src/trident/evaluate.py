@@ -7,18 +7,16 @@ from typing import Any, NamedTuple, NotRequired, TypedDict, Unpack
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from trident.adapt import TaskBatch
 from trident.checkpoint import Checkpoint
 from trident.data.store import ImageStore
 from trident.episodes import EpisodeSampler, EpisodeSpec, Protocol
 from trident.errors import NotFiniteError, TridentError
 from trident.execution import AnyLearner, Execution, execution_for, make_learner
-from trident.model import TaskImages
 from trident.nn.parameters import Parameters
+from trident.prediction import predict, predict_one_by_one
 from trident.settings import AdaptationSettings, Recipe
-from trident.tasks import TaskSource, alone
+from trident.tasks import TaskSource
 from trident.workers import side_by_side
 
 Progress = Callable[[int, int], None]
@@ -79,39 +77,6 @@ class Evaluation:
         }
         execution = {"engine": self.execution.engine, "precision": self.execution.precision}
         return {"accuracy": self.accuracy, "ci95": self.ci95, "protocol": protocol, "execution": execution}
-
-
-def predict(learner: AnyLearner, parameters: Parameters, tasks: TaskBatch, mirrored: bool = False) -> Tensor:
-    """Log-probabilities of the queries' classes after adaptation: (task, query, n_way).
-
-    Of the mean probability, where there are several draws of noise, or `mirrored` asks for the mirror images too.
-    """
-    if mirrored:
-        images = TaskImages(tasks.images.stored.flip(3), tasks.support_labels)
-        both = [predict(learner, parameters, tasks), predict(learner, parameters, tasks._replace(images=images))]
-        return torch.logaddexp(*both) - math.log(2)
-    adapted, _ = learner.adapt(parameters, tasks)[-1]
-    with torch.no_grad():
-        draws = [torch.log_softmax(learner.query_logits(adapted, tasks, noise), -1) for noise in tasks.query_noise]
-        return torch.logsumexp(torch.stack(draws), 0) - math.log(len(draws)) if len(draws) > 1 else draws[0]
-
-
-def predict_one_by_one(
-    learner: AnyLearner, parameters: Parameters, tasks: TaskBatch, at_once: int, mirrored: bool = False
-) -> Tensor:
-    """The same, but each query is the only one of its task."""
-    model = learner.model.settings
-    fill = model.method == "trident" and model.attfex == "positional"
-    n_queries = tasks.query_labels.shape[1]
-
-    def of_task(task: int) -> Tensor:
-        parts = (
-            alone(tasks, task, range(n_queries)[start : start + at_once], fill)
-            for start in range(0, n_queries, at_once)
-        )
-        return torch.cat([predict(learner, parameters, part, mirrored)[:, 0] for part in parts])
-
-    return torch.stack([of_task(task) for task in range(tasks.n_tasks)])
 
 
 def mean_and_interval(values: np.ndarray) -> tuple[float, float]:
@@ -289,7 +254,7 @@ def check_episode(recipe: Recipe, episode: EpisodeSpec) -> None:
         return
     if episode.n_way != trained.n_way and model.classifier_start == "learned":
         raise TridentError(f"these weights classify {trained.n_way} ways, not {episode.n_way}")
-    if model.attfex == "positional" and episode != trained:
+    if model.positional and episode != trained:
         raise TridentError(
             f"the positional AttFEX of these weights takes {trained.describe()} tasks with {trained.n_query} queries "
             f"per class, not {episode.describe()} with {episode.n_query}"

@@ -1,11 +1,12 @@
 """From a few labelled pictures and a pile of others to labels for the pile.
 
 The pile is labelled in chunks. The pictures of a chunk are looked at together: batch norm takes its statistics from
-them and the labelled ones, and if they are enough the prototypes are refined by them. So that no chunk is all of one
-kind, however the pile was sorted, chunks are drawn at random (always in the same way) and are as equal in size as can
-be.
+them and the labelled ones, and the prototypes are refined by them. So that no chunk is all of one kind, however the
+pile was sorted, chunks are drawn at random (always in the same way) and are as equal in size as can be. A few pictures
+are not enough for that: they refine nothing, and the statistics are those of training. So it is with pictures that are
+each to be looked at alone.
 
-Probabilities are at the weights' temperature, which was fitted on validation tasks; it does not change a label.
+Probabilities are at the weights' temperatures, which were fitted on validation tasks; they do not change a label.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,23 +22,36 @@ from trident.checkpoint import Checkpoint
 from trident.data.images import ImageSource, UnreadableImageError, decode, strict_pillow
 from trident.episodes import EpisodeSpec
 from trident.errors import BadValueError, TridentError
-from trident.evaluate import check_episode, chunks_of, default_chunk, predict, predict_one_by_one
+from trident.evaluate import check_episode
 from trident.execution import AnyLearner, execution_for, make_learner
 from trident.model import Noise, TaskImages
 from trident.nn.parameters import Parameters
-from trident.workers import side_by_side
+from trident.prediction import predict, predict_one_by_one
+from trident.settings import Recipe
 
 FEW = 2  # labelled pictures of a class, on average, up to which the 1-shot weights are taken
 CHUNK = 100  # pictures of the pile that are looked at together, at most
 ENOUGH_TO_REFINE = 4  # pictures of the pile for each class, looked at together, from which on they refine prototypes
 MOST_LABELLED = 1000  # pictures: all of them are in memory with each chunk
-_AT_ONCE = 200  # pictures that are encoded at once, on all cores, where each of the pile is looked at alone
+_AT_ONCE = 200  # pictures that are computed with at once, where each of the pile is looked at alone
 Progress = Callable[[int, int], None]
 
 
 def weights_for(n_pictures: int, n_classes: int) -> str:
     """The shipped weights that suit so many labelled photographs."""
     return "mini-5w1s-set" if n_pictures <= FEW * n_classes else "mini-5w5s-set"
+
+
+def for_few(recipe: Recipe) -> Recipe:
+    """The recipe as it is best followed where only a few pictures of the pile, or one, are looked at together.
+
+    They would refine the prototypes towards themselves and be too sure of it, and their batch-norm statistics are poor.
+    Weights that take inner steps have learned to take them with statistics of the images at hand, and keep those.
+    """
+    adaptation = replace(recipe.adaptation, refinements=0)
+    if adaptation.steps or recipe.protocol.batch_norm != "transductive":
+        return replace(recipe, adaptation=adaptation)
+    return replace(recipe, adaptation=adaptation, protocol=replace(recipe.protocol, batch_norm="running"))
 
 
 @dataclass(frozen=True)
@@ -62,8 +76,7 @@ class Labeller:
                 "so give fewer of each class"
             )
         check_episode(self.checkpoint.recipe, self._episode)
-        model = self.checkpoint.recipe.model
-        if model.method == "trident" and model.attfex == "positional":
+        if self.checkpoint.recipe.model.positional:
             raise TridentError(
                 "these weights have a positional AttFEX, one weight for each place in a task: a pile has no places, so "
                 "give weights with model.attfex=set or off"
@@ -83,18 +96,17 @@ class Labeller:
         return self.checkpoint.recipe.model.image_channels
 
     @cached_property
-    def _learners(self) -> dict[bool, AnyLearner]:
-        """By whether the pile refines the prototypes."""
-        plain = replace(self.checkpoint.recipe, episode=self._episode)
-        recipes = {True: plain, False: replace(plain, adaptation=replace(plain.adaptation, refinements=0))}
-        execution = execution_for(self.device, "plain", "fp32", plain)
-        return {
-            refines: make_learner(recipe, execution, self.checkpoint.running) for refines, recipe in recipes.items()
-        }
+    def _for_many(self) -> AnyLearner:
+        return self._learner(self.checkpoint.recipe)
 
-    def _learner(self, n_queries: int) -> AnyLearner:
-        """For so many pictures at once. A few would refine the prototypes towards themselves, and be too sure of it."""
-        return self._learners[n_queries >= ENOUGH_TO_REFINE * len(self.classes)]
+    @cached_property
+    def _for_few(self) -> AnyLearner:
+        return self._learner(for_few(self.checkpoint.recipe))
+
+    def _learner(self, recipe: Recipe) -> AnyLearner:
+        execution = execution_for(self.device, "plain", "fp32", recipe)
+        running = {key: value.to(self.device) for key, value in self.checkpoint.running.items()}
+        return make_learner(replace(recipe, episode=self._episode), execution, running)
 
     @cached_property
     def _parameters(self) -> Parameters:
@@ -102,26 +114,17 @@ class Labeller:
 
     def probabilities(self, queries: np.ndarray) -> np.ndarray:
         """Of each class for each of these pictures, looked at together: (picture, class) float64."""
-        recipe = self.checkpoint.recipe
-        found = predict(self._learner(len(queries)), self._parameters, self._task(queries), recipe.adaptation.mirrored)
-        return self._at_temperature(found[0])
+        many = len(queries) >= ENOUGH_TO_REFINE * len(self.classes)
+        learner = self._for_many if many else self._for_few
+        found = predict(learner, self._parameters, self._task(queries), self.checkpoint.recipe.adaptation.mirrored)
+        return _softmax(found[0], self.checkpoint.temperature if many else self.checkpoint.temperature_alone)
 
     def probabilities_alone(self, queries: np.ndarray) -> np.ndarray:
         """The same, but each picture is looked at with the labelled ones alone, so that no other can change it."""
-        recipe = replace(self.checkpoint.recipe, episode=self._episode)
-        n_together = len(self.pictures) + 1
-        at_once = max(1, min(default_chunk(recipe, self.device), _AT_ONCE // n_together))
-
-        def of_some(places: range) -> Tensor:
-            tasks = self._task(queries[places.start : places.stop])
-            return predict_one_by_one(self._learner(1), self._parameters, tasks, at_once, recipe.adaptation.mirrored)[0]
-
-        workers = max(1, _AT_ONCE // (at_once * n_together))
-        found = side_by_side(of_some, chunks_of(len(queries), at_once), self.device, workers)
-        return self._at_temperature(torch.cat(list(found)))
-
-    def _at_temperature(self, log_probabilities: Tensor) -> np.ndarray:
-        return torch.softmax(log_probabilities.double() / self.checkpoint.temperature, -1).cpu().numpy()
+        at_once = max(1, _AT_ONCE // (len(self.pictures) + 1))
+        mirrored = self.checkpoint.recipe.adaptation.mirrored
+        found = predict_one_by_one(self._for_few, self._parameters, self._task(queries), at_once, mirrored)
+        return _softmax(found[0], self.checkpoint.temperature_alone)
 
     def _task(self, queries: np.ndarray) -> TaskBatch:
         """The labelled pictures and these others."""
@@ -142,6 +145,10 @@ class Labeller:
             return torch.zeros(1, n, latents, device=self.device)
 
         return Noise(zeros(model.semantic_latents), zeros(model.label_latents))
+
+
+def _softmax(log_probabilities: Tensor, temperature: float) -> np.ndarray:
+    return torch.softmax(log_probabilities.double() / temperature, -1).cpu().numpy()
 
 
 @dataclass(frozen=True)

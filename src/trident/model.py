@@ -75,6 +75,13 @@ class Noise(NamedTuple):
     label: Tensor  # (task, image, label_latents)
 
 
+class Encodings(NamedTuple):
+    """What the encoders make of all images of a task."""
+
+    label: Tensor  # (task, n_images, h, w, channel)
+    semantic: Tensor | None  # the same; None where it matters which images are encoded together
+
+
 class Latents(NamedTuple):
     """Inferred of the target images and, before them, of `n_context` support images that come along."""
 
@@ -268,13 +275,25 @@ class Trident:
         target: Target,
         noise: Noise,
         statistics: BatchNormStatistics,
+        encodings: Encodings | None = None,
     ) -> Latents:
-        """Encode the images, then infer their latents: lines 1 to 3 of Algorithm 1."""
+        """Encode the images, if they are not yet, then infer their latents: lines 1 to 3 of Algorithm 1."""
         context = self.has_context(target, statistics.source)
         rows = slice(None) if context else images.rows(target)
-        semantic_features = self.semantic_encoder(parameters, images.for_encoders[:, rows], statistics)
-        features = self.label_encoder(parameters, images.for_encoders, statistics)
-        return self.posteriors(parameters, semantic_features, features, images, target, noise, context)
+        if encodings is None:
+            encodings = Encodings(self.label_encoder(parameters, images.for_encoders, statistics), None)
+        if encodings.semantic is None:
+            semantic_features = self.semantic_encoder(parameters, images.for_encoders[:, rows], statistics)
+        else:
+            semantic_features = encodings.semantic[:, rows]
+        return self.posteriors(parameters, semantic_features, encodings.label, images, target, noise, context)
+
+    def encode(self, parameters: Parameters, images: TaskImages, statistics: BatchNormStatistics) -> Encodings:
+        """For several calls of `infer` with the same parameters: what they would all compute."""
+        label = self.label_encoder(parameters, images.for_encoders, statistics)
+        if statistics.source != "running":
+            return Encodings(label, None)
+        return Encodings(label, self.semantic_encoder(parameters, images.for_encoders, statistics))
 
     def posteriors(
         self,

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.adapt import InnerState, MetaGradient, TaskBatch, for_each_task, matrix_products
+from trident.adapt import MetaGradient, TaskBatch, for_each_task, matrix_products
 from trident.episodes import EpisodeSpec
-from trident.model import Noise, TaskImages
+from trident.model import TaskImages
 from trident.nn.batch_norm import BatchNormStatistics
 from trident.nn.classes import class_means, members_of
 from trident.nn.conv4 import Conv4
@@ -68,12 +68,11 @@ class ProtoNetLearner:
         n_support = self.model.episode.n_support if images is None else images.n_support
         return BatchNormStatistics(self.batch_norm, n_support, self.running or {})
 
-    def adapt(self, parameters: Parameters, tasks: TaskBatch) -> list[tuple[Parameters, InnerState]]:
-        return [(for_each_task(parameters, tasks), InnerState({}, {}))]
-
-    def query_logits(self, adapted: Parameters, tasks: TaskBatch, noise: Noise) -> Tensor:
-        with matrix_products(self.precision, tasks.query_labels.device):
-            return self.model(adapted, tasks.images, self.statistics(tasks.images))
+    def logits(self, parameters: Parameters, tasks: TaskBatch) -> list[Tensor]:
+        """Of the queries: (task, query, n_way). There is no noise, so whichever draw it is."""
+        with torch.no_grad(), matrix_products(self.precision, tasks.query_labels.device):
+            logits = self.model(for_each_task(parameters, tasks), tasks.images, self.statistics(tasks.images))
+        return [logits] * len(tasks.query_noise)
 
     def meta_gradient(self, parameters: Parameters, tasks: TaskBatch) -> MetaGradient:
         leaves = {key: value.detach().requires_grad_() for key, value in parameters.items()}

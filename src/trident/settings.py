@@ -71,6 +71,11 @@ class ModelSettings:
     def label_encoder_channels(self) -> int:
         return self.label_channels or self.channels
 
+    @property
+    def positional(self) -> bool:
+        """Whether there are weights tied to places in the task."""
+        return self.method == "trident" and self.attfex == "positional"
+
     def __post_init__(self) -> None:
         for name in ("channels", "label_latents", "semantic_latents", "classifier_width"):
             require(getattr(self, name) >= 1, f"model.{name} is {getattr(self, name)}: at least 1 is needed")

@@ -97,31 +97,3 @@ class TaskSource:
         if self.resident is None:
             return torch.from_numpy(self.sampler.store.images[places])
         return self.resident[torch.from_numpy(places).to(self.device)]
-
-
-def alone(tasks: TaskBatch, task: int, queries: Sequence[int], fill: bool) -> TaskBatch:
-    """Some queries of one task, each as a task of its own: the whole support set and that query, first of its set.
-
-    A positional AttFEX needs all its places taken; `fill` puts copies of the support images into those of the other
-    queries.
-    """
-    n_support, n_queries = tasks.images.n_support, tasks.query_labels.shape[1]
-    n_fillers = n_queries - 1 if fill else 0
-    fillers = torch.arange(n_fillers) % n_support
-    rows = torch.stack([torch.cat([torch.arange(n_support), torch.tensor([n_support + q]), fillers]) for q in queries])
-
-    def of_support(noise: Tensor) -> Tensor:
-        return noise[task].expand(len(queries), -1, -1)
-
-    def of_query(noise: Tensor) -> Tensor:
-        own = noise[task, list(queries)][:, None]  # (query, 1, latent)
-        return torch.cat([own, own.new_zeros(len(queries), n_fillers, own.shape[2])], 1)
-
-    images = TaskImages(tasks.images.stored[task][rows], tasks.support_labels[task].expand(len(queries), -1))
-    labels = tasks.query_labels[task, list(queries)]
-    return TaskBatch(
-        images,
-        labels[:, None].expand(-1, 1 + n_fillers),
-        tuple(Noise(*map(of_support, noise)) for noise in tasks.support_noise),
-        tuple(Noise(*map(of_query, noise)) for noise in tasks.query_noise),
-    )

@@ -19,10 +19,11 @@ from trident.bench.timing import Measurement, Result, device_name, measure, time
 from trident.data.store import ImageStore
 from trident.episodes import EpisodeSampler
 from trident.errors import NotFiniteError
-from trident.evaluate import check_all_at_once, chunks_of, default_chunk, predict, set_up
+from trident.evaluate import check_all_at_once, chunks_of, default_chunk, set_up
 from trident.execution import Execution, make_learner, make_model
 from trident.model import TaskImages
 from trident.nn.parameters import Parameters
+from trident.prediction import predict
 from trident.run_start import check_run, in_training
 from trident.settings import Recipe
 from trident.tasks import TaskSource

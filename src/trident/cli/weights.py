@@ -13,6 +13,7 @@ from trident.errors import TridentError
 
 if TYPE_CHECKING:
     from trident.checkpoint import Checkpoint
+    from trident.settings import Recipe
 
 
 @app.command(short_help="List the trained weights that come along.")
@@ -44,7 +45,7 @@ def export(
     run: RunPath,
     to: Annotated[Path, typer.Option(help="The safetensors file to write.")],
     fit: Annotated[
-        bool, typer.Option("--fit-temperature", help="Fit the temperature of 'trident predict' on validation tasks.")
+        bool, typer.Option("--fit-temperature", help="Fit the temperatures of 'trident predict' on validation tasks.")
     ] = False,
     data: Data = None,
     tasks: Annotated[int | None, typer.Option(min=2, help="Validation tasks behind --fit-temperature: 200.")] = None,
@@ -52,8 +53,9 @@ def export(
 ) -> None:
     """Write a run's best weights to one file for others: no optimiser state, no paths of this machine.
 
-    A temperature that the weights have is kept. It makes the probabilities of 'trident predict' honest ones, and
-    changes no label and no figure of the commands that measure.
+    Temperatures that the weights have are kept. They make the probabilities of 'trident predict' honest ones, and
+    change no label and no figure of the commands that measure. There are two: for many pictures that are looked at
+    together, and for a few or one alone.
     """
     from trident.checkpoint import load_checkpoint, save_checkpoint, shareable
 
@@ -63,21 +65,35 @@ def export(
         raise TridentError("--data and --tasks go with --fit-temperature: nothing else here needs images")
     checkpoint = load_checkpoint(run)
     if fit:
-        checkpoint = _with_temperature(checkpoint, data, tasks or 200, device)
+        checkpoint = _with_temperatures(checkpoint, data, tasks or 200, device)
     save_checkpoint(to, shareable(checkpoint))
-    print(f"wrote {to}: {checkpoint.described()}, temperature {checkpoint.temperature:.3f}")
+    print(
+        f"wrote {to}: {checkpoint.described()}, temperature {checkpoint.temperature:.3f}, "
+        f"for pictures alone {checkpoint.temperature_alone:.3f}"
+    )
 
 
-def _with_temperature(checkpoint: "Checkpoint", data: str | None, tasks: int, device: str) -> "Checkpoint":
+def _with_temperatures(checkpoint: "Checkpoint", data: str | None, tasks: int, device: str) -> "Checkpoint":
     from trident.calibration import fit_temperature
     from trident.console import counting
     from trident.evaluate import evaluate_checkpoint
+    from trident.labelling import for_few
 
     store = open_data(data_of(checkpoint.recipe, data, checkpoint))
     sample = sample_of("val", tasks, 0, device, None, "auto", "auto")
-    with counting("evaluating validation tasks") as progress:
-        result = evaluate_checkpoint(checkpoint, store, progress=progress, **sample)
-    return replace(checkpoint, temperature=round(fit_temperature(result.predictions), 3))
+
+    def fitted(recipe: "Recipe", what: str) -> float:
+        with counting(f"evaluating validation tasks, {what}") as progress:
+            result = evaluate_checkpoint(replace(checkpoint, recipe=recipe), store, progress=progress, **sample)
+        return round(fit_temperature(result.predictions), 3)
+
+    recipe = checkpoint.recipe
+    together = fitted(recipe, "queries together")
+    if recipe.model.positional:  # nobody will label pictures with it
+        return replace(checkpoint, temperature=together, temperature_alone=together)
+    few = for_few(recipe)
+    alone = fitted(replace(few, protocol=replace(few.protocol, queries_at_once="one")), "queries alone")
+    return replace(checkpoint, temperature=together, temperature_alone=alone)
 
 
 def _described(name: str) -> dict[str, Any]:
@@ -94,4 +110,5 @@ def _described(name: str) -> dict[str, Any]:
         "parameters": sum(value.numel() for value in checkpoint.parameters.values()),
         "validation": checkpoint.best,
         "temperature": checkpoint.temperature,
+        "temperature_alone": checkpoint.temperature_alone,
     }

@@ -16,7 +16,6 @@ from trident.adapt import InnerState, Learner, MetaGradient, TaskBatch, only_fin
 from trident.fused.layout import Layout
 from trident.fused.network import Encodings, FusedNetwork, Images, Pass
 from trident.fused.replay import Recordings, computing
-from trident.model import Noise
 from trident.nn.parameters import Parameters
 from trident.objective import LossParts
 
@@ -96,13 +95,15 @@ class FusedLearner(Learner):
                 (layout.split(at), named(kept)) for at, kept in [*((s.flat, s.state) for s in steps), (flat, state)]
             ]
 
-    def query_logits(self, adapted: Parameters, tasks: TaskBatch, noise: Noise) -> Tensor:
+    def logits(self, parameters: Parameters, tasks: TaskBatch) -> list[Tensor]:
+        adapted, _ = self.adapt(parameters, tasks)[-1]
         with computing(self.precision, tasks.query_labels.device):
             layout = Layout(adapted)
             adapted = layout.split(layout.join(adapted))  # side by side, as the kernels want them
             encodings = self.network.encode(adapted, self.network.images(tasks), "query")
             leaves = adapted | {"/semantic": encodings.semantic.features, "/label": encodings.label.features}
-            return self.model.classify(leaves, self.network.posteriors(leaves, tasks, "query", noise))
+            draws = [self.network.posteriors(leaves, tasks, "query", noise) for noise in tasks.query_noise]
+            return [self.model.classify(leaves, latents) for latents in draws]
 
     def meta_gradient(self, parameters: Parameters, tasks: TaskBatch) -> MetaGradient:
         return self.recordings(self.compute, parameters, tasks)

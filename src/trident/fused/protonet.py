@@ -10,7 +10,6 @@ from trident.fused.encoder import Encoded, FusedEncoder
 from trident.fused.layout import Layout
 from trident.fused.network import PRODUCTS, pictures_of, slope_of
 from trident.fused.replay import Recordings, computing
-from trident.model import Noise
 from trident.nn.parameters import Parameters
 from trident.protonet import ProtoNetLearner, as_meta_gradient, query_loss
 
@@ -29,9 +28,11 @@ class FusedProtoNetLearner(ProtoNetLearner):
         pictures = pictures_of(tasks, self.precision, self.model.settings)
         return self.encoder.forward(parameters, pictures.rows(0, tasks.images.stored.shape[1]))
 
-    def query_logits(self, adapted: Parameters, tasks: TaskBatch, noise: Noise) -> Tensor:
+    def logits(self, parameters: Parameters, tasks: TaskBatch) -> list[Tensor]:
         with computing(self.precision, tasks.query_labels.device):
-            return self.model.classify(adapted[SCALE], self._encode(adapted, tasks).features, tasks.images)
+            own = for_each_task(parameters, tasks)
+            logits = self.model.classify(own[SCALE], self._encode(own, tasks).features, tasks.images)
+        return [logits] * len(tasks.query_noise)
 
     def meta_gradient(self, parameters: Parameters, tasks: TaskBatch) -> MetaGradient:
         return self.recordings(self.compute, parameters, tasks)

@@ -1,0 +1,105 @@
+"""What adapted weights say of the queries of a task: of all together, or of each on its own."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from trident.adapt import Learner, TaskBatch, for_each_task
+from trident.execution import AnyLearner
+from trident.model import Encodings, Noise, TaskImages
+from trident.nn.parameters import Parameters
+from trident.protonet import ProtoNetLearner
+
+
+def predict(learner: AnyLearner, parameters: Parameters, tasks: TaskBatch, mirrored: bool = False) -> Tensor:
+    """Log-probabilities of the queries' classes after adaptation: (task, query, n_way).
+
+    Of the mean probability, where there are several draws of noise, or `mirrored` asks for the mirror images too.
+    """
+    if mirrored:
+        return _mirrored_too(lambda tasks: predict(learner, parameters, tasks), tasks)
+    return _mean(learner.logits(parameters, tasks))
+
+
+def predict_one_by_one(
+    learner: AnyLearner, parameters: Parameters, tasks: TaskBatch, at_once: int, mirrored: bool = False
+) -> Tensor:
+    """The same, but each query is the only one of its task."""
+    if mirrored:
+        return _mirrored_too(lambda tasks: predict_one_by_one(learner, parameters, tasks, at_once), tasks)
+    if isinstance(learner, ProtoNetLearner) and learner.batch_norm == "running":
+        return predict(learner, parameters, tasks)  # no query knows of another there
+    n_queries = tasks.query_labels.shape[1]
+    found = []
+    for task in range(tasks.n_tasks):
+        say = _on_its_own(learner, parameters, tasks, task)
+        starts = range(0, n_queries, at_once)
+        found.append(torch.cat([say(range(n_queries)[start : start + at_once]) for start in starts]))
+    return torch.stack(found)
+
+
+def _mirrored_too(predict: Callable[[TaskBatch], Tensor], tasks: TaskBatch) -> Tensor:
+    images = TaskImages(tasks.images.stored.flip(3), tasks.support_labels)
+    return torch.logaddexp(predict(tasks), predict(tasks._replace(images=images))) - math.log(2)
+
+
+def _mean(draws: list[Tensor]) -> Tensor:
+    """Logits of each draw -> log-probabilities of their mean."""
+    logs = torch.stack([torch.log_softmax(logits, -1) for logits in draws])
+    return torch.logsumexp(logs, 0) - math.log(len(logs)) if len(logs) > 1 else logs[0]
+
+
+def _on_its_own(
+    learner: AnyLearner, parameters: Parameters, tasks: TaskBatch, task: int
+) -> Callable[[Sequence[int]], Tensor]:
+    """What says of some queries of a task, each looked at alone, which classes they are of: (query, n_way)."""
+    positional = learner.model.settings.positional
+    if not isinstance(learner, Learner) or not learner.encodes_each_alone or positional:
+        return lambda queries: predict(learner, parameters, alone(tasks, task, queries, fill=positional))[:, 0]
+    images = TaskImages(tasks.images.stored[task : task + 1], tasks.support_labels[task : task + 1])
+    label, semantic = learner.encode({key: value[None] for key, value in parameters.items()}, images)
+    assert semantic is not None  # because no other image matters to it
+
+    def from_encodings(queries: Sequence[int]) -> Tensor:
+        part = alone(tasks, task, queries)
+        rows = rows_alone(images.n_support, queries)
+        encodings = Encodings(label[0, rows], semantic[0, rows])
+        return _mean(learner.logits_from(for_each_task(parameters, part), part, encodings))[:, 0]
+
+    return from_encodings
+
+
+def rows_alone(n_support: int, queries: Sequence[int]) -> Tensor:
+    """Places among a task's images of the support set and, after it, of one query: (query, n_support + 1)."""
+    support = torch.arange(n_support).expand(len(queries), -1)
+    return torch.cat([support, n_support + torch.tensor(list(queries))[:, None]], 1)
+
+
+def alone(tasks: TaskBatch, task: int, queries: Sequence[int], fill: bool = False) -> TaskBatch:
+    """Some queries of one task, each as a task of its own: the whole support set and that query, first of its set.
+
+    A positional AttFEX needs all its places taken; `fill` puts copies of the support images into those of the other
+    queries.
+    """
+    n_support, n_queries = tasks.images.n_support, tasks.query_labels.shape[1]
+    n_fillers = n_queries - 1 if fill else 0
+    fillers = torch.arange(n_fillers) % n_support
+    rows = torch.cat([rows_alone(n_support, queries), fillers.expand(len(queries), -1)], 1)
+
+    def of_support(noise: Tensor) -> Tensor:
+        return noise[task].expand(len(queries), -1, -1)
+
+    def of_query(noise: Tensor) -> Tensor:
+        own = noise[task, list(queries)][:, None]  # (query, 1, latent)
+        return torch.cat([own, own.new_zeros(len(queries), n_fillers, own.shape[2])], 1)
+
+    images = TaskImages(tasks.images.stored[task][rows], tasks.support_labels[task].expand(len(queries), -1))
+    labels = tasks.query_labels[task, list(queries)]
+    return TaskBatch(
+        images,
+        labels[:, None].expand(-1, 1 + n_fillers),
+        tuple(Noise(*map(of_support, noise)) for noise in tasks.support_noise),
+        tuple(Noise(*map(of_query, noise)) for noise in tasks.query_noise),
+    )
