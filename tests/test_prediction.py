@@ -66,7 +66,7 @@ def test_predictions_are_what_the_adapted_network_says(model: dict[str, Any], ba
     adapted, _ = learner.adapt(parameters, tasks)[-1]
     with torch.no_grad():
         draws = [
-            learner.model(adapted, tasks.images, "query", noise, learner.statistics(), reconstruct=False).logits
+            learner.model(adapted, tasks.images, "query", noise, learner.statistics()).logits
             for noise in tasks.query_noise
         ]
     mean = torch.stack([torch.softmax(logits, -1) for logits in draws]).mean(0)

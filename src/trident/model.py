@@ -104,7 +104,7 @@ class Output(NamedTuple):
     logits: Tensor  # (task, image, n_way)
     label: Gaussian
     semantic: Gaussian
-    reconstruction: Tensor | None  # (task, image, height, width, channel)
+    reconstruction: Tensor | None  # (task, image, height, width, channel); None where it is scored elsewhere
     training_class_logits: Tensor | None = None  # (task, image, training class), where there is a head for them
 
 
@@ -215,25 +215,19 @@ class Trident:
         target: Target,
         noise: Noise,
         statistics: BatchNormStatistics,
-        reconstruct: bool = True,
     ) -> Output:
-        """Infer the latents of the target set, classify it and, if asked, reconstruct it."""
-        latents = self.infer(parameters, images, target, noise, statistics)
-        return self.generate(parameters, latents, statistics, reconstruct)
+        """Infer the latents of the target set, classify it and reconstruct it."""
+        return self.generate(parameters, self.infer(parameters, images, target, noise, statistics), statistics)
 
-    def generate(
-        self, parameters: Parameters, latents: Latents, statistics: BatchNormStatistics, reconstruct: bool = True
-    ) -> Output:
-        """p(y | z_label) and, if asked, p(x | z_label, z_semantic) of the target images."""
+    def generate(self, parameters: Parameters, latents: Latents, statistics: BatchNormStatistics) -> Output:
+        """p(y | z_label) and p(x | z_label, z_semantic) of the target images."""
         first = latents.n_context
-        logits = self.classify(parameters, latents)
-        reconstruction = None
-        if reconstruct and statistics.source == "support":
+        if statistics.source == "support":
             reconstruction = self.decoder(parameters, latents.codes, statistics)[:, first:]
-        elif reconstruct:
+        else:
             reconstruction = self.decoder(parameters, latents.codes[:, first:], statistics)
         return Output(
-            logits,
+            self.classify(parameters, latents),
             Gaussian(*(x[:, first:] for x in latents.label)),
             Gaussian(*(x[:, first:] for x in latents.semantic)),
             reconstruction,

@@ -29,7 +29,7 @@ def loss_parts(
     So are `training_classes` (task, image), its images' places among all training classes.
     """
     if output.reconstruction is None:
-        raise ValueError("the objective needs the reconstruction: call the model with reconstruct=True")
+        raise ValueError("the objective needs the reconstruction, and this output has none")
     reconstruction = (output.reconstruction - images).square().sum((2, 3, 4)).mean(1)
     return weighed_parts(output, reconstruction, labels, settings, training_classes)
 
