@@ -17,7 +17,7 @@ from trident.data.store import write_store
 from trident.errors import TridentError
 from trident.evaluate import evaluate_checkpoint
 from trident.execution import make_model
-from trident.labelling import MOST_LABELLED, Labeller, weights_for
+from trident.labelling import MOST_LABELLED, Labeller, recipe_for, weights_for
 from trident.run_start import start_run
 from trident.weights import model_card, weight_names
 
@@ -88,7 +88,7 @@ def test_a_few_pictures_do_not_refine_the_prototypes_and_many_do() -> None:
 
 
 @pytest.mark.parametrize("inner_steps", [0, 1])
-def test_a_few_pictures_go_by_the_statistics_of_training_and_many_by_their_own(inner_steps: int) -> None:
+def test_a_picture_alone_goes_by_the_statistics_of_training_and_several_by_their_own(inner_steps: int) -> None:
     checkpoint = tiny_checkpoint()
     adaptation = replace(checkpoint.recipe.adaptation, steps=inner_steps)
     one = replace(checkpoint, recipe=replace(checkpoint.recipe, adaptation=adaptation))
@@ -100,8 +100,9 @@ def test_a_few_pictures_go_by_the_statistics_of_training_and_many_by_their_own(i
         return np.allclose(first, second, atol=1e-6)
 
     assert agree(lambda which: which.probabilities(pile))
+    assert agree(lambda which: which.probabilities(pile[:2]))
     # Weights that take inner steps learned to take them with statistics of the images at hand.
-    assert agree(lambda which: which.probabilities(pile[:11])) == (inner_steps > 0)
+    assert agree(lambda which: which.probabilities(pile[:1])) == (inner_steps > 0)
     assert agree(lambda which: which.probabilities_alone(pile)) == (inner_steps > 0)
 
 
@@ -155,33 +156,49 @@ def test_measuring_knows_no_temperature(tmp_path: Path) -> None:
     np.testing.assert_array_equal(first_said, second_said)
 
 
-def test_export_keeps_a_temperature_or_fits_one(
-    trident_here: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def temperatures(checkpoint: Checkpoint) -> tuple[float, float]:
+    return checkpoint.temperature, checkpoint.temperature_alone
+
+
+@pytest.mark.parametrize("inner_steps", [0, 2])
+def test_export_keeps_temperatures_or_fits_them(
+    inner_steps: int, trident_here: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     store = tiny_store()
     write_store(tmp_path / "noise.store", "noise", store.classes, iter(store.images))
-    first = start_run(TINY_RECIPE, store, "noise", tmp_path / "run", "cpu")
-    assert first.temperature == 1
-    save_checkpoint(tmp_path / "run" / "best.safetensors", replace(first, temperature=1.25))
+    recipe = tiny_checkpoint().recipe
+    recipe = replace(recipe, adaptation=replace(recipe.adaptation, steps=inner_steps))
+    first = start_run(recipe, store, "noise", tmp_path / "run", "cpu")
+    assert temperatures(first) == (1, 1)
+    first = replace(first, running={key: value * 0.03 for key, value in first.running.items()})
+    save_checkpoint(tmp_path / "run" / "best.safetensors", replace(first, temperature=1.25, temperature_alone=1.5))
     assert trident_here("export", "run", "--to", "kept.safetensors").returncode == 0
-    assert load_checkpoint(tmp_path / "kept.safetensors").temperature == 1.25
+    assert temperatures(load_checkpoint(tmp_path / "kept.safetensors")) == (1.25, 1.5)
     call = ("export", "run", "--to", "fitted.safetensors", "--fit-temperature", "--data", "noise.store", "--tasks", "5")
     fitted = trident_here(*call)
     assert fitted.returncode == 0, fitted.stderr
-    result = evaluate_checkpoint(first, store, split="val", tasks=5, seed=0)
-    found = load_checkpoint(tmp_path / "fitted.safetensors").temperature
-    assert found == pytest.approx(fit_temperature(result.predictions), abs=1e-3)
-    assert f"temperature {found:.3f}" in fitted.stdout
+    one = recipe_for(recipe, 1, 3)
+    alone = replace(one, protocol=replace(one.protocol, queries_at_once="one"))
+    together, apart = (
+        fit_temperature(evaluate_checkpoint(replace(first, recipe=of), store, split="val", tasks=5, seed=0).predictions)
+        for of in (recipe, alone)
+    )
+    assert inner_steps or abs(together - apart) > 0.01
+    found = temperatures(load_checkpoint(tmp_path / "fitted.safetensors"))
+    assert found == pytest.approx((together, together if inner_steps else apart), abs=1e-3)
+    assert f"temperature {found[0]:.3f}, for pictures alone {found[1]:.3f}" in fitted.stdout
     assert_one_line_error(trident_here("export", "run", "--to", "x", "--data", "noise.store"), "--fit-temperature")
     save_checkpoint(tmp_path / "odd.safetensors", replace(first, temperature=-1.0))
     with pytest.raises(TridentError, match=r"odd.safetensors is damaged: .*temperature -1"):
         load_checkpoint(tmp_path / "odd.safetensors")
 
 
-def test_shipped_weights_have_the_temperature_of_their_card(trident_here: Callable) -> None:
-    listed = {entry["name"]: entry["temperature"] for entry in json.loads(trident_here("weights", "--json").stdout)}
+def test_shipped_weights_have_the_temperatures_of_their_card(trident_here: Callable) -> None:
+    entries = json.loads(trident_here("weights", "--json").stdout)
+    listed = {entry["name"]: (entry["temperature"], entry["temperature_alone"]) for entry in entries}
     for name in weight_names():
-        assert listed[name] != 1
-        assert f"temperature {listed[name]:.3f} fitted on" in model_card(name)
+        for temperature in listed[name]:
+            assert temperature != 1
+            assert f"temperature {temperature:.3f} fitted on" in model_card(name)
     assert {weights_for(5, 5), weights_for(25, 5)} <= set(listed)

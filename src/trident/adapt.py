@@ -161,17 +161,18 @@ class Learner:
         """Of the queries after adaptation, (task, query, n_way), for each draw of their noise."""
         if self.adaptation.steps:
             adapted, _ = self.adapt(parameters, tasks)[-1]
-            return self.query_logits(adapted, tasks, self.encode(adapted, tasks.images))
+            return self._query_logits(adapted, tasks, self.encode(adapted, tasks.images))
         own = for_each_task(parameters, tasks)
         return self.logits_from(own, tasks, self.encode(own, tasks.images))
 
     def logits_from(self, parameters: Parameters, tasks: TaskBatch, encodings: Encodings) -> list[Tensor]:
         """The same without inner steps: nothing changes the encoders, so their work serves both sets."""
+        assert not self.adaptation.steps
         with torch.no_grad(), matrix_products(self.precision, tasks.support_labels.device):
             started, _ = self.start(parameters, tasks, encodings)
-        return self.query_logits(started, tasks, encodings)
+        return self._query_logits(started, tasks, encodings)
 
-    def query_logits(self, adapted: Parameters, tasks: TaskBatch, encodings: Encodings) -> list[Tensor]:
+    def _query_logits(self, adapted: Parameters, tasks: TaskBatch, encodings: Encodings) -> list[Tensor]:
         """What adapted parameters say of the queries, whose images they made these encodings of."""
         with torch.no_grad(), matrix_products(self.precision, tasks.support_labels.device):
             statistics = self.statistics(tasks.images)

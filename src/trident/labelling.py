@@ -3,8 +3,7 @@
 The pile is labelled in chunks. The pictures of a chunk are looked at together: batch norm takes its statistics from
 them and the labelled ones, and the prototypes are refined by them. So that no chunk is all of one kind, however the
 pile was sorted, chunks are drawn at random (always in the same way) and are as equal in size as can be. A few pictures
-are not enough for that: they refine nothing, and the statistics are those of training. So it is with pictures that are
-each to be looked at alone.
+do not refine anything, and for one alone the statistics are those of training.
 
 Probabilities are at the weights' temperatures, which were fitted on validation tasks; they do not change a label.
 """
@@ -22,7 +21,7 @@ from trident.checkpoint import Checkpoint
 from trident.data.images import ImageSource, UnreadableImageError, decode, strict_pillow
 from trident.episodes import EpisodeSpec
 from trident.errors import BadValueError, TridentError
-from trident.evaluate import check_episode
+from trident.evaluate import check_episode, default_chunk
 from trident.execution import AnyLearner, execution_for, make_learner
 from trident.model import Noise, TaskImages
 from trident.nn.parameters import Parameters
@@ -31,7 +30,7 @@ from trident.settings import Recipe
 
 FEW = 2  # labelled pictures of a class, on average, up to which the 1-shot weights are taken
 CHUNK = 100  # pictures of the pile that are looked at together, at most
-ENOUGH_TO_REFINE = 4  # pictures of the pile for each class, looked at together, from which on they refine prototypes
+ENOUGH_TOGETHER = 4  # pictures of a chunk for each class, from which on it is worth looking at them together
 MOST_LABELLED = 1000  # pictures: all of them are in memory with each chunk
 _AT_ONCE = 200  # pictures that are computed with at once, where each of the pile is looked at alone
 Progress = Callable[[int, int], None]
@@ -42,16 +41,22 @@ def weights_for(n_pictures: int, n_classes: int) -> str:
     return "mini-5w1s-set" if n_pictures <= FEW * n_classes else "mini-5w5s-set"
 
 
-def for_few(recipe: Recipe) -> Recipe:
-    """The recipe as it is best followed where only a few pictures of the pile, or one, are looked at together.
+def enough_together(n_pile: int, n_classes: int) -> bool:
+    return n_pile >= ENOUGH_TOGETHER * n_classes
 
-    They would refine the prototypes towards themselves and be too sure of it, and their batch-norm statistics are poor.
-    Weights that take inner steps have learned to take them with statistics of the images at hand, and keep those.
+
+def recipe_for(recipe: Recipe, n_pile: int, n_classes: int) -> Recipe:
+    """The recipe as it is best followed where so many pictures of the pile are looked at together.
+
+    A few would refine the prototypes towards themselves and be too sure of it. For one alone, batch norm does better by
+    the statistics of training; but weights that take inner steps have learned to take them with those of the images.
     """
-    adaptation = replace(recipe.adaptation, refinements=0)
-    if adaptation.steps or recipe.protocol.batch_norm != "transductive":
-        return replace(recipe, adaptation=adaptation)
-    return replace(recipe, adaptation=adaptation, protocol=replace(recipe.protocol, batch_norm="running"))
+    if enough_together(n_pile, n_classes):
+        return recipe
+    recipe = replace(recipe, adaptation=replace(recipe.adaptation, refinements=0))
+    if n_pile > 1 or recipe.adaptation.steps or recipe.protocol.batch_norm != "transductive":
+        return recipe
+    return replace(recipe, protocol=replace(recipe.protocol, batch_norm="running"))
 
 
 @dataclass(frozen=True)
@@ -95,18 +100,10 @@ class Labeller:
     def channels(self) -> int:
         return self.checkpoint.recipe.model.image_channels
 
-    @cached_property
-    def _for_many(self) -> AnyLearner:
-        return self._learner(self.checkpoint.recipe)
-
-    @cached_property
-    def _for_few(self) -> AnyLearner:
-        return self._learner(for_few(self.checkpoint.recipe))
-
-    def _learner(self, recipe: Recipe) -> AnyLearner:
-        execution = execution_for(self.device, "plain", "fp32", recipe)
+    def _learner(self, n_pile: int) -> AnyLearner:
+        recipe = replace(recipe_for(self.checkpoint.recipe, n_pile, len(self.classes)), episode=self._episode)
         running = {key: value.to(self.device) for key, value in self.checkpoint.running.items()}
-        return make_learner(replace(recipe, episode=self._episode), execution, running)
+        return make_learner(recipe, execution_for(self.device, "plain", "fp32", recipe), running)
 
     @cached_property
     def _parameters(self) -> Parameters:
@@ -114,16 +111,20 @@ class Labeller:
 
     def probabilities(self, queries: np.ndarray) -> np.ndarray:
         """Of each class for each of these pictures, looked at together: (picture, class) float64."""
-        many = len(queries) >= ENOUGH_TO_REFINE * len(self.classes)
-        learner = self._for_many if many else self._for_few
-        found = predict(learner, self._parameters, self._task(queries), self.checkpoint.recipe.adaptation.mirrored)
-        return _softmax(found[0], self.checkpoint.temperature if many else self.checkpoint.temperature_alone)
+        about, n = self.checkpoint, len(queries)
+        found = predict(self._learner(n), self._parameters, self._task(queries), about.recipe.adaptation.mirrored)
+        return _softmax(
+            found[0], about.temperature if enough_together(n, len(self.classes)) else about.temperature_alone
+        )
 
     def probabilities_alone(self, queries: np.ndarray) -> np.ndarray:
         """The same, but each picture is looked at with the labelled ones alone, so that no other can change it."""
+        recipe = replace(self.checkpoint.recipe, episode=self._episode)
         at_once = max(1, _AT_ONCE // (len(self.pictures) + 1))
-        mirrored = self.checkpoint.recipe.adaptation.mirrored
-        found = predict_one_by_one(self._for_few, self._parameters, self._task(queries), at_once, mirrored)
+        if recipe.adaptation.steps:  # gradients need far more memory
+            at_once = min(at_once, default_chunk(recipe, self.device))
+        mirrored = recipe.adaptation.mirrored
+        found = predict_one_by_one(self._learner(1), self._parameters, self._task(queries), at_once, mirrored)
         return _softmax(found[0], self.checkpoint.temperature_alone)
 
     def _task(self, queries: np.ndarray) -> TaskBatch:

@@ -62,8 +62,11 @@ def _on_its_own(
     label, semantic = learner.encode({key: value[None] for key, value in parameters.items()}, images)
     assert semantic is not None  # because no other image matters to it
 
+    # The labels and the noise are all that is still needed: no query has to bring the labelled images along.
+    bare = tasks._replace(images=TaskImages(tasks.images.stored[:, :, :1, :1], tasks.support_labels))
+
     def from_encodings(queries: Sequence[int]) -> Tensor:
-        part = alone(tasks, task, queries)
+        part = alone(bare, task, queries)
         rows = rows_alone(images.n_support, queries)
         encodings = Encodings(label[0, rows], semantic[0, rows])
         return _mean(learner.logits_from(for_each_task(parameters, part), part, encodings))[:, 0]

@@ -9,7 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -234,9 +234,10 @@ def _interrupts() -> Iterator[list[int]]:
     def note(number: int, _: object) -> None:
         if received and number == signal.SIGINT:
             raise KeyboardInterrupt
-        if not received:
-            os.write(2, b"\nstopping after this step; a further Ctrl-C stops at once and loses what is not saved\n")
         received.append(number)
+        if len(received) == 1:
+            with suppress(OSError):  # nobody may be listening any more, and the run is to be saved all the same
+                os.write(2, b"\nstopping after this step; a further Ctrl-C stops at once and loses what is not saved\n")
 
     signals = (signal.SIGINT, signal.SIGTERM)
     try:

@@ -14,18 +14,13 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def side_by_side(
-    work: Callable[[Item], Result], items: Sequence[Item], device: torch.device | str, most: int | None = None
-) -> Iterator[Result]:
-    """The results in the items' order, each as soon as it and those before it are there.
-
-    `most` bounds the workers, where each needs much memory.
-    """
+def side_by_side(work: Callable[[Item], Result], items: Sequence[Item], device: torch.device | str) -> Iterator[Result]:
+    """The results in the items' order, each as soon as it and those before it are there."""
     cores = torch.get_num_threads()
-    if torch.device(device).type != "cpu" or min(cores, len(items), most or cores) <= 1:
+    if torch.device(device).type != "cpu" or min(cores, len(items)) <= 1:
         yield from map(work, items)
         return
-    pool = ThreadPoolExecutor(min(cores, len(items), most or cores), initializer=torch.set_num_threads, initargs=(1,))
+    pool = ThreadPoolExecutor(min(cores, len(items)), initializer=torch.set_num_threads, initargs=(1,))
     try:
         yield from pool.map(work, items)
     finally:

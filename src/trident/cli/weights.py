@@ -55,7 +55,7 @@ def export(
 
     Temperatures that the weights have are kept. They make the probabilities of 'trident predict' honest ones, and
     change no label and no figure of the commands that measure. There are two: for many pictures that are looked at
-    together, and for a few or one alone.
+    together, and for a few or one alone; weights that take inner steps have the first for both.
     """
     from trident.checkpoint import load_checkpoint, save_checkpoint, shareable
 
@@ -77,7 +77,7 @@ def _with_temperatures(checkpoint: "Checkpoint", data: str | None, tasks: int, d
     from trident.calibration import fit_temperature
     from trident.console import counting
     from trident.evaluate import evaluate_checkpoint
-    from trident.labelling import for_few
+    from trident.labelling import recipe_for
 
     store = open_data(data_of(checkpoint.recipe, data, checkpoint))
     sample = sample_of("val", tasks, 0, device, None, "auto", "auto")
@@ -89,10 +89,11 @@ def _with_temperatures(checkpoint: "Checkpoint", data: str | None, tasks: int, d
 
     recipe = checkpoint.recipe
     together = fitted(recipe, "queries together")
-    if recipe.model.positional:  # nobody will label pictures with it
+    if recipe.model.positional or recipe.adaptation.steps:
+        # With the first nobody can label pictures, and the second take fifty times as long to look at fifty alone.
         return replace(checkpoint, temperature=together, temperature_alone=together)
-    few = for_few(recipe)
-    alone = fitted(replace(few, protocol=replace(few.protocol, queries_at_once="one")), "queries alone")
+    one = recipe_for(recipe, 1, recipe.episode.n_way)
+    alone = fitted(replace(one, protocol=replace(one.protocol, queries_at_once="one")), "queries alone")
     return replace(checkpoint, temperature=together, temperature_alone=alone)
 
 

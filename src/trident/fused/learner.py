@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trident.adapt import InnerState, Learner, MetaGradient, TaskBatch, only_finite
 from trident.fused.layout import Layout
-from trident.fused.network import Encodings, FusedNetwork, Images, Pass
+from trident.fused.network import FusedEncodings, FusedNetwork, Images, Pass
 from trident.fused.replay import Recordings, computing
 from trident.nn.parameters import Parameters
 from trident.objective import LossParts
@@ -22,7 +22,7 @@ from trident.objective import LossParts
 
 class Start(NamedTuple):
     parameters: Parameters  # (task, ...) each
-    encodings: Encodings | None  # of the support sets, where they were needed
+    encodings: FusedEncodings | None  # of the support sets, where they were needed
     leaves: Parameters
     made: Parameters  # the last layer, with its graph
 

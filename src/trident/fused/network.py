@@ -53,7 +53,7 @@ class Images(NamedTuple):
         return self.support if target == "support" else self.query
 
 
-class Encodings(NamedTuple):
+class FusedEncodings(NamedTuple):
     semantic: Encoded  # of the target images
     label: Encoded  # of all images
 
@@ -63,7 +63,7 @@ class Pass:
     """The loss of one set of each task and its gradient, with all that a Hessian-vector product needs."""
 
     parameters: Parameters
-    encodings: Encodings
+    encodings: FusedEncodings
     decoded: Decoded
     error_weight: float  # of an image's squared error in the loss
     leaves: dict[str, Tensor]  # what autograd's part starts from: features and parameters
@@ -113,14 +113,16 @@ class FusedNetwork:
         n, total = tasks.images.n_support, tasks.images.stored.shape[1]
         return Images(pictures.rows(0, total), pictures.rows(0, n), pictures.rows(n, total - n))
 
-    def encode(self, parameters: Parameters, images: Images, target: Target, label: Encoded | None = None) -> Encodings:
+    def encode(
+        self, parameters: Parameters, images: Images, target: Target, label: Encoded | None = None
+    ) -> FusedEncodings:
         """`label` is the label encoder's part, where the same parameters have made it before."""
         of = images.all if self.model.has_context(target, "transductive") else images.target(target)
-        return Encodings(
+        return FusedEncodings(
             self.semantic_encoder.forward(parameters, of), label or self.label_encoder.forward(parameters, images.all)
         )
 
-    def leaves(self, parameters: Parameters, encodings: Encodings) -> dict[str, Tensor]:
+    def leaves(self, parameters: Parameters, encodings: FusedEncodings) -> dict[str, Tensor]:
         inside = {key: value for key, value in parameters.items() if not self._is_outside(key)}
         features = {"/semantic": encodings.semantic.features, "/label": encodings.label.features}
         return {key: value.detach().requires_grad_() for key, value in (features | inside).items()}
@@ -145,7 +147,7 @@ class FusedNetwork:
         images: Images,
         target: Target,
         noise: Noise,
-        encodings: Encodings | None = None,
+        encodings: FusedEncodings | None = None,
         differentiable: bool = False,
     ) -> Pass:
         """Write the gradient of the summed losses to `out`, (task, ...) each, and tell how it came about."""

@@ -15,7 +15,7 @@ from trident.episodes import EpisodeSpec
 from trident.errors import NotFiniteError, TridentError
 from trident.execution import execution_for, make_learner, with_latents
 from trident.figures import picture
-from trident.labelling import CHUNK
+from trident.labelling import CHUNK, recipe_for
 from trident.model import Noise, TaskImages
 from trident.web.desk import Check
 from trident.web.labels import Task
@@ -50,9 +50,10 @@ def look(task: Task, device: str, check: Check) -> dict[str, Any]:
 def latents_and_paintings(task: Task, stored: np.ndarray, device: str) -> tuple[np.ndarray, np.ndarray]:
     """Of all these pictures (labelled ones first), at their latents' means: (picture, latent), (picture, h, w, c)."""
     episode = EpisodeSpec(len(task.classes), int(np.bincount(task.labels).max()), 1)
-    recipe = replace(task.checkpoint.recipe, episode=episode)
-    execution = execution_for(device, "plain", "fp32", recipe)
-    learner = with_latents(make_learner(recipe, execution, task.checkpoint.running))
+    recipe = recipe_for(task.checkpoint.recipe, len(stored) - len(task.labels), len(task.classes))
+    recipe = replace(recipe, episode=episode)
+    running = {key: value.to(device) for key, value in task.checkpoint.running.items()}
+    learner = with_latents(make_learner(recipe, execution_for(device, "plain", "fp32", recipe), running))
     images = TaskImages(
         torch.from_numpy(stored[None]).to(device), torch.from_numpy(np.asarray(task.labels)[None]).to(device)
     )
