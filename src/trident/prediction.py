@@ -11,6 +11,7 @@ from trident.execution import AnyLearner
 from trident.model import Encodings, Noise, TaskImages
 from trident.nn.parameters import Parameters
 from trident.protonet import ProtoNetLearner
+from trident.workers import side_by_side
 
 
 def predict(learner: AnyLearner, parameters: Parameters, tasks: TaskBatch, mirrored: bool = False) -> Tensor:
@@ -35,8 +36,8 @@ def predict_one_by_one(
     found = []
     for task in range(tasks.n_tasks):
         say = _on_its_own(learner, parameters, tasks, task)
-        starts = range(0, n_queries, at_once)
-        found.append(torch.cat([say(range(n_queries)[start : start + at_once]) for start in starts]))
+        parts = [range(n_queries)[start : start + at_once] for start in range(0, n_queries, at_once)]
+        found.append(torch.cat(list(side_by_side(say, parts, tasks.query_labels.device))))
     return torch.stack(found)
 
 
