@@ -174,3 +174,39 @@ def browser() -> Iterator[Any]:
         running = playwright.chromium.launch(executable_path=chromium, args=flags)
         yield running
         running.close()
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Weights that tell plain colours apart, for `trident web`."""
+    from web_server import tiny_weights
+
+    return tiny_weights(tmp_path_factory.mktemp("weights"))
+
+
+@pytest.fixture(scope="module")
+def plain(weights: Path) -> Iterator[Any]:
+    """`trident web` with those weights and its usual limits."""
+    from web_server import site
+
+    with site(weights) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def address(weights: Path) -> Iterator[str]:
+    """Of a `trident web` that takes files of 2 MB at most."""
+    from trident.web.limits import Limits
+    from web_server import site
+
+    with site(weights, Limits(file_bytes=2_000_000)) as running:
+        yield running.address
+
+
+@pytest.fixture
+def page(browser: Any, address: str) -> Iterator[Any]:
+    """A visitor's, at that address."""
+    from web_visit import visit
+
+    with visit(browser, address) as found:
+        yield found

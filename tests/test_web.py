@@ -6,13 +6,12 @@ import json
 import signal
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from PIL import Image
 
 from conftest import Trident_command, assert_one_line_error
@@ -32,19 +31,7 @@ from web_server import (
     pile,
     site,
     three_classes,
-    tiny_weights,
 )
-
-
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_weights(tmp_path_factory.mktemp("weights"))
-
-
-@pytest.fixture(scope="module")
-def plain(weights: Path) -> Iterator[Site]:
-    with site(weights) as running:
-        yield running
 
 
 def test_the_answer_is_the_librarys(plain: Site, weights: Path, tmp_path: Path) -> None:

@@ -2,34 +2,19 @@
 
 import base64
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from trident.web.limits import Limits
-from web_server import COLOURS, File, picture, site, tiny_weights
-from web_visit import copies, fill_in, label, shown, upload, visit, wait_until
-
-LIMITS = Limits(file_bytes=2_000_000)
+from web_server import COLOURS, File, picture
+from web_visit import copies, fill_in, label, shown, upload, wait_until
 
 BESIDE_THE_PAGE = """() => [...document.querySelectorAll('body *')].filter(e => {
     const box = e.getBoundingClientRect();
     return box.width > 0 && (box.right > window.innerWidth + 1 || box.left < -1);
 }).map(e => e.tagName + ' ' + e.className)"""
-
-
-@pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with site(tiny_weights(tmp_path_factory.mktemp("weights")), LIMITS) as running:
-        yield running.address
-
-
-@pytest.fixture
-def page(browser: Any, address: str) -> Iterator[Any]:
-    with visit(browser, address) as found:
-        yield found
 
 
 def test_by_keyboard_alone(page: Any) -> None:

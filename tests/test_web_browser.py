@@ -1,30 +1,14 @@
 """`trident web` in a real browser: a visit from the first class to the table, and mishaps."""
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from trident.labelling import label_pile
-from trident.web.limits import Limits
-from web_server import COLOURS, bomb, picture, site, tiny_weights
-from web_visit import copies, fill_in, label, shown, table, upload, visit, wait_until
-
-LIMITS = Limits(file_bytes=2_000_000)
-
-
-@pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with site(tiny_weights(tmp_path_factory.mktemp("weights")), LIMITS) as running:
-        yield running.address
-
-
-@pytest.fixture
-def page(browser: Any, address: str) -> Iterator[Any]:
-    with visit(browser, address) as found:
-        yield found
+from web_server import COLOURS, bomb, picture
+from web_visit import copies, fill_in, label, shown, table, upload, wait_until
 
 
 def test_a_visit(page: Any, tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Who `trident web` answers to, and how it keeps other sites out."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,19 +10,7 @@ from web_server import (
     four,
     pile,
     site,
-    tiny_weights,
 )
-
-
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_weights(tmp_path_factory.mktemp("weights"))
-
-
-@pytest.fixture(scope="module")
-def plain(weights: Path) -> Iterator[Site]:
-    with site(weights) as running:
-        yield running
 
 
 @pytest.mark.parametrize(

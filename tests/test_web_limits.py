@@ -26,22 +26,10 @@ from web_server import (
     pile,
     site,
     three_classes,
-    tiny_weights,
     until,
 )
 
 SMALL = Limits(classes=4, labelled=8, pictures=12, file_bytes=50_000, request_bytes=200_000, pixels=40_000)
-
-
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_weights(tmp_path_factory.mktemp("weights"))
-
-
-@pytest.fixture(scope="module")
-def plain(weights: Path) -> Iterator[Site]:
-    with site(weights) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")
