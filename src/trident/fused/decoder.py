@@ -11,7 +11,7 @@ from trident.nn.kernels.coefficients import Lines
 from trident.nn.kernels.convolution import convolve, correlate
 from trident.nn.kernels.first_layer import PictureRows
 from trident.nn.kernels.normalisation import activate, gradient_sums, spread
-from trident.nn.kernels.picture import ERROR_SCALE, compare, fold
+from trident.nn.kernels.picture import compare, fold
 from trident.nn.kernels.scaling import stored
 from trident.nn.parameters import Parameters
 
@@ -33,7 +33,7 @@ class Decoded:
     pictures: PictureRows
     parameters: Parameters  # padded
     layers: list[Layer]
-    delta: Tensor  # gradient of the squared error with respect to what goes into the sigmoid, times ERROR_SCALE
+    delta: Tensor  # gradient of the squared error with respect to what goes into the sigmoid
     error: Tensor  # (task,): summed over images
 
 
@@ -94,7 +94,7 @@ class FusedDecoder:
     def backward(self, decoded: Decoded, weight_of_error: float, out: Parameters) -> Tensor:
         """The gradient of `weight_of_error` times the squared error; what comes back is the hidden features'."""
         dp = decoded.delta
-        undo = decoded.error.new_full(decoded.error.shape, weight_of_error / ERROR_SCALE)
+        undo = decoded.error.new_full(decoded.error.shape, weight_of_error)
         for number, layer in reversed(list(enumerate(decoded.layers))):
             weight, _, _ = self.parts(decoded.parameters, number)
             dweight, dgain, doffset = self.parts(out, number)
@@ -105,7 +105,7 @@ class FusedDecoder:
             self._correlate(layer, layer.dy, undo, dweight)
             dx, _ = convolve(layer.dy, weight, self.precision, turned=True)
             dp = fold(dx, layer.x.shape[2])
-        return dp.float() * (weight_of_error / ERROR_SCALE)
+        return dp.float() * weight_of_error
 
     def _correlate(
         self, layer: Layer, dy: Tensor, undo: Tensor, out: Tensor, second: tuple[Tensor, Tensor, Tensor] | None = None
@@ -142,7 +142,7 @@ class FusedDecoder:
         return moving
 
     def tangent_backward(self, decoded: Decoded, moving: Moving, weight_of_error: float, out: Parameters) -> Tensor:
-        undo = weight_of_error / ERROR_SCALE / moving.scale
+        undo = weight_of_error / moving.scale
         ones = moving.scale.new_ones(moving.scale.shape)
         dp1 = moving.delta
         for number, layer in reversed(list(enumerate(decoded.layers))):

@@ -8,12 +8,10 @@ from torch import Tensor
 from trident.nn.kernels.coefficients import Lines
 from trident.nn.kernels.first_layer import UNIT, Pictures
 
-ERROR_SCALE = 64.0  # of the error's gradient, which vanishes where the picture is nearly black or white
-
 
 @triton.jit
 def _compare(y, y1, forward, tangent, images, delta, partial, N, SIZE: tl.constexpr, FIRST,
-             TOTAL, CI: tl.constexpr, UNIT: tl.constexpr, SCALE: tl.constexpr, TANGENT: tl.constexpr,
+             TOTAL, CI: tl.constexpr, UNIT: tl.constexpr, TANGENT: tl.constexpr,
              BP: tl.constexpr):  # fmt: skip
     """Squared error of sigmoid(z) and its derivative with respect to z; or that derivative's tangent."""
     pixels = N * SIZE * SIZE
@@ -35,11 +33,11 @@ def _compare(y, y1, forward, tangent, images, delta, partial, N, SIZE: tl.conste
     used = keep & (c < CI)
     error = tl.where(used, sigmoid - truth, 0.0)
     slope = sigmoid * (1 - sigmoid)
-    result = SCALE * 2 * error * slope
+    result = 2 * error * slope
     if TANGENT:
         g = tangent + task * 16 + c
         z1 = s * tl.load(y1 + at, mask=keep, other=0.0).to(tl.float32) + tl.load(g + 8) * value + tl.load(g + 12)
-        result = tl.where(used, SCALE * 2 * (slope * slope + error * slope * (1 - 2 * sigmoid)) * z1, 0.0)
+        result = tl.where(used, 2 * (slope * slope + error * slope * (1 - 2 * sigmoid)) * z1, 0.0)
     else:
         tl.store(partial + tl.program_id(0), tl.sum(tl.sum(error * error, axis=1), axis=0))
     tl.store(delta + at, result.to(delta.dtype.element_ty), mask=keep)
@@ -77,7 +75,7 @@ def compare(
     first: int,
     tangent: tuple[Tensor, Tensor] | None = None,  # y' and its table
 ) -> tuple[Tensor, Tensor | None]:
-    """The gradient of each task's summed squared error, times ERROR_SCALE, and that sum; or the gradient's tangent."""
+    """The gradient of each task's summed squared error, and that sum; or the gradient's tangent."""
     tasks, n, size = y.shape[:3]
     delta = torch.empty_like(y)
     block = 256
@@ -86,7 +84,7 @@ def compare(
     y1, table = tangent if tangent is not None else (y, lines.forward)
     _compare[(tasks * blocks,)](
         y, y1, lines.forward, table, pictures.padded, delta, delta if partial is None else partial, N=n, SIZE=size,
-        FIRST=first, TOTAL=pictures.padded.shape[1], CI=pictures.channels, UNIT=UNIT, SCALE=ERROR_SCALE,
+        FIRST=first, TOTAL=pictures.padded.shape[1], CI=pictures.channels, UNIT=UNIT,
         TANGENT=tangent is not None, BP=block, num_warps=4,
     )  # fmt: skip
     return delta, None if partial is None else partial.sum(1)
