@@ -1,6 +1,7 @@
 """The audit tells a model that reads the order of the queries from one that does not."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,10 +11,11 @@ import torch
 
 from conftest import TINY_RECIPE, tiny_store
 from trident.audit import DEFAULT, PROTOCOLS, SORTED, Audit, AuditRow, audit
-from trident.checkpoint import Checkpoint
-from trident.data.store import ImageStore, class_table, store_in_memory
+from trident.checkpoint import Checkpoint, save_checkpoint
+from trident.data.store import ImageStore, class_table, store_in_memory, write_store
 from trident.episodes import EpisodeSampler, EpisodeSpec, Protocol, task_generator
-from trident.evaluate import evaluate, set_up
+from trident.errors import NotFiniteError
+from trident.evaluate import Evaluation, evaluate, evaluate_checkpoint, set_up
 from trident.model import TaskImages, Trident
 from trident.prediction import alone, predict, predict_one_by_one
 from trident.recipes import load_recipe
@@ -86,6 +88,33 @@ def test_every_protocol_is_measured_once_and_paired() -> None:
         assert row.difference_ci95 == pytest.approx(1.96 * change.std(ddof=1) / np.sqrt(6))
     assert seen[-1] == ("as the paper", 54, 54)
     assert result.to_json()["rows"][1]["protocol"]["query_order"] == "class_sorted"
+
+
+def test_a_protocol_that_makes_the_model_blow_up_costs_one_row(tmp_path: Path, trident_here: Callable) -> None:
+    model, store = untrained(), tiny_store()
+    model = replace(model, running={key: torch.full_like(value, torch.inf) for key, value in model.running.items()})
+    result = audit(model, store, split="test", tasks=2, seed=0)
+    assert [row.name for row in result.rows] == [name for name in PROTOCOLS if name != "running batch norm"]
+    assert "test task 0: the prediction is not finite" in result.without_result["running batch norm"]
+    assert result.to_json()["without_result"] == result.without_result
+
+    save_checkpoint(tmp_path / "model.safetensors", model)
+    write_store(tmp_path / "noise.store", store.dataset, store.classes, store.images)
+    shown = trident_here("audit", tmp_path / "model.safetensors", "--data", tmp_path / "noise.store", "--tasks", "2")
+    assert re.search(r"^running batch norm +no result: test task 0: ", shown.stdout, re.M), shown.stderr
+    assert "Whether accuracy depends on query order is open" in shown.stdout
+
+
+@pytest.mark.parametrize("name", ["default", SORTED])
+def test_the_verdict_needs_the_default_and_sorted_queries(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def blows_up(checkpoint: Checkpoint, store: ImageStore, protocol: Protocol, *_: object, **__: object) -> Evaluation:
+        if protocol == PROTOCOLS[name]:
+            raise NotFiniteError("it blew up")
+        return evaluate_checkpoint(checkpoint, store, protocol, split="test", tasks=2, seed=0)
+
+    monkeypatch.setattr("trident.audit.evaluate_checkpoint", blows_up)
+    with pytest.raises(NotFiniteError, match="it blew up"):
+        audit(untrained(), tiny_store(), split="test", tasks=2, seed=0)
 
 
 def with_difference(difference: float, ci95: float, tasks: int = 100) -> Audit:

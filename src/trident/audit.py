@@ -5,12 +5,13 @@ Each row changes one thing about the default protocol. Task by task the classes 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Unpack
 
 from trident.checkpoint import Checkpoint
 from trident.data.store import ImageStore
 from trident.episodes import Protocol
+from trident.errors import NotFiniteError
 from trident.evaluate import Evaluation, Sample, evaluate_checkpoint, mean_and_interval
 
 DEFAULT = Protocol()
@@ -51,6 +52,7 @@ class AuditRow:
 @dataclass(frozen=True)
 class Audit:
     rows: tuple[AuditRow, ...]  # the default protocol first
+    without_result: dict[str, str] = field(default_factory=dict)  # protocols under which the model blows up, and where
 
     def row(self, name: str) -> AuditRow:
         return next(row for row in self.rows if row.name == name)
@@ -94,6 +96,7 @@ class Audit:
             "depends_on_query_order": self.depends_on_query_order,
             "verdict": self.verdict(),
             "rows": [row.to_json() for row in self.rows],
+            "without_result": self.without_result,
         }
 
 
@@ -104,9 +107,14 @@ def audit(
     progress: _Progress | None = None,
     **sample: Unpack[Sample],
 ) -> Audit:
-    """Measure a model under each protocol; the first one is what the others are compared with."""
+    """Measure a model under each protocol; the first one is what the others are compared with.
+
+    Inner steps that were learned under one protocol may blow up under another. That is a finding, and no reason to
+    lose the other rows, unless the verdict rests on it.
+    """
     chosen = protocols or PROTOCOLS
     rows: list[AuditRow] = []
+    without_result: dict[str, str] = {}
     for place, (name, protocol) in enumerate(chosen.items()):
 
         def report(done: int, total: int, name: str = name, place: int = place) -> None:
@@ -114,8 +122,14 @@ def audit(
                 progress(name, place * total + done, len(chosen) * total)
 
         # One engine for all rows, and the fused one does not know all protocols.
-        result = evaluate_checkpoint(checkpoint, store, protocol, report, **sample | {"engine": "plain"})
+        try:
+            result = evaluate_checkpoint(checkpoint, store, protocol, report, **sample | {"engine": "plain"})
+        except NotFiniteError as error:
+            if not rows or name == SORTED:
+                raise
+            without_result[name] = str(error)
+            continue
         baseline = rows[0].evaluation if rows else result
         change = result.predictions.accuracies - baseline.predictions.accuracies
         rows.append(AuditRow(name, result, *mean_and_interval(change)))
-    return Audit(tuple(rows))
+    return Audit(tuple(rows), without_result)
