@@ -19,6 +19,7 @@ from trident.evaluate import evaluate_checkpoint
 from trident.execution import make_model
 from trident.labelling import MOST_LABELLED, Labeller, recipe_for, weights_for
 from trident.run_start import start_run
+from trident.web.shelf import Shelf
 from trident.weights import model_card, weight_names
 
 
@@ -119,16 +120,15 @@ def test_too_many_labelled_pictures_are_refused_in_words() -> None:
         labeller(tiny_checkpoint(), MOST_LABELLED + 1, seed=0)
 
 
-def test_weights_tied_to_places_are_refused_in_words() -> None:
-    checkpoint = tiny_checkpoint()
-    episode = replace(TINY_RECIPE.episode, n_query=1)  # as a labeller would have it
-    for recipe, words in (
-        (TINY_RECIPE, "not 3-way 2-shot with 1"),
-        (replace(TINY_RECIPE, episode=episode), "no places"),
-    ):
-        model = replace(recipe.model, attfex="positional", classifier_start="prototypes")
-        with pytest.raises(TridentError, match=words):
-            labeller(replace(checkpoint, recipe=replace(recipe, model=model)), 6, seed=0)
+def test_weights_tied_to_places_are_refused_in_words(tmp_path: Path) -> None:
+    model = replace(TINY_RECIPE.model, attfex="positional", classifier_start="prototypes")
+    tied = replace(tiny_checkpoint(), recipe=replace(TINY_RECIPE, model=model))
+    with pytest.raises(TridentError, match="no places"):
+        labeller(tied, 6, seed=0)
+    started = start_run(tied.recipe, tiny_store(), "noise", tmp_path / "run", "cpu")
+    save_checkpoint(tmp_path / "tied.safetensors", started)
+    with pytest.raises(TridentError, match="no places"):  # before a page is served
+        Shelf(str(tmp_path / "tied.safetensors"))
 
 
 @pytest.mark.parametrize("alone", [False, True])

@@ -25,7 +25,7 @@ def test_there_are_some_of_each_kind() -> None:
 @names
 def test_weights_are_whole_small_and_say_nothing_of_the_machine_they_came_from(name: str) -> None:
     checkpoint = load_checkpoint(Path(name))
-    assert checkpoint.recipe.name == name
+    assert name.startswith(checkpoint.recipe.name)
     assert not checkpoint.optimizer
     assert checkpoint.best is not None and checkpoint.best["protocol"]["split"] == "val"
     assert all(bool(torch.isfinite(value).all()) for value in checkpoint.parameters.values())
@@ -51,13 +51,16 @@ def test_listing(trident_here: Callable) -> None:
     assert all(entry["parameters"] > 0 and entry["steps"] > 0 for entry in listed)
     shown = trident_here("weights").stdout
     assert all(name in shown for name in weight_names())
+    for entry, line in zip(listed, shown.splitlines(), strict=False):
+        assert line.startswith(entry["name"])
+        assert ("labels no pictures" in line) == entry["positional"] == ("paper" in entry["name"])
     first = weight_names()[0]
     assert trident_here("weights", first).stdout.strip() == model_card(first).strip()
 
 
 def test_a_file_or_folder_of_that_name_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert load_checkpoint(Path(weight_names()[0])).recipe.name == weight_names()[0]
+    assert weight_names()[0].startswith(load_checkpoint(Path(weight_names()[0])).recipe.name)
     start_run(TINY_RECIPE, tiny_store(), "noise", tmp_path / weight_names()[0], "cpu")
     assert load_checkpoint(Path(weight_names()[0])).recipe == TINY_RECIPE
 

@@ -41,6 +41,14 @@ def weights_for(n_pictures: int, n_classes: int) -> str:
     return "mini-5w1s-set" if n_pictures <= FEW * n_classes else "mini-5w5s-set"
 
 
+def check_labels_piles(recipe: Recipe) -> None:
+    if recipe.model.positional:
+        raise TridentError(
+            "these weights have a positional AttFEX, one weight for each place in a task: a pile has no places, so "
+            "give weights with model.attfex=set or off"
+        )
+
+
 def enough_together(n_pile: int, n_classes: int) -> bool:
     return n_pile >= ENOUGH_TOGETHER * n_classes
 
@@ -80,12 +88,8 @@ class Labeller:
                 f"there are {len(self.labels)} labelled pictures: {MOST_LABELLED} at most can be looked at together, "
                 "so give fewer of each class"
             )
+        check_labels_piles(self.checkpoint.recipe)
         check_episode(self.checkpoint.recipe, self._episode)
-        if self.checkpoint.recipe.model.positional:
-            raise TridentError(
-                "these weights have a positional AttFEX, one weight for each place in a task: a pile has no places, so "
-                "give weights with model.attfex=set or off"
-            )
 
     @property
     def _episode(self) -> EpisodeSpec:

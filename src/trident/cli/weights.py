@@ -34,9 +34,10 @@ def weights(
     elif name is not None:
         print(model_card(name))
     else:
+        widest = max(map(len, weight_names()))
         for known in weight_names():
             about = _described(known)
-            print(f"{known:20} {about['parameters']:>8,} parameters  {about['summary']}")
+            print(f"{known:{widest}} {about['parameters']:>8,} parameters  {about['summary']}{_unlike(about)}")
         print("'trident weights NAME' shows what they were trained on, what they are good for and how well they do.")
 
 
@@ -97,6 +98,13 @@ def _with_temperatures(checkpoint: "Checkpoint", data: str | None, tasks: int, d
     return replace(checkpoint, temperature=together, temperature_alone=alone)
 
 
+def _unlike(about: dict[str, Any]) -> str:
+    """What there is to say of weights that read the places in a task."""
+    if not about["positional"]:
+        return ""
+    return f", trained on {about['query_order'].replace('_', '-')} queries; for measuring, labels no pictures"
+
+
 def _described(name: str) -> dict[str, Any]:
     from trident.checkpoint import load_checkpoint
     from trident.weights import weights_file
@@ -106,6 +114,8 @@ def _described(name: str) -> dict[str, Any]:
         "name": name,
         "summary": checkpoint.recipe.summary,
         "recipe": checkpoint.recipe.name,
+        "query_order": checkpoint.recipe.protocol.query_order,
+        "positional": checkpoint.recipe.model.positional,
         "trained_on": checkpoint.provenance.get("dataset"),
         "steps": checkpoint.step,
         "parameters": sum(value.numel() for value in checkpoint.parameters.values()),
