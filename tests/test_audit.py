@@ -15,8 +15,8 @@ from trident.checkpoint import Checkpoint, save_checkpoint
 from trident.data.store import ImageStore, class_table, store_in_memory, write_store
 from trident.episodes import EpisodeSampler, EpisodeSpec, Protocol, task_generator
 from trident.errors import NotFiniteError
-from trident.evaluate import Evaluation, evaluate, evaluate_checkpoint, set_up
-from trident.model import TaskImages, Trident
+from trident.evaluate import Evaluation, evaluate_checkpoint, set_up
+from trident.model import Trident
 from trident.prediction import alone, predict, predict_one_by_one
 from trident.recipes import load_recipe
 from trident.run_start import start_run
@@ -199,20 +199,3 @@ def test_averaged_latents_average_probabilities() -> None:
     assert isinstance(source, TaskSource)
     singly = [predict(learner, parameters, tasks._replace(query_noise=(noise,))).exp() for noise in tasks.query_noise]
     assert torch.allclose(predict(learner, parameters, tasks).exp(), torch.stack(singly).mean(0), atol=1e-6)
-
-
-def test_mirror_images_share_in_the_prediction() -> None:
-    checkpoint = untrained()
-    recipe = replace(checkpoint.recipe, adaptation=replace(checkpoint.recipe.adaptation, mirrored=True))
-    store = tiny_store()
-    learner, parameters, source = set_up(recipe, checkpoint.parameters, checkpoint.running, store, split="test", seed=0)
-    tasks = source.batch(range(4))
-    turned = tasks._replace(images=TaskImages(tasks.images.stored.flip(3), tasks.support_labels))
-    singly = [predict(learner, parameters, batch).exp() for batch in (tasks, turned)]
-    both = predict(learner, parameters, tasks, mirrored=True)
-    assert not torch.allclose(singly[0], singly[1], atol=1e-4)
-    torch.testing.assert_close(both.exp(), (singly[0] + singly[1]) / 2)
-    torch.testing.assert_close(predict(learner, parameters, turned, mirrored=True), both)
-    measured = evaluate(recipe, checkpoint.parameters, checkpoint.running, store, split="test", tasks=4, seed=0)
-    np.testing.assert_allclose(measured.predictions.log_probabilities, both.double().numpy(), atol=1e-5)
-    assert "mirror images too" in measured.describe_protocol()

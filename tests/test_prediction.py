@@ -12,6 +12,9 @@ from trident.adapt import Learner
 from trident.evaluate import Setup, set_up
 from trident.execution import make_model
 from trident.prediction import alone, predict, predict_one_by_one
+from trident.settings import Views
+
+ALL = Views(mirrored=True, corners=True)
 
 WAYS = [
     {"attfex": "set", "attfex_pooling": "classes"},
@@ -46,13 +49,13 @@ def of(model: dict[str, Any], batch_norm: str, latents: str = "average", **adapt
 def test_queries_one_by_one_are_tasks_of_one_query(model: dict[str, Any], batch_norm: str, refinements: int) -> None:
     learner, parameters, source = of(model, batch_norm, refinements=refinements)
     tasks = source.batch(range(2))
-    found = predict_one_by_one(learner, parameters, tasks, at_once=4, mirrored=True)
+    found = predict_one_by_one(learner, parameters, tasks, at_once=4, views=ALL)
     near = 0.01 * float(found.std(1).mean())  # little, against how far untrained weights tell queries apart
     assert near > 3e-6
     fill = learner.model.settings.positional
     for task in range(2):
         for query in range(tasks.query_labels.shape[1]):
-            expected = predict(learner, parameters, alone(tasks, task, [query], fill), mirrored=True)[0, 0]
+            expected = predict(learner, parameters, alone(tasks, task, [query], fill), views=ALL)[0, 0]
             torch.testing.assert_close(found[task, query], expected, rtol=0, atol=near)
 
 

@@ -173,9 +173,9 @@ def evaluate(
     def predicted(indices: range) -> tuple[np.ndarray, np.ndarray]:
         batch = source.batch(indices)
         if recipe.protocol.queries_at_once == "one":
-            found = predict_one_by_one(learner, parameters, batch, at_once, recipe.adaptation.mirrored)
+            found = predict_one_by_one(learner, parameters, batch, at_once, recipe.adaptation.views)
         else:
-            found = predict(learner, parameters, batch, recipe.adaptation.mirrored)
+            found = predict(learner, parameters, batch, recipe.adaptation.views)
         return found.double().cpu().numpy(), batch.query_labels.cpu().numpy()
 
     log_probabilities, labels = [], []

@@ -116,7 +116,7 @@ class Labeller:
     def probabilities(self, queries: np.ndarray) -> np.ndarray:
         """Of each class for each of these pictures, looked at together: (picture, class) float64."""
         about, n = self.checkpoint, len(queries)
-        found = predict(self._learner(n), self._parameters, self._task(queries), about.recipe.adaptation.mirrored)
+        found = predict(self._learner(n), self._parameters, self._task(queries), about.recipe.adaptation.views)
         return _softmax(
             found[0], about.temperature if enough_together(n, len(self.classes)) else about.temperature_alone
         )
@@ -127,8 +127,8 @@ class Labeller:
         at_once = max(1, _AT_ONCE // (len(self.pictures) + 1))
         if recipe.adaptation.steps:  # gradients need far more memory
             at_once = min(at_once, default_chunk(recipe, self.device))
-        mirrored = recipe.adaptation.mirrored
-        found = predict_one_by_one(self._learner(1), self._parameters, self._task(queries), at_once, mirrored)
+        views = recipe.adaptation.views
+        found = predict_one_by_one(self._learner(1), self._parameters, self._task(queries), at_once, views)
         return _softmax(found[0], self.checkpoint.temperature_alone)
 
     def _task(self, queries: np.ndarray) -> TaskBatch:

@@ -11,25 +11,29 @@ from trident.execution import AnyLearner
 from trident.model import Encodings, Noise, TaskImages
 from trident.nn.parameters import Parameters
 from trident.protonet import ProtoNetLearner
+from trident.settings import Views
+from trident.views import views_of
 from trident.workers import side_by_side
 
+AS_IT_IS = Views()
 
-def predict(learner: AnyLearner, parameters: Parameters, tasks: TaskBatch, mirrored: bool = False) -> Tensor:
+
+def predict(learner: AnyLearner, parameters: Parameters, tasks: TaskBatch, views: Views = AS_IT_IS) -> Tensor:
     """Log-probabilities of the queries' classes after adaptation: (task, query, n_way).
 
-    Of the mean probability, where there are several draws of noise, or `mirrored` asks for the mirror images too.
+    Of the mean probability, where there are several draws of noise, or `views` asks for more than the images.
     """
-    if mirrored:
-        return _mirrored_too(lambda tasks: predict(learner, parameters, tasks), tasks)
-    return _mean(learner.logits(parameters, tasks))
+    return _over(views, tasks, lambda tasks: _mean(learner.logits(parameters, tasks)))
 
 
 def predict_one_by_one(
-    learner: AnyLearner, parameters: Parameters, tasks: TaskBatch, at_once: int, mirrored: bool = False
+    learner: AnyLearner, parameters: Parameters, tasks: TaskBatch, at_once: int, views: Views = AS_IT_IS
 ) -> Tensor:
     """The same, but each query is the only one of its task."""
-    if mirrored:
-        return _mirrored_too(lambda tasks: predict_one_by_one(learner, parameters, tasks, at_once), tasks)
+    return _over(views, tasks, lambda tasks: _one_by_one(learner, parameters, tasks, at_once))
+
+
+def _one_by_one(learner: AnyLearner, parameters: Parameters, tasks: TaskBatch, at_once: int) -> Tensor:
     if isinstance(learner, ProtoNetLearner) and learner.batch_norm == "running":
         return predict(learner, parameters, tasks)  # no query knows of another there
     n_queries = tasks.query_labels.shape[1]
@@ -41,15 +45,22 @@ def predict_one_by_one(
     return torch.stack(found)
 
 
-def _mirrored_too(predict: Callable[[TaskBatch], Tensor], tasks: TaskBatch) -> Tensor:
-    images = TaskImages(tasks.images.stored.flip(3), tasks.support_labels)
-    return torch.logaddexp(predict(tasks), predict(tasks._replace(images=images))) - math.log(2)
+def _over(views: Views, tasks: TaskBatch, predict: Callable[[TaskBatch], Tensor]) -> Tensor:
+    """The log of the mean probability over views of the tasks' images."""
+    if views == AS_IT_IS:
+        return predict(tasks)
+    shown = (TaskImages(images, tasks.support_labels) for images in views_of(tasks.images.stored, views))
+    return _log_mean([predict(tasks._replace(images=images)) for images in shown])
+
+
+def _log_mean(logs: list[Tensor]) -> Tensor:
+    return torch.logsumexp(torch.stack(logs), 0) - math.log(len(logs))
 
 
 def _mean(draws: list[Tensor]) -> Tensor:
     """Logits of each draw -> log-probabilities of their mean."""
-    logs = torch.stack([torch.log_softmax(logits, -1) for logits in draws])
-    return torch.logsumexp(logs, 0) - math.log(len(logs)) if len(logs) > 1 else logs[0]
+    logs = [torch.log_softmax(logits, -1) for logits in draws]
+    return _log_mean(logs) if len(logs) > 1 else logs[0]
 
 
 def _on_its_own(

@@ -30,7 +30,10 @@ def in_training(recipe: Recipe) -> Recipe:
             n_query=_or_else(training.task_queries, episode.n_query),
         ),
         adaptation=replace(
-            adaptation, refinements=_or_else(training.task_refinements, adaptation.refinements), mirrored=False
+            adaptation,
+            refinements=_or_else(training.task_refinements, adaptation.refinements),
+            mirrored=False,
+            corners=False,
         ),
     )
 

@@ -6,7 +6,7 @@ Where the paper and its released code differ, the setting's help says which valu
 import dataclasses
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from trident.episodes import EpisodeSpec, Protocol
 from trident.errors import TridentError
@@ -120,6 +120,13 @@ class ObjectiveSettings:
             require(value >= 0 and math.isfinite(value), f"objective.{entry.name} is {value}: 0 or more is needed")
 
 
+class Views(NamedTuple):
+    """What a prediction is made from besides the images as they are; `views.py` shows it."""
+
+    mirrored: bool = False
+    corners: bool = False
+
+
 @dataclass(frozen=True)
 class AdaptationSettings:
     """The inner loop: how parameters adapt to a task's support set."""
@@ -131,15 +138,22 @@ class AdaptationSettings:
     refinements: int = setting(
         0, "rounds, after the inner steps, in which the queries share in the prototypes by what they are taken for"
     )
-
     mirrored: bool = setting(
         False, "predict from the images and from their mirror images, and take the mean probability (not in training)"
+    )
+    corners: bool = setting(
+        False, "the same with the four corners of the images, 6/7 wide; where mirrored, two of them in a mirror"
     )
 
     def describe(self) -> str:
         steps = f"{self.steps or 'no'} inner step{'' if self.steps == 1 else 's'}"
         rounds = f", {self.refinements} refinement{'' if self.refinements == 1 else 's'}" if self.refinements else ""
-        return steps + rounds + (", mirror images too" if self.mirrored else "")
+        more = " and ".join(name for name, used in zip(("mirror images", "corners"), self.views, strict=True) if used)
+        return steps + rounds + (f", {more} too" if more else "")
+
+    @property
+    def views(self) -> Views:
+        return Views(self.mirrored, self.corners)
 
     def __post_init__(self) -> None:
         require(self.rate >= 0 and math.isfinite(self.rate), f"adaptation.rate is {self.rate}: 0 or more is needed")

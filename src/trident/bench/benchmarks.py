@@ -145,7 +145,7 @@ def bench_evaluate(recipe: Recipe, execution: Execution, store: ImageStore, **am
         learner = make_learner(recipe, execution, running)
 
         def predicted(chunk: TaskBatch) -> Tensor:
-            return predict(learner, parameters, _fresh(chunk), recipe.adaptation.mirrored)
+            return predict(learner, parameters, _fresh(chunk), recipe.adaptation.views)
 
         return lambda chunks: torch.cat(list(side_by_side(predicted, chunks, device)))
 

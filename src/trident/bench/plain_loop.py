@@ -47,6 +47,7 @@ class PlainLoop:
             ("model.attfex", self.recipe.model.attfex, ("positional", "off")),
             ("adaptation.refinements", self.recipe.adaptation.refinements, (0,)),
             ("adaptation.mirrored", self.recipe.adaptation.mirrored, (False,)),
+            ("adaptation.corners", self.recipe.adaptation.corners, (False,)),
             ("model.attfex_residual", self.recipe.model.attfex_residual, (False,)),
             ("model.classifier_features", self.recipe.model.classifier_features, ("plain",)),
             ("model.training_classes", self.recipe.model.training_classes, (0,)),

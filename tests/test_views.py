@@ -1,0 +1,80 @@
+"""Predictions from several views of the same images."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from conftest import TINY_RECIPE, tiny_store
+from trident.evaluate import evaluate, set_up
+from trident.execution import make_model
+from trident.model import TaskImages
+from trident.prediction import predict
+from trident.run_start import in_training
+from trident.settings import Views
+from trident.views import views_of
+
+every = pytest.mark.parametrize("views", [Views(m, c) for m in (False, True) for c in (False, True)], ids=str)
+
+
+def numbered(size: int, dtype: torch.dtype) -> torch.Tensor:
+    """Images (2, 3, size, size, 2) whose pixels say in which row and column they are."""
+    rows, columns = torch.meshgrid(torch.arange(size), torch.arange(size), indexing="ij")
+    return torch.stack([rows, columns], 2).expand(2, 3, -1, -1, -1).to(dtype)
+
+
+@every
+def test_how_many_views_there_are_and_that_the_image_is_the_first(views: Views) -> None:
+    images = torch.randint(0, 256, (2, 3, 14, 14, 1), dtype=torch.uint8)
+    shown = list(views_of(images, views))
+    assert len(shown) == 1 + views.mirrored + 4 * views.corners
+    assert torch.equal(shown[0], images)
+    assert all(view.shape == images.shape and view.dtype == images.dtype for view in shown)
+    for one, other in pairwise(shown):
+        assert not torch.equal(one, other)
+
+
+def test_corners_are_spread_over_the_whole_image() -> None:
+    corners = list(views_of(numbered(84, torch.float64), Views(corners=True)))[1:]
+    for corner, (top, left) in zip(corners, ((0, 0), (0, 12), (12, 0), (12, 12)), strict=True):
+        seen = (torch.arange(84, dtype=torch.float64) + 0.5) * 72 / 84 - 0.5
+        seen = seen.clamp(0, 71)  # beyond the middle of an edge pixel there is only that pixel
+        assert torch.allclose(corner[1, 2, :, 5, 0], top + seen)
+        assert torch.allclose(corner[1, 2, 5, :, 1], left + seen)
+
+
+def test_whole_numbers_stay_whole() -> None:
+    exact = views_of(numbered(84, torch.float64), Views(True, True))
+    for whole, fraction in zip(views_of(numbered(84, torch.uint8), Views(True, True)), exact, strict=True):
+        assert (whole.double() - fraction).abs().max() <= 0.5 + 1e-5
+
+
+@pytest.mark.parametrize("corners", [False, True])
+def test_all_views_share_in_the_prediction(corners: bool) -> None:
+    recipe = replace(TINY_RECIPE, adaptation=replace(TINY_RECIPE.adaptation, mirrored=True, corners=corners))
+    network, store, views = make_model(recipe), tiny_store(), recipe.adaptation.views
+    start, running = network.initial(0), network.initial_running()
+    learner, parameters, source = set_up(recipe, start, running, store, split="test", seed=0)
+    tasks = source.batch(range(4))
+
+    def of(images: torch.Tensor, *more: Views) -> torch.Tensor:
+        shown = tasks._replace(images=TaskImages(images, tasks.support_labels))
+        return predict(learner, parameters, shown, *more).exp()
+
+    together = of(tasks.images.stored, views)
+    singly = torch.stack([of(images) for images in views_of(tasks.images.stored, views)])
+    assert not torch.allclose(singly[0], singly[-1], atol=1e-4)
+    torch.testing.assert_close(together, singly.mean(0))
+    # A picture and its mirror image have the same views.
+    torch.testing.assert_close(of(tasks.images.stored.flip(3), views), together)
+    measured = evaluate(recipe, start, running, store, split="test", tasks=4, seed=0)
+    np.testing.assert_allclose(np.exp(measured.predictions.log_probabilities), together.double(), atol=1e-5)
+    words = "mirror images and corners too" if corners else "mirror images too"
+    assert words in measured.describe_protocol()
+
+
+def test_training_sees_images_as_they_are() -> None:
+    recipe = replace(TINY_RECIPE, adaptation=replace(TINY_RECIPE.adaptation, mirrored=True, corners=True))
+    assert in_training(recipe).adaptation.views == Views()
