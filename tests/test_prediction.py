@@ -11,7 +11,8 @@ from conftest import TINY_RECIPE, tiny_store
 from trident.adapt import Learner
 from trident.evaluate import Setup, set_up
 from trident.execution import make_model
-from trident.prediction import alone, predict, predict_one_by_one
+from trident.model import Encodings
+from trident.prediction import alone, encode_support, predict, predict_one_by_one
 from trident.settings import Views
 
 ALL = Views(mirrored=True, corners=True)
@@ -57,6 +58,24 @@ def test_queries_one_by_one_are_tasks_of_one_query(model: dict[str, Any], batch_
         for query in range(tasks.query_labels.shape[1]):
             expected = predict(learner, parameters, alone(tasks, task, [query], fill), views=ALL)[0, 0]
             torch.testing.assert_close(found[task, query], expected, rtol=0, atol=near)
+
+
+@ways
+@pytest.mark.parametrize("batch_norm", ["running", "transductive"])
+def test_a_support_set_encoded_before_changes_nothing(model: dict[str, Any], batch_norm: str) -> None:
+    learner, parameters, source = of(model, batch_norm, refinements=1)
+    tasks = source.batch([3])
+    support = encode_support(learner, parameters, tasks.images, ALL)
+    alone_too = batch_norm == "running" and isinstance(learner, Learner)
+    assert (support is not None) == alone_too
+    expected = predict_one_by_one(learner, parameters, tasks, 4, ALL)
+    torch.testing.assert_close(predict_one_by_one(learner, parameters, tasks, 4, ALL, support), expected)
+    settings = learner.model.settings
+    if support is not None and settings.classifier_start == "prototypes" and not settings.positional:
+        # It is what is gone by.
+        other = [Encodings(*(x.flip(1) for x in encodings if x is not None)) for encodings in support]
+        changed = predict_one_by_one(learner, parameters, tasks, 4, ALL, other)
+        assert not torch.allclose(changed, expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("steps", [0, 2])

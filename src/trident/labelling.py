@@ -23,9 +23,9 @@ from trident.episodes import EpisodeSpec
 from trident.errors import BadValueError, TridentError
 from trident.evaluate import check_episode, default_chunk
 from trident.execution import AnyLearner, execution_for, make_learner
-from trident.model import Noise, TaskImages
+from trident.model import Encodings, Noise, TaskImages
 from trident.nn.parameters import Parameters
-from trident.prediction import predict, predict_one_by_one
+from trident.prediction import encode_support, predict, predict_one_by_one
 from trident.settings import Recipe
 
 FEW = 2  # labelled pictures of a class, on average, up to which the 1-shot weights are taken
@@ -116,6 +116,8 @@ class Labeller:
     def probabilities(self, queries: np.ndarray) -> np.ndarray:
         """Of each class for each of these pictures, looked at together: (picture, class) float64."""
         about, n = self.checkpoint, len(queries)
+        if n == 1:
+            return self.probabilities_alone(queries)
         found = predict(self._learner(n), self._parameters, self._task(queries), about.recipe.adaptation.views)
         return _softmax(
             found[0], about.temperature if enough_together(n, len(self.classes)) else about.temperature_alone
@@ -128,8 +130,16 @@ class Labeller:
         if recipe.adaptation.steps:  # gradients need far more memory
             at_once = min(at_once, default_chunk(recipe, self.device))
         views = recipe.adaptation.views
-        found = predict_one_by_one(self._learner(1), self._parameters, self._task(queries), at_once, views)
+        found = predict_one_by_one(
+            self._learner(1), self._parameters, self._task(queries), at_once, views, self._encodings
+        )
         return _softmax(found[0], self.checkpoint.temperature_alone)
+
+    @cached_property
+    def _encodings(self) -> list[Encodings] | None:
+        """Of the labelled pictures, where those of the pile cannot change them: for one picture after the other."""
+        views = self.checkpoint.recipe.adaptation.views
+        return encode_support(self._learner(1), self._parameters, self._task(self.pictures[:0]).images, views)
 
     def _task(self, queries: np.ndarray) -> TaskBatch:
         """The labelled pictures and these others."""

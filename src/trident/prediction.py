@@ -23,34 +23,59 @@ def predict(learner: AnyLearner, parameters: Parameters, tasks: TaskBatch, views
 
     Of the mean probability, where there are several draws of noise, or `views` asks for more than the images.
     """
-    return _over(views, tasks, lambda tasks: _mean(learner.logits(parameters, tasks)))
+    return _over(views, tasks, lambda tasks, view: _mean(learner.logits(parameters, tasks)))
 
 
 def predict_one_by_one(
-    learner: AnyLearner, parameters: Parameters, tasks: TaskBatch, at_once: int, views: Views = AS_IT_IS
+    learner: AnyLearner,
+    parameters: Parameters,
+    tasks: TaskBatch,
+    at_once: int,
+    views: Views = AS_IT_IS,
+    support: Sequence[Encodings] | None = None,
 ) -> Tensor:
-    """The same, but each query is the only one of its task."""
-    return _over(views, tasks, lambda tasks: _one_by_one(learner, parameters, tasks, at_once))
+    """The same, but each query is the only one of its task.
 
-
-def _one_by_one(learner: AnyLearner, parameters: Parameters, tasks: TaskBatch, at_once: int) -> Tensor:
+    `support` is what `encode_support` made of the support set, of one task, where that is known already.
+    """
     if isinstance(learner, ProtoNetLearner) and learner.batch_norm == "running":
-        return predict(learner, parameters, tasks)  # no query knows of another there
+        return predict(learner, parameters, tasks, views)  # no query knows of another there
+
+    def one_by_one(tasks: TaskBatch, view: int) -> Tensor:
+        return _one_by_one(learner, parameters, tasks, at_once, support[view] if support else None)
+
+    return _over(views, tasks, one_by_one)
+
+
+def encode_support(
+    learner: AnyLearner, parameters: Parameters, images: TaskImages, views: Views = AS_IT_IS
+) -> list[Encodings] | None:
+    """The encodings of one task's support images in each view; None where they depend on the queries."""
+    if not isinstance(learner, Learner) or not learner.encodes_each_alone:
+        return None
+    own = {key: value[None] for key, value in parameters.items()}
+    shown = views_of(images.stored[:, : images.n_support], views)
+    return [learner.encode(own, TaskImages(support, images.support_labels)) for support in shown]
+
+
+def _one_by_one(
+    learner: AnyLearner, parameters: Parameters, tasks: TaskBatch, at_once: int, support: Encodings | None
+) -> Tensor:
     n_queries = tasks.query_labels.shape[1]
     found = []
     for task in range(tasks.n_tasks):
-        say = _on_its_own(learner, parameters, tasks, task)
+        say = _on_its_own(learner, parameters, tasks, task, support)
         parts = [range(n_queries)[start : start + at_once] for start in range(0, n_queries, at_once)]
         found.append(torch.cat(list(side_by_side(say, parts, tasks.query_labels.device))))
     return torch.stack(found)
 
 
-def _over(views: Views, tasks: TaskBatch, predict: Callable[[TaskBatch], Tensor]) -> Tensor:
-    """The log of the mean probability over views of the tasks' images."""
+def _over(views: Views, tasks: TaskBatch, predict: Callable[[TaskBatch, int], Tensor]) -> Tensor:
+    """The log of the mean probability over views of the tasks' images, which are numbered."""
     if views == AS_IT_IS:
-        return predict(tasks)
+        return predict(tasks, 0)
     shown = (TaskImages(images, tasks.support_labels) for images in views_of(tasks.images.stored, views))
-    return _log_mean([predict(tasks._replace(images=images)) for images in shown])
+    return _log_mean([predict(tasks._replace(images=images), view) for view, images in enumerate(shown)])
 
 
 def _log_mean(logs: list[Tensor]) -> Tensor:
@@ -64,15 +89,22 @@ def _mean(draws: list[Tensor]) -> Tensor:
 
 
 def _on_its_own(
-    learner: AnyLearner, parameters: Parameters, tasks: TaskBatch, task: int
+    learner: AnyLearner, parameters: Parameters, tasks: TaskBatch, task: int, support: Encodings | None
 ) -> Callable[[Sequence[int]], Tensor]:
     """What says of some queries of a task, each looked at alone, which classes they are of: (query, n_way)."""
     positional = learner.model.settings.positional
     if not isinstance(learner, Learner) or not learner.encodes_each_alone or positional:
         return lambda queries: predict(learner, parameters, alone(tasks, task, queries, fill=positional))[:, 0]
     images = TaskImages(tasks.images.stored[task : task + 1], tasks.support_labels[task : task + 1])
-    label, semantic = learner.encode({key: value[None] for key, value in parameters.items()}, images)
-    assert semantic is not None  # because no other image matters to it
+    own = {key: value[None] for key, value in parameters.items()}
+    if support is None:
+        label, semantic = learner.encode(own, images)
+        assert semantic is not None  # because no other image matters to it
+    else:
+        queries = learner.encode(own, TaskImages(images.stored[:, images.n_support :], images.support_labels))
+        assert support.semantic is not None and queries.semantic is not None
+        label = torch.cat([support.label, queries.label], 1)
+        semantic = torch.cat([support.semantic, queries.semantic], 1)
 
     # The labels and the noise are all that is still needed: no query has to bring the labelled images along.
     bare = tasks._replace(images=TaskImages(tasks.images.stored[:, :, :1, :1], tasks.support_labels))
