@@ -21,7 +21,7 @@ from trident.model import Noise, TaskImages
 from trident.prediction import predict
 from trident.recipes import load_recipe
 from trident.run_start import start_run
-from trident.settings import Recipe
+from trident.settings import Recipe, Views
 from trident.train import train
 
 
@@ -161,9 +161,9 @@ def test_adapting_and_predicting_are_the_plain_ones() -> None:
     steps, expected_steps = fused.adapt(parameters, tasks), plain.adapt(parameters, tasks)
     assert len(steps) == len(expected_steps) == 3
     assert relative_error(steps[-1][0], expected_steps[-1][0]) < 1e-4
-    torch.testing.assert_close(
-        predict(fused, parameters, tasks), predict(plain, parameters, tasks), rtol=1e-3, atol=1e-3
-    )
+    for views in (Views(), Views(mirrored=True, corners=True)):
+        found, expected = (predict(learner, parameters, tasks, views) for learner in (fused, plain))
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
 
 
 class Silent:

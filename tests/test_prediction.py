@@ -66,12 +66,12 @@ def test_a_support_set_encoded_before_changes_nothing(model: dict[str, Any], bat
     learner, parameters, source = of(model, batch_norm, refinements=1)
     tasks = source.batch([3])
     support = encode_support(learner, parameters, tasks.images, ALL)
-    alone_too = batch_norm == "running" and isinstance(learner, Learner)
-    assert (support is not None) == alone_too
+    settings = learner.model.settings
+    by_itself = batch_norm == "running" and isinstance(learner, Learner) and not settings.positional
+    assert (support is not None) == by_itself
     expected = predict_one_by_one(learner, parameters, tasks, 4, ALL)
     torch.testing.assert_close(predict_one_by_one(learner, parameters, tasks, 4, ALL, support), expected)
-    settings = learner.model.settings
-    if support is not None and settings.classifier_start == "prototypes" and not settings.positional:
+    if support is not None and settings.classifier_start == "prototypes":
         # It is what is gone by.
         other = [Encodings(*(x.flip(1) for x in encodings if x is not None)) for encodings in support]
         changed = predict_one_by_one(learner, parameters, tasks, 4, ALL, other)

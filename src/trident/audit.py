@@ -52,7 +52,7 @@ class AuditRow:
 @dataclass(frozen=True)
 class Audit:
     rows: tuple[AuditRow, ...]  # the default protocol first
-    without_result: dict[str, str] = field(default_factory=dict)  # protocols under which the model blows up, and where
+    without_result: dict[str, str] = field(default_factory=dict)  # protocols under which a task blew up, and which
 
     def row(self, name: str) -> AuditRow:
         return next(row for row in self.rows if row.name == name)

@@ -9,8 +9,9 @@ Probabilities are at the weights' temperatures, which were fitted on validation 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -108,6 +109,10 @@ class Labeller:
         recipe = replace(recipe_for(self.checkpoint.recipe, n_pile, len(self.classes)), episode=self._episode)
         running = {key: value.to(self.device) for key, value in self.checkpoint.running.items()}
         return make_learner(recipe, execution_for(self.device, "plain", "fp32", recipe), running)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """To be pickled: without what can be computed again, which may lie on a GPU."""
+        return {entry.name: getattr(self, entry.name) for entry in fields(self)}
 
     @cached_property
     def _parameters(self) -> Parameters:

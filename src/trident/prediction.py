@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -41,21 +42,29 @@ def predict_one_by_one(
     if isinstance(learner, ProtoNetLearner) and learner.batch_norm == "running":
         return predict(learner, parameters, tasks, views)  # no query knows of another there
 
-    def one_by_one(tasks: TaskBatch, view: int) -> Tensor:
-        return _one_by_one(learner, parameters, tasks, at_once, support[view] if support else None)
-
-    return _over(views, tasks, one_by_one)
+    if support is None:
+        return _over(views, tasks, lambda tasks, view: _one_by_one(learner, parameters, tasks, at_once, None))
+    # Of the support images nothing is needed any more: no view is made of them.
+    images = TaskImages(tasks.images.stored[:, tasks.images.n_support :], tasks.support_labels)
+    queries = tasks._replace(images=images)
+    assert tasks.n_tasks == 1
+    return _over(views, queries, lambda part, view: _one_by_one(learner, parameters, part, at_once, support[view]))
 
 
 def encode_support(
     learner: AnyLearner, parameters: Parameters, images: TaskImages, views: Views = AS_IT_IS
 ) -> list[Encodings] | None:
     """The encodings of one task's support images in each view; None where they depend on the queries."""
-    if not isinstance(learner, Learner) or not learner.encodes_each_alone:
+    if not _from_encodings(learner):
         return None
     own = {key: value[None] for key, value in parameters.items()}
     shown = views_of(images.stored[:, : images.n_support], views)
     return [learner.encode(own, TaskImages(support, images.support_labels)) for support in shown]
+
+
+def _from_encodings(learner: AnyLearner) -> TypeGuard[Learner]:
+    """Whether a query alone needs nothing but the encodings; a positional AttFEX wants fillers in other places."""
+    return isinstance(learner, Learner) and learner.encodes_each_alone and not learner.model.settings.positional
 
 
 def _one_by_one(
@@ -91,23 +100,23 @@ def _mean(draws: list[Tensor]) -> Tensor:
 def _on_its_own(
     learner: AnyLearner, parameters: Parameters, tasks: TaskBatch, task: int, support: Encodings | None
 ) -> Callable[[Sequence[int]], Tensor]:
-    """What says of some queries of a task, each looked at alone, which classes they are of: (query, n_way)."""
-    positional = learner.model.settings.positional
-    if not isinstance(learner, Learner) or not learner.encodes_each_alone or positional:
-        return lambda queries: predict(learner, parameters, alone(tasks, task, queries, fill=positional))[:, 0]
+    """What says of some queries of a task, each looked at alone, which classes they are of: (query, n_way).
+
+    Where the support set's encodings are given, the tasks' images are the queries alone.
+    """
+    if not _from_encodings(learner):
+        fill = learner.model.settings.positional
+        return lambda queries: predict(learner, parameters, alone(tasks, task, queries, fill))[:, 0]
     images = TaskImages(tasks.images.stored[task : task + 1], tasks.support_labels[task : task + 1])
-    own = {key: value[None] for key, value in parameters.items()}
-    if support is None:
-        label, semantic = learner.encode(own, images)
-        assert semantic is not None  # because no other image matters to it
-    else:
-        queries = learner.encode(own, TaskImages(images.stored[:, images.n_support :], images.support_labels))
-        assert support.semantic is not None and queries.semantic is not None
-        label = torch.cat([support.label, queries.label], 1)
-        semantic = torch.cat([support.semantic, queries.semantic], 1)
+    label, semantic = learner.encode({key: value[None] for key, value in parameters.items()}, images)
+    assert semantic is not None  # because no other image matters to it
+    if support is not None:
+        assert support.semantic is not None
+        label, semantic = torch.cat([support.label, label], 1), torch.cat([support.semantic, semantic], 1)
 
     # The labels and the noise are all that is still needed: no query has to bring the labelled images along.
-    bare = tasks._replace(images=TaskImages(tasks.images.stored[:, :, :1, :1], tasks.support_labels))
+    pixels = tasks.images.stored.new_zeros(tasks.n_tasks, label.shape[1], 1, 1, 1)
+    bare = tasks._replace(images=TaskImages(pixels, tasks.support_labels))
 
     def from_encodings(queries: Sequence[int]) -> Tensor:
         part = alone(bare, task, queries)
