@@ -1,4 +1,7 @@
-"""Training images in other guises: mirrored, shifted, cropped, recoloured. Whatever is measured is never touched."""
+"""Training images in other guises: mirrored, shifted, cropped, recoloured, each by chance and each in its own way.
+
+The views that predictions are made from, always the same ones, are in `views.py`.
+"""
 
 from typing import NamedTuple
 

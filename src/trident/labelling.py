@@ -42,7 +42,7 @@ def weights_for(n_pictures: int, n_classes: int) -> str:
     return "mini-5w1s-set" if n_pictures <= FEW * n_classes else "mini-5w5s-set"
 
 
-def check_labels_piles(recipe: Recipe) -> None:
+def refuse_positional(recipe: Recipe) -> None:
     if recipe.model.positional:
         raise TridentError(
             "these weights have a positional AttFEX, one weight for each place in a task: a pile has no places, so "
@@ -89,7 +89,7 @@ class Labeller:
                 f"there are {len(self.labels)} labelled pictures: {MOST_LABELLED} at most can be looked at together, "
                 "so give fewer of each class"
             )
-        check_labels_piles(self.checkpoint.recipe)
+        refuse_positional(self.checkpoint.recipe)
         check_episode(self.checkpoint.recipe, self._episode)
 
     @property
@@ -121,7 +121,7 @@ class Labeller:
     def probabilities(self, queries: np.ndarray) -> np.ndarray:
         """Of each class for each of these pictures, looked at together: (picture, class) float64."""
         about, n = self.checkpoint, len(queries)
-        if n == 1:
+        if n == 1:  # the same there, and the labelled pictures are encoded already
             return self.probabilities_alone(queries)
         found = predict(self._learner(n), self._parameters, self._task(queries), about.recipe.adaptation.views)
         return _softmax(

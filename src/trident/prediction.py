@@ -55,14 +55,14 @@ def encode_support(
     learner: AnyLearner, parameters: Parameters, images: TaskImages, views: Views = AS_IT_IS
 ) -> list[Encodings] | None:
     """The encodings of one task's support images in each view; None where they depend on the queries."""
-    if not _from_encodings(learner):
+    if not _encodings_suffice(learner):
         return None
     own = {key: value[None] for key, value in parameters.items()}
     shown = views_of(images.stored[:, : images.n_support], views)
     return [learner.encode(own, TaskImages(support, images.support_labels)) for support in shown]
 
 
-def _from_encodings(learner: AnyLearner) -> TypeGuard[Learner]:
+def _encodings_suffice(learner: AnyLearner) -> TypeGuard[Learner]:
     """Whether a query alone needs nothing but the encodings; a positional AttFEX wants fillers in other places."""
     return isinstance(learner, Learner) and learner.encodes_each_alone and not learner.model.settings.positional
 
@@ -104,7 +104,7 @@ def _on_its_own(
 
     Where the support set's encodings are given, the tasks' images are the queries alone.
     """
-    if not _from_encodings(learner):
+    if not _encodings_suffice(learner):
         fill = learner.model.settings.positional
         return lambda queries: predict(learner, parameters, alone(tasks, task, queries, fill))[:, 0]
     images = TaskImages(tasks.images.stored[task : task + 1], tasks.support_labels[task : task + 1])

@@ -37,7 +37,7 @@ def weights(
         widest = max(map(len, weight_names()))
         for known in weight_names():
             about = _described(known)
-            print(f"{known:{widest}} {about['parameters']:>8,} parameters  {about['summary']}{_unlike(about)}")
+            print(f"{known:{widest}} {about['parameters']:>8,} parameters  {about['summary']}{_caveat(about)}")
         print("'trident weights NAME' shows what they were trained on, what they are good for and how well they do.")
 
 
@@ -98,8 +98,8 @@ def _with_temperatures(checkpoint: "Checkpoint", data: str | None, tasks: int, d
     return replace(checkpoint, temperature=together, temperature_alone=alone)
 
 
-def _unlike(about: dict[str, Any]) -> str:
-    """What there is to say of weights that read the places in a task."""
+def _caveat(about: dict[str, Any]) -> str:
+    """What to know before using weights that read the places in a task; of others, nothing."""
     if not about["positional"]:
         return ""
     return f", trained on {about['query_order'].replace('_', '-')} queries; for measuring, labels no pictures"

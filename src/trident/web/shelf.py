@@ -5,7 +5,7 @@ from typing import Any
 
 from trident.checkpoint import Checkpoint, load_checkpoint
 from trident.errors import TridentError
-from trident.labelling import check_labels_piles, weights_for
+from trident.labelling import refuse_positional, weights_for
 from trident.weights import weight_names
 
 _MANY = 1000
@@ -19,7 +19,7 @@ class Shelf:
         self._known: dict[str, Checkpoint] = {}
         for name in sorted(wanted):
             checkpoint = load_checkpoint(Path(name))
-            check_labels_piles(checkpoint.recipe)
+            refuse_positional(checkpoint.recipe)
             # The name of a file or a run, without the folders it is in: they are nobody's business.
             self._known[name if self._auto else Path(name).stem] = checkpoint
         shapes = {(known.recipe.model.image_size, known.recipe.model.image_channels) for known in self._known.values()}
