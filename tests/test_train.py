@@ -1,5 +1,6 @@
 """Training runs: repeatable, resumable bit for bit, safe against kills, interrupts and numbers that blow up."""
 
+import ctypes
 import json
 import math
 import os
@@ -123,6 +124,19 @@ def test_a_request_to_terminate_may_come_twice_but_a_second_ctrl_c_stops_at_once
     assert load_checkpoint(tmp_path / "twice" / LAST).step == 7
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "at once", observer=Silent(interrupt_at=7, signals=(signal.SIGTERM, signal.SIGINT)))
+
+
+def test_a_compiler_s_signal_handlers_do_not_last(tmp_path: Path) -> None:
+    """LLVM, at work in Triton, puts handlers of its own over Python's, unseen by Python."""
+
+    class Compiling(Silent):
+        def on_step(self, step: int, values: dict[str, float]) -> None:
+            if step == 5:
+                ctypes.CDLL(None).signal(signal.SIGTERM, ctypes.c_void_p(signal.SIG_IGN))
+            super().on_step(step, values)
+
+    stopped = run(tmp_path, observer=Compiling(interrupt_at=7, signals=(signal.SIGTERM,)))
+    assert stopped.step == load_checkpoint(tmp_path / LAST).step == 7
 
 
 def test_a_validation_that_was_interrupted_is_made_up_for(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -85,7 +85,7 @@ def train(
 
     def validate() -> Evaluation:
         def go_on(done: int, total: int) -> None:
-            if interrupted:
+            if interrupted():
                 raise _InterruptedError
 
         return evaluate(
@@ -105,7 +105,7 @@ def train(
         )
 
     with RunLog(out, start.step, start.validated_step) as log, _interrupts() as interrupted:
-        while not interrupted:
+        while not interrupted():
             if step > validated and (step % settings.validate_every == 0 or step == settings.steps):
                 # Saved first: a run that is stopped while it validates owes that validation, and resumes with it.
                 save_checkpoint(out / LAST, current())
@@ -224,10 +224,12 @@ class _InterruptedError(Exception):
 
 
 @contextmanager
-def _interrupts() -> Iterator[list[int]]:
-    """A list that is empty until Ctrl-C or a request to terminate arrives; a second Ctrl-C stops at once.
+def _interrupts() -> Iterator[Callable[[], bool]]:
+    """Asks whether Ctrl-C or a request to terminate has arrived; a second Ctrl-C stops at once.
 
-    A second request to terminate does not: `timeout` sends two, one to the process and one to its group.
+    A second request to terminate does not: `timeout` sends two, one to the process and one to its group. Each question
+    puts the handlers in place again: LLVM, at work in Triton, puts its own over them, and while those hand a signal on,
+    the next one finds none and ends the process.
     """
     received: list[int] = []
 
@@ -240,13 +242,19 @@ def _interrupts() -> Iterator[list[int]]:
                 os.write(2, b"\nstopping after this step; a further Ctrl-C stops at once and loses what is not saved\n")
 
     signals = (signal.SIGINT, signal.SIGTERM)
+
+    def interrupted() -> bool:
+        for number in signals:
+            signal.signal(number, note)
+        return bool(received)
+
     try:
         before = [signal.signal(number, note) for number in signals]
     except ValueError:  # not in the main thread, where signals do not arrive
-        yield received
+        yield lambda: False
         return
     try:
-        yield received
+        yield interrupted
     finally:
         for number, handler in zip(signals, before, strict=True):
             signal.signal(number, handler)
