@@ -322,3 +322,21 @@ def test_across_domains(trident: Trident_command, tmp_path: Path, weights: Path,
     store.unlink()
     lost = trident("calibrate", weights, *measured)
     assert_one_line_error(lost, "noise.store", "--temperature-data")
+
+
+def test_exported_weights_are_calibrated_by_the_store_at_hand_if_it_is_theirs(
+    trident: Trident_command, tmp_path: Path, weights: Path, store: Path
+) -> None:
+    """They do not know where the data they were trained on lie, but do know them when they see them."""
+    trident("export", weights, "--to", "shared.safetensors")
+    assert load_checkpoint(tmp_path / "shared.safetensors").provenance["data"] is None
+    few = ["--tasks", "4", "--temperature-tasks", "3", "--json"]
+    own = json.loads(trident("calibrate", "shared.safetensors", "--data", store, *few).stdout)
+    assert own["with_temperature"]["fitted_tasks"] == "noise val, 3 tasks, seed 0"
+    other = tiny_store(images_per_class=9)
+    write_store(tmp_path / "other.store", "other", other.classes, iter(other.images))
+    unknown = trident("calibrate", "shared.safetensors", "--data", "other.store", *few)
+    assert_one_line_error(unknown, "data trained on, noise", "--temperature-data")
+    named = trident("calibrate", "shared.safetensors", "--data", "other.store", "--temperature-data", store, *few)
+    assert json.loads(named.stdout)["with_temperature"] != own["with_temperature"]
+    assert json.loads(named.stdout)["with_temperature"]["fitted_tasks"] == "noise val, 3 tasks, seed 0"

@@ -108,7 +108,7 @@ def calibrate(
     check_figure_path(out)
     checkpoint = load_for_measuring(run, settings)
     store = open_data(data_of(checkpoint.recipe, data, checkpoint))
-    fitting_store = open_fitting_data(temperature_data, checkpoint) if temperature == "validation" else None
+    fitting_store = open_fitting_data(temperature_data, checkpoint, store) if temperature == "validation" else None
     sample = sample_of(split, tasks, seed, device, tasks_per_chunk)
     with counting("evaluating tasks") as progress:
         result = measure(checkpoint, store, temperature, fitting_store, temperature_tasks, progress, **sample)

@@ -105,16 +105,22 @@ def data_of(recipe: "Recipe", given: str | None, checkpoint: "Checkpoint | None"
     )
 
 
-def open_fitting_data(given: str | None, checkpoint: "Checkpoint") -> "ImageStore":
-    """The store whose validation classes fit a temperature: the one trained on, unless another is named."""
-    source = data_of(checkpoint.recipe, given, checkpoint)
+def open_fitting_data(given: str | None, checkpoint: "Checkpoint", measured: "ImageStore") -> "ImageStore":
+    """The store whose validation classes fit a temperature: the one trained on, unless another is named.
+
+    Weights that were exported do not know where that one is; often it is the very one that is measured on.
+    """
+    if given is not None:
+        return open_data(data_of(checkpoint.recipe, given, checkpoint))
+    provenance = checkpoint.provenance
+    if measured.fingerprint == provenance["fingerprint"]:
+        return measured
     try:
-        return open_data(source)
+        return open_data(data_of(checkpoint.recipe, None, checkpoint))
     except TridentError as error:
-        if given is not None:
-            raise
+        reason = provenance["dataset"] if provenance["data"] is None else f"but {error}"
         raise TridentError(
-            f"the temperature is fitted on the data trained on, but {error}; name a store with --temperature-data"
+            f"the temperature is fitted on the data trained on, {reason}; name a store with --temperature-data"
         ) from error
 
 

@@ -55,7 +55,7 @@ def report(
     check_writable(page)
     check_extras()
     store = open_data(data_of(checkpoint.recipe, data, checkpoint))
-    fitting_store = open_fitting_data(temperature_data, checkpoint)
+    fitting_store = open_fitting_data(temperature_data, checkpoint, store)
     sample = sample_of(split, tasks, seed, device, tasks_per_chunk)
     with counting("report") as progress:
 
