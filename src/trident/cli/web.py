@@ -65,3 +65,4 @@ def web(
 
             webbrowser.open(address)
         server.run(sockets=[listening])
+        raise typer.Exit(130)  # Ctrl-C ended it, though what that raises may get lost on the event loop's way out
