@@ -225,7 +225,7 @@ class _InterruptedError(Exception):
 
 @contextmanager
 def _interrupts() -> Iterator[Callable[[], bool]]:
-    """Asks whether Ctrl-C or a request to terminate has arrived; a second Ctrl-C stops at once.
+    """Gives a question to ask: has Ctrl-C or a request to terminate arrived? A second Ctrl-C stops at once.
 
     A second request to terminate does not: `timeout` sends two, one to the process and one to its group. Each question
     sets the handlers again, so it is for the main thread: LLVM, when Triton first compiles, puts its own in their
