@@ -16,14 +16,22 @@ import torch
 
 from ablation_grids import TINY_RECIPE as TINY_GRID_RECIPE
 from ablation_grids import Ablate_command, Answer
-from trident.adapt import Learner, TaskBatch
 from trident.cli import main
 from trident.data.store import ImageStore, class_table, store_in_memory, write_store
-from trident.episodes import EpisodeSampler, EpisodeSpec, Protocol
-from trident.model import Noise, TaskImages, Trident
+from trident.learning.inner_loop import Learner, TaskBatch
+from trident.methods.trident.network import Noise, TaskImages, Trident
 from trident.nn.parameters import Parameters
-from trident.settings import AdaptationSettings, ModelSettings, ObjectiveSettings, Recipe, TrainingSettings
-from trident.tasks import TaskSource
+from trident.settings import (
+    AdaptationSettings,
+    EpisodeSpec,
+    ModelSettings,
+    ObjectiveSettings,
+    Protocol,
+    Recipe,
+    TrainingSettings,
+)
+from trident.tasks.episodes import EpisodeSampler
+from trident.tasks.source import TaskSource
 
 TINY_EPISODE = EpisodeSpec(n_way=3, n_shot=2, n_query=2)
 TINY_MODEL = ModelSettings(

@@ -25,10 +25,10 @@ from ablation_grids import (
     trained_steps,
 )
 from conftest import assert_one_line_error, tiny_store
-from trident.checkpoint import BEST, LAST, load_checkpoint
-from trident.console import TrainingProgress
+from trident.cli.console import TrainingProgress
 from trident.data.store import write_store
 from trident.errors import TridentError
+from trident.learning.checkpoint import BEST, LAST, load_checkpoint
 
 
 def start(folder: Path, *arguments: object) -> subprocess.Popen[str]:

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from conftest import TINY_RECIPE, doubles, one_task, source_for, tiny_learner, tiny_store, tiny_tasks
-from trident.adapt import InnerState, Learner, TaskBatch, _adam_step
-from trident.model import Trident
+from trident.learning.inner_loop import InnerState, Learner, TaskBatch, _adam_step
+from trident.methods.trident.network import Trident
 from trident.nn.parameters import Parameters
 from trident.settings import AdaptationSettings
 
@@ -199,12 +199,12 @@ MEASURE = """
 import resource, sys
 from dataclasses import replace
 import torch
-from trident.adapt import Learner
+from trident.learning.inner_loop import Learner
 from trident.data.glyphs import open_glyphs
-from trident.episodes import EpisodeSampler
-from trident.model import Trident
+from trident.tasks.episodes import EpisodeSampler
+from trident.methods.trident.network import Trident
 from trident.recipes import load_recipe
-from trident.tasks import TaskSource
+from trident.tasks.source import TaskSource
 recipe = load_recipe("glyphs", [f"adaptation.steps={sys.argv[1]}"])
 learner = Learner(Trident(recipe.model, recipe.episode), recipe.objective, recipe.adaptation)
 sampler = EpisodeSampler(open_glyphs(), "train", recipe.episode, recipe.protocol)

@@ -31,7 +31,7 @@ def test_data_and_networks_do_not_know_each_other() -> None:
 
 
 def test_nothing_imports_the_command_line() -> None:
-    leaves = ("trident.cli", "trident.console")
+    leaves = ("trident.cli", "trident.cli.console")
     for module in MODULES:
         if "cli" not in module.parts and module.name != "__main__.py":
             assert not any(name.startswith(leaf) for name in imported_by(module) for leaf in leaves), module

@@ -10,18 +10,19 @@ import pytest
 import torch
 
 from conftest import TINY_RECIPE, tiny_store
-from trident.audit import DEFAULT, PROTOCOLS, SORTED, Audit, AuditRow, audit
-from trident.checkpoint import Checkpoint, save_checkpoint
 from trident.data.store import ImageStore, class_table, store_in_memory, write_store
-from trident.episodes import EpisodeSampler, EpisodeSpec, Protocol, task_generator
 from trident.errors import NotFiniteError
-from trident.evaluate import Evaluation, evaluate_checkpoint, set_up
-from trident.model import Trident
-from trident.prediction import alone, predict, predict_one_by_one
+from trident.learning.checkpoint import Checkpoint, save_checkpoint
+from trident.learning.run_start import start_run
+from trident.learning.training import train
+from trident.measuring.audit import DEFAULT, PROTOCOLS, SORTED, Audit, AuditRow, audit
+from trident.measuring.evaluate import Evaluation, evaluate_checkpoint, set_up
+from trident.measuring.prediction import alone, predict, predict_one_by_one
+from trident.methods.trident.network import Trident
 from trident.recipes import load_recipe
-from trident.run_start import start_run
-from trident.tasks import TaskSource
-from trident.train import train
+from trident.settings import EpisodeSpec, Protocol
+from trident.tasks.episodes import EpisodeSampler, task_generator
+from trident.tasks.source import TaskSource
 
 
 class Silent:
@@ -112,7 +113,7 @@ def test_the_verdict_needs_the_default_and_sorted_queries(name: str, monkeypatch
             raise NotFiniteError("it blew up")
         return evaluate_checkpoint(checkpoint, store, protocol, split="test", tasks=2, seed=0)
 
-    monkeypatch.setattr("trident.audit.evaluate_checkpoint", blows_up)
+    monkeypatch.setattr("trident.measuring.audit.evaluate_checkpoint", blows_up)
     with pytest.raises(NotFiniteError, match="it blew up"):
         audit(untrained(), tiny_store(), split="test", tasks=2, seed=0)
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import TINY_RECIPE, source_for, tiny_store
-from trident.augment import COLOUR, LEAST_AREA, MOST_STRETCH, SHIFT, Guises, disguise, draw_guises
+from trident.tasks.augmentation import COLOUR, LEAST_AREA, MOST_STRETCH, SHIFT, Guises, disguise, draw_guises
 
 
 def images(size: int = 20, n: int = 3) -> torch.Tensor:

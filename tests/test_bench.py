@@ -11,7 +11,7 @@ from conftest import assert_one_line_error
 from trident.bench import benchmarks
 from trident.bench.made_up import made_up_store
 from trident.bench.timing import measure
-from trident.execution import Execution
+from trident.engines.execution import Execution
 from trident.recipes import load_recipe
 
 Bench_command = Callable[..., Answer]

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from sklearn.metrics import brier_score_loss
 from torchmetrics.functional.classification import multiclass_calibration_error
 
-from trident.calibration import brier_score, calibration, fit_temperature, reliability
-from trident.evaluate import Predictions
+from trident.measuring.calibration import brier_score, calibration, fit_temperature, reliability
+from trident.measuring.evaluate import Predictions
 
 
 def predictions(logits: np.ndarray, labels: np.ndarray) -> Predictions:

@@ -14,8 +14,8 @@ from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import FunctionTransformer
 
 from test_predict import COLOURS, WEIGHTS, picture
-from trident.classifier import TridentClassifier
 from trident.errors import TridentError
+from trident.labelling.classifier import TridentClassifier
 
 NAMES = sorted(COLOURS)
 

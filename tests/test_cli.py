@@ -15,11 +15,11 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from conftest import TINY_RECIPE, Trident_command, assert_one_line_error, tiny_store
-from trident.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from trident.cli.data import DatasetName
 from trident.data.prepare import DATASET_NAMES
 from trident.data.store import open_store, write_store
-from trident.model import Trident
+from trident.learning.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from trident.methods.trident.network import Trident
 
 
 @pytest.fixture

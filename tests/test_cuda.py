@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from trident.adapt import Learner, TaskBatch
 from trident.bench.benchmarks import relative_error
 from trident.bench.made_up import made_up_tasks
-from trident.model import Noise, TaskImages, Trident
+from trident.learning.inner_loop import Learner, TaskBatch
+from trident.methods.trident.network import Noise, TaskImages, Trident
 from trident.recipes import load_recipe
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA GPU here")

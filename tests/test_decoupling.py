@@ -12,8 +12,10 @@ import torch
 from sklearn.metrics import davies_bouldin_score
 
 from conftest import TINY_RECIPE, tiny_store
-from trident.checkpoint import Checkpoint
-from trident.decoupling import (
+from trident.engines.execution import with_latents
+from trident.errors import NotFiniteError, TridentError
+from trident.learning.checkpoint import Checkpoint
+from trident.measuring.decoupling import (
     Decoupling,
     ScoreChange,
     TaskLatents,
@@ -22,12 +24,17 @@ from trident.decoupling import (
     latent_means,
     projected_panels,
 )
-from trident.errors import NotFiniteError, TridentError
-from trident.evaluate import set_up
-from trident.execution import with_latents
-from trident.figures import latent_plot, reconstruction_pairs, reconstruction_plot, save_figure, swap_grid, to_svg
-from trident.model import Trident
-from trident.reconstruction import reconstructions
+from trident.measuring.evaluate import set_up
+from trident.measuring.reconstruction import reconstructions
+from trident.methods.trident.network import Trident
+from trident.report.figures import (
+    latent_plot,
+    reconstruction_pairs,
+    reconstruction_plot,
+    save_figure,
+    swap_grid,
+    to_svg,
+)
 
 
 def untrained(batch_norm: str = "transductive") -> Checkpoint:
@@ -175,7 +182,7 @@ def test_plots_need_no_display(tmp_path: Path) -> None:
     code = (
         "import sys, numpy as np\n"
         "from pathlib import Path\n"
-        "from trident.figures import latent_plot, save_figure\n"
+        "from trident.report.figures import latent_plot, save_figure\n"
         "save_figure(latent_plot([('a', np.eye(2))], np.arange(2)), Path('figure.png'))\n"
         "assert 'matplotlib.pyplot' not in sys.modules"
     )

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from conftest import TINY_RECIPE, source_for, tiny_store
 from trident.data.glyphs import open_glyphs
 from trident.data.store import class_table, store_in_memory
-from trident.episodes import EpisodeSampler, EpisodeSpec, Protocol, _share_out, task_generator
 from trident.errors import TridentError
+from trident.settings import EpisodeSpec, Protocol
+from trident.tasks.episodes import EpisodeSampler, _share_out, task_generator
 
 STORE = store_in_memory(
     "blank",

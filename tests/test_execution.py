@@ -10,9 +10,9 @@ import torch
 
 from ablation_grids import Answer
 from conftest import assert_one_line_error
-from trident.adapt import Learner
+from trident.engines.execution import Execution, execution_for, make_learner, why_not_fused
 from trident.errors import TridentError
-from trident.execution import Execution, execution_for, make_learner, why_not_fused
+from trident.learning.inner_loop import Learner
 from trident.recipes import load_recipe, recipe_names
 
 

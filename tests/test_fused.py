@@ -10,19 +10,19 @@ from torch import Tensor
 
 from conftest import doubles, one_task
 from gpu import gpu, gpu_nan
-from trident.adapt import Learner, TaskBatch
 from trident.bench.benchmarks import relative_error
 from trident.bench.made_up import made_up_tasks
-from trident.checkpoint import LAST, Checkpoint, load_checkpoint
 from trident.data.glyphs import open_glyphs
-from trident.evaluate import Evaluation
-from trident.execution import AnyLearner, Execution, execution_for, make_learner
-from trident.model import Noise, TaskImages
-from trident.prediction import predict
+from trident.engines.execution import AnyLearner, Execution, execution_for, make_learner
+from trident.learning.checkpoint import LAST, Checkpoint, load_checkpoint
+from trident.learning.inner_loop import Learner, TaskBatch
+from trident.learning.run_start import start_run
+from trident.learning.training import train
+from trident.measuring.evaluate import Evaluation
+from trident.measuring.prediction import predict
+from trident.methods.trident.network import Noise, TaskImages
 from trident.recipes import load_recipe
-from trident.run_start import start_run
 from trident.settings import Recipe, Views
-from trident.train import train
 
 
 def on_gpu(tasks: TaskBatch, dtype: torch.dtype | None = None) -> TaskBatch:
@@ -70,7 +70,7 @@ VARIANTS = [
 def test_the_meta_gradient_is_the_plain_one(name: str, settings: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     # Adam divides by the gradient's size. Where that is nearly nothing rounding decides: with its usual 1e-8, weights
     # moved by a millionth change a float64 meta-gradient by a hundredth and more. With 1e-2 there is a right answer.
-    monkeypatch.setattr("trident.adapt.ADAM_EPSILON_ROOT", 1e-4)
+    monkeypatch.setattr("trident.learning.inner_loop.ADAM_EPSILON_ROOT", 1e-4)
     recipe = small(name, *settings)
     plain, fused = (make_learner(recipe, Execution("cuda", engine)) for engine in ("plain", "fused"))
     tasks = made_up_tasks(recipe, 3)

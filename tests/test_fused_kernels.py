@@ -24,7 +24,7 @@ def close(actual: Tensor, expected: Tensor, precision: str) -> None:
 
 def in_store(x: Tensor, precision: str) -> Tensor:
     """As the engine keeps what its products read."""
-    from trident.nn.kernels.scaling import stored
+    from trident.engines.kernels.scaling import stored
 
     return stored(x, STORAGE[precision], products(precision))
 
@@ -55,7 +55,7 @@ SHAPES = [(32, 32, 21, None), (16, 16, 7, None), (64, 64, 10, None), (32, 32, 5,
     [(p, *shape) for p in BAR for shape in SHAPES if shape[0] < 64 or p in ("fp16", "bf16")],
 )
 def test_convolutions(precision: str, inputs: int, outputs: int, height: int, size: int | None) -> None:
-    from trident.nn.kernels.convolution import convolve, correlate
+    from trident.engines.kernels.convolution import convolve, correlate
 
     x, x2 = (in_store(randn(3, 5, height, height, inputs, seed=i), precision) for i in (0, 1))
     weight, weight2 = (randn(3, 3, 3, inputs, outputs, seed=i) / (9 * inputs) ** 0.5 for i in (2, 3))
@@ -76,7 +76,7 @@ def test_convolutions(precision: str, inputs: int, outputs: int, height: int, si
     if size is None:
         close(convolve(gradient, weight, products(precision), turned=True)[0], for_x, precision)
     else:
-        from trident.nn.kernels.picture import fold
+        from trident.engines.kernels.picture import fold
 
         back, _ = convolve(gradient, weight, products(precision), turned=True)
         assert float((fold(back, height).double() - for_x).norm() / for_x.norm()) < 2 * BAR[precision]
@@ -124,8 +124,8 @@ def plain_norm(y: Tensor, gain: Tensor, offset: Tensor, pool: bool, slope: float
 @pytest.mark.parametrize(("pool", "norm"), [(True, True), (False, True), (False, False)])
 @pytest.mark.parametrize("height", [10, 21])
 def test_norm_activation_and_pooling_in_four_passes(precision: str, pool: bool, norm: bool, height: int) -> None:
-    from trident.nn.kernels.coefficients import Lines
-    from trident.nn.kernels.normalisation import activate, gradient_sums, spread
+    from trident.engines.kernels.coefficients import Lines
+    from trident.engines.kernels.normalisation import activate, gradient_sums, spread
 
     dtype = STORAGE[precision]
     y, y1 = (randn(3, 4, height, height, 32, seed=i).to(dtype) for i in (0, 1))
@@ -172,7 +172,7 @@ def sums_of(a: Tensor, b: Tensor) -> Tensor:
 @precisions
 @pytest.mark.parametrize("channels", [1, 3])
 def test_first_layer_in_four_passes(precision: str, channels: int) -> None:
-    from trident.nn.kernels.first_layer import Pictures
+    from trident.engines.kernels.first_layer import Pictures
 
     dtype = STORAGE[precision]
     pixels = (randn(3, 6, 20, 20, channels).sigmoid() * 255).to(torch.uint8)
@@ -233,8 +233,8 @@ def in_one(*tensors: Tensor) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize("channels", [1, 3])
 def test_first_layers_batch_norm_from_moments(channels: int) -> None:
     """The whole layer and its derivatives against autograd's, in full precision."""
-    from trident.nn.kernels.first_coefficients import forward_lines, gradient, tangent_gradient, tangent_lines
-    from trident.nn.kernels.first_layer import Pictures
+    from trident.engines.kernels.first_coefficients import forward_lines, gradient, tangent_gradient, tangent_lines
+    from trident.engines.kernels.first_layer import Pictures
 
     pixels = (randn(3, 6, 20, 20, channels).sigmoid() * 255).to(torch.uint8)
     rows = Pictures(pixels, torch.float32, "tf32x3").rows(1, 5)
@@ -272,7 +272,7 @@ def test_first_layers_batch_norm_from_moments(channels: int) -> None:
 
 @gpu
 def test_entering_scales_by_powers_of_two() -> None:
-    from trident.nn.kernels.scaling import enter
+    from trident.engines.kernels.scaling import enter
 
     x = randn(4, 7, 300) * torch.tensor([1e-9, 1.0, 1e6, 0.0], device="cuda")[:, None, None]
     entered = enter(x, 2.0, torch.float32, "tf32x3")

@@ -11,15 +11,15 @@ import pytest
 
 import trident.nn.conv_layer as conv_layer
 from conftest import TINY_RECIPE, assert_one_line_error, tiny_store
-from trident.calibration import fit_temperature
-from trident.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from trident.data.store import write_store
+from trident.engines.execution import make_model
 from trident.errors import TridentError
-from trident.evaluate import evaluate_checkpoint
-from trident.execution import make_model
-from trident.labelling import MOST_LABELLED, Labeller, recipe_for, weights_for
-from trident.run_start import start_run
-from trident.web.shelf import Shelf
+from trident.labelling.labeller import MOST_LABELLED, Labeller, recipe_for, weights_for
+from trident.learning.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from trident.learning.run_start import start_run
+from trident.measuring.calibration import fit_temperature
+from trident.measuring.evaluate import evaluate_checkpoint
+from trident.web.weight_store import Shelf
 from trident.weights import model_card, weight_names
 
 

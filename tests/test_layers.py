@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from conftest import TINY_EPISODE, TINY_MODEL, doubles, tiny_tasks
-from trident.model import Trident
+from trident.methods.trident.network import Trident
 from trident.nn import batch_norm, convolution, winograd
 from trident.nn.attfex import Attfex, Positional, TaskFeatures
 from trident.nn.batch_norm import BatchNorm, BatchNormStatistics, mean_and_variance

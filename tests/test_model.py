@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from conftest import TINY_EPISODE, TINY_MODEL, doubles, tiny_tasks
-from trident.adapt import TaskBatch
-from trident.model import PROTOTYPE_SCALE, UNIT_SCALE, Noise, Output, TaskImages, Trident
+from trident.learning.inner_loop import TaskBatch
+from trident.methods.trident.network import PROTOTYPE_SCALE, UNIT_SCALE, Noise, Output, TaskImages, Trident
+from trident.methods.trident.objective import loss_parts
 from trident.nn.batch_norm import BatchNormStatistics
 from trident.nn.gaussian import Gaussian
 from trident.nn.parameters import Parameters
-from trident.objective import loss_parts
 from trident.recipes import load_recipe
 from trident.settings import ObjectiveSettings
 

@@ -13,7 +13,8 @@ import pytest
 from conftest import Trident_command, assert_one_line_error
 from trident.cli.paper import TableName
 from trident.errors import TridentError
-from trident.paper_results import (
+from trident.recipes import load_recipe
+from trident.report.paper_results import (
     FILE,
     PAPER_PROTOCOL,
     Metric,
@@ -24,7 +25,6 @@ from trident.paper_results import (
     paper_tables,
     paper_training,
 )
-from trident.recipes import load_recipe
 
 FIGURES = {
     "accuracy": 127,

@@ -16,13 +16,13 @@ from PIL import Image
 
 from ablation_grids import Answer
 from conftest import TINY_RECIPE, assert_one_line_error
-from trident.checkpoint import Checkpoint, load_checkpoint
 from trident.data.images import ImageFile
+from trident.data.pictures import find_pictures
+from trident.engines.execution import make_model
 from trident.errors import TridentError
-from trident.execution import make_model
-from trident.labelling import CHUNK, Labeller, chunks, label_pile, read_labelled
-from trident.pictures import find_pictures
-from trident.sorting import carry_out, plan
+from trident.labelling.labeller import CHUNK, Labeller, chunks, label_pile, read_labelled
+from trident.labelling.sorting import carry_out, plan
+from trident.learning.checkpoint import Checkpoint, load_checkpoint
 
 COLOURS = {"red": (200, 40, 30), "green": (30, 160, 60), "blue": (40, 60, 190)}
 WEIGHTS = "mini-5w1s-set"

@@ -8,11 +8,11 @@ import torch
 
 import trident.nn.conv4 as conv4
 from conftest import TINY_RECIPE, tiny_store
-from trident.adapt import Learner
-from trident.evaluate import Setup, set_up
-from trident.execution import make_model
-from trident.model import Encodings
-from trident.prediction import alone, encode_support, predict, predict_one_by_one
+from trident.engines.execution import make_model
+from trident.learning.inner_loop import Learner
+from trident.measuring.evaluate import Setup, set_up
+from trident.measuring.prediction import alone, encode_support, predict, predict_one_by_one
+from trident.methods.trident.network import Encodings
 from trident.settings import Views
 
 ALL = Views(mirrored=True, corners=True)

@@ -9,17 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import TINY_RECIPE, doubles, tiny_store, tiny_tasks
-from trident.audit import audit
-from trident.checkpoint import BEST, load_checkpoint
-from trident.decoupling import decoupling
+from trident.engines.execution import Execution, make_learner, make_model
 from trident.errors import TridentError
-from trident.evaluate import Evaluation
-from trident.execution import Execution, make_learner, make_model
-from trident.model import TaskImages
-from trident.prediction import predict
-from trident.protonet import ProtoNetLearner
-from trident.run_start import start_run
-from trident.train import train
+from trident.learning.checkpoint import BEST, load_checkpoint
+from trident.learning.run_start import start_run
+from trident.learning.training import train
+from trident.measuring.audit import audit
+from trident.measuring.decoupling import decoupling
+from trident.measuring.evaluate import Evaluation
+from trident.measuring.prediction import predict
+from trident.methods.protonet import ProtoNetLearner
+from trident.methods.trident.network import TaskImages
 
 RECIPE = replace(TINY_RECIPE, model=replace(TINY_RECIPE.model, method="protonet"))
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from trident.engines.execution import make_model
 from trident.errors import TridentError
-from trident.execution import make_model
 from trident.recipes import load_recipe, recipe_from, recipe_names, recipe_values, setting_help, setting_types
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from conftest import assert_one_line_error, run_trident
-from trident.checkpoint import load_checkpoint, save_checkpoint
+from trident.learning.checkpoint import load_checkpoint, save_checkpoint
 
 SMALL = [
     "training.steps=4",

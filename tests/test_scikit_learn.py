@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from conftest import TINY_RECIPE
-from trident.checkpoint import Checkpoint, save_checkpoint
-from trident.classifier import TridentClassifier
-from trident.execution import make_model
+from trident.engines.execution import make_model
+from trident.labelling.classifier import TridentClassifier
+from trident.learning.checkpoint import Checkpoint, save_checkpoint
 
 checks = pytest.importorskip("sklearn.utils.estimator_checks")
 

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from conftest import doubles
-from trident.adapt import TaskBatch
 from trident.bench.made_up import made_up_tasks
 from trident.bench.plain_loop import PlainLoop
+from trident.engines.execution import Execution, make_learner
 from trident.errors import TridentError
-from trident.execution import Execution, make_learner
-from trident.model import TaskImages
-from trident.prediction import predict
+from trident.learning.inner_loop import TaskBatch
+from trident.measuring.prediction import predict
+from trident.methods.trident.network import TaskImages
 from trident.recipes import load_recipe, recipe_names
 from trident.settings import Recipe
 

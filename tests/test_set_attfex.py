@@ -11,13 +11,12 @@ from torch import Tensor
 
 from conftest import TINY_EPISODE, doubles, tiny_learner, tiny_tasks
 from test_adapt import assert_exact
-from trident.adapt import Learner, TaskBatch
-from trident.episodes import EpisodeSpec
-from trident.model import Noise, TaskImages
+from trident.learning.inner_loop import Learner, TaskBatch
+from trident.measuring.prediction import predict
+from trident.methods.trident.network import Noise, TaskImages
 from trident.nn.attfex import TaskFeatures
 from trident.nn.parameters import Parameters
-from trident.prediction import predict
-from trident.settings import AdaptationSettings
+from trident.settings import AdaptationSettings, EpisodeSpec
 
 POOLINGS = ("seeds", "moments", "classes")
 poolings = pytest.mark.parametrize("pooling", POOLINGS)

@@ -19,18 +19,18 @@ import torch
 from safetensors.torch import load_file
 
 from conftest import TINY_RECIPE, tiny_store
-from trident.adapt import Learner, TaskBatch
-from trident.checkpoint import BEST, LAST, Checkpoint, load_checkpoint
 from trident.data.store import ImageStore, write_store
-from trident.episodes import EpisodeSampler
+from trident.engines.execution import make_model
 from trident.errors import TridentError
-from trident.evaluate import Evaluation, evaluate
-from trident.execution import make_model
-from trident.model import Trident
-from trident.run_start import resume_run, start_run
+from trident.learning.checkpoint import BEST, LAST, Checkpoint, load_checkpoint
+from trident.learning.inner_loop import Learner, TaskBatch
+from trident.learning.run_start import resume_run, start_run
+from trident.learning.training import train
+from trident.measuring.evaluate import Evaluation, evaluate
+from trident.methods.trident.network import Trident
 from trident.settings import Recipe
-from trident.tasks import TaskSource
-from trident.train import train
+from trident.tasks.episodes import EpisodeSampler
+from trident.tasks.source import TaskSource
 
 
 class Silent:

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from conftest import TINY_RECIPE, tiny_store
-from trident.evaluate import evaluate, set_up
-from trident.execution import make_model
-from trident.model import TaskImages
-from trident.prediction import predict
-from trident.run_start import in_training
+from trident.engines.execution import make_model
+from trident.learning.run_start import in_training
+from trident.measuring.evaluate import evaluate, set_up
+from trident.measuring.prediction import predict
+from trident.methods.trident.network import TaskImages
 from trident.settings import Views
-from trident.views import views_of
+from trident.tasks.views import views_of
 
 every = pytest.mark.parametrize("views", [Views(m, c) for m in (False, True) for c in (False, True)], ids=str)
 

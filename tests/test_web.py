@@ -15,12 +15,12 @@ import numpy as np
 from PIL import Image
 
 from conftest import Trident_command, assert_one_line_error
-from trident.checkpoint import load_checkpoint
 from trident.data.images import ImageFile, decode
-from trident.labelling import Labeller, label_pile, read_labelled
-from trident.pictures import HeldImage
+from trident.data.pictures import HeldImage
+from trident.labelling.labeller import Labeller, label_pile, read_labelled
+from trident.learning.checkpoint import load_checkpoint
 from trident.web.limits import Limits
-from trident.web.shelf import Shelf
+from trident.web.weight_store import Shelf
 from web_server import (
     COLOURS,
     Site,

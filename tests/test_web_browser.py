@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trident.labelling import label_pile
+from trident.labelling.labeller import label_pile
 from web_server import COLOURS, bomb, picture
 from web_visit import copies, fill_in, label, shown, table, upload, wait_until
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from trident.labelling import Labelled, Labeller
+from trident.labelling.labeller import Labelled, Labeller
 from trident.web.limits import Limits
 from web_server import (
     Site,

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from conftest import TINY_RECIPE, assert_one_line_error, tiny_store
-from trident.checkpoint import load_checkpoint, save_checkpoint
-from trident.execution import make_model
-from trident.run_start import start_run
+from trident.engines.execution import make_model
+from trident.learning.checkpoint import load_checkpoint, save_checkpoint
+from trident.learning.run_start import start_run
 from trident.weights import model_card, weight_names, weights_file
 
 names = pytest.mark.parametrize("name", weight_names())

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from conftest import TINY_RECIPE, tiny_store
-from trident.evaluate import evaluate
-from trident.model import Trident
+from trident.engines.workers import side_by_side
+from trident.measuring.evaluate import evaluate
+from trident.methods.trident.network import Trident
 from trident.nn.shares import in_shares
-from trident.workers import side_by_side
 
 
 @pytest.fixture(autouse=True)

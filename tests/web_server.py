@@ -20,13 +20,13 @@ import numpy as np
 from PIL import Image
 
 from conftest import TINY_RECIPE
-from trident.checkpoint import Checkpoint, save_checkpoint
-from trident.execution import make_model
+from trident.engines.execution import make_model
+from trident.learning.checkpoint import Checkpoint, save_checkpoint
 from trident.settings import AdaptationSettings
 from trident.web.app import make_app
 from trident.web.limits import Limits
 from trident.web.serve import address_of, listen, make_server
-from trident.web.shelf import Shelf
+from trident.web.weight_store import Shelf
 
 File = tuple[str, bytes]
 COLOURS = {"red": (200, 40, 30), "green": (30, 160, 60), "blue": (40, 60, 190)}

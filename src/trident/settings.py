@@ -8,7 +8,6 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from trident.episodes import EpisodeSpec, Protocol
 from trident.errors import TridentError
 
 
@@ -19,6 +18,73 @@ def setting(default: Any, help: str) -> Any:
 def require(condition: bool, message: str) -> None:
     if not condition:
         raise TridentError(message)
+
+
+@dataclass(frozen=True)
+class EpisodeSpec:
+    """An N-way K-shot task with Q queries for each class."""
+
+    n_way: int = setting(5, "classes in a task")
+    n_shot: int = setting(1, "labelled images of each class")
+    n_query: int = setting(10, "images to label, of each class (on average, if unbalanced)")
+
+    def __post_init__(self) -> None:
+        for name in ("n_way", "n_shot", "n_query"):
+            if getattr(self, name) < 1:
+                raise TridentError(f"episode.{name} is {getattr(self, name)}: at least 1 is needed")
+
+    def describe(self) -> str:
+        return f"{self.n_way}-way {self.n_shot}-shot"
+
+    @property
+    def n_support(self) -> int:
+        return self.n_way * self.n_shot
+
+    @property
+    def n_queries(self) -> int:
+        return self.n_way * self.n_query
+
+    @property
+    def n_images(self) -> int:
+        return self.n_support + self.n_queries
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How a number was obtained. Every accuracy carries one of these."""
+
+    query_order: Literal["shuffled", "class_sorted"] = setting(
+        "shuffled", "class_sorted shows a positional AttFEX the classes of the queries: see the README"
+    )
+    balance: Literal["balanced", "dirichlet"] = setting(
+        "balanced", "exactly n_query queries of each class, or Dirichlet-distributed counts"
+    )
+    queries_at_once: Literal["all", "one"] = setting(
+        "all", "one: each query is a task of its own, so that no query can lean on the others"
+    )
+    dirichlet_alpha: float = setting(2.0, "concentration of the Dirichlet distribution")
+    batch_norm: Literal["transductive", "support", "running"] = setting(
+        "transductive", "statistics of the images at hand (as the paper), of the support set, or of training"
+    )
+    latents: Literal["sample", "mean", "average"] = setting(
+        "mean", "latents at test: one sample, the mean, or the average of many predictions"
+    )
+    latent_samples: int = setting(10, "samples behind latents=average")
+
+    def __post_init__(self) -> None:
+        if not 0 < self.dirichlet_alpha < 1e6:
+            raise TridentError(f"protocol.dirichlet_alpha is {self.dirichlet_alpha}: it must be above 0, below 1e6")
+        if self.latent_samples < 1:
+            raise TridentError(f"protocol.latent_samples is {self.latent_samples}: at least 1 is needed")
+
+    def describe(self) -> str:
+        order = f"{self.query_order.replace('_', '-')} queries"
+        balance = "balanced" if self.balance == "balanced" else f"Dirichlet({self.dirichlet_alpha:g}) class counts"
+        latents = {"sample": "one latent sample", "mean": "latent means"}.get(
+            self.latents, f"average of {self.latent_samples} latent samples"
+        )
+        alone = "one query at a time, " if self.queries_at_once == "one" else ""
+        return f"{order}, {alone}{balance}, {self.batch_norm} batch norm, {latents}"
 
 
 @dataclass(frozen=True)

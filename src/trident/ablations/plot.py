@@ -6,7 +6,7 @@ from typing import Any
 
 from trident.ablations import Cell, Grid, shown
 from trident.ablations.tables import Results, footnotes, matrix_of
-from trident.figures import COLOURS, MARKERS, new_figure, styled
+from trident.report.figures import COLOURS, MARKERS, new_figure, styled
 
 
 @styled

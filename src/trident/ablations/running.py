@@ -15,14 +15,14 @@ from typing import Protocol
 import trident
 from trident.ablations import Cell, Grid, Measurement
 from trident.ablations.records import RESULT, Result, changed_setting, claim_folder, locked, make_folder, write_json
-from trident.checkpoint import LAST, Checkpoint, load_checkpoint
 from trident.data.store import ImageStore
-from trident.episodes import EpisodeSampler
 from trident.errors import NotFiniteError, TridentError
-from trident.evaluate import Evaluation, Progress, evaluate_checkpoint
+from trident.learning.checkpoint import LAST, Checkpoint, load_checkpoint
+from trident.learning.run_start import check_run, resume_run, start_run
+from trident.learning.training import Observer, train
+from trident.measuring.evaluate import Evaluation, Progress, evaluate_checkpoint
 from trident.recipes import recipe_values
-from trident.run_start import check_run, resume_run, start_run
-from trident.train import Observer, train
+from trident.tasks.episodes import EpisodeSampler
 
 _LOCK = "lock"
 

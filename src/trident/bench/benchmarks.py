@@ -13,21 +13,21 @@ from typing import Any, Generic, NotRequired, TypedDict, Unpack
 import torch
 from torch import Tensor
 
-from trident.adapt import TaskBatch
 from trident.bench.plain_loop import PlainLoop, torch_settings
 from trident.bench.timing import Measurement, Result, device_name, measure, timed
 from trident.data.store import ImageStore
-from trident.episodes import EpisodeSampler
+from trident.engines.execution import Execution, make_learner, make_model
+from trident.engines.workers import side_by_side
 from trident.errors import NotFiniteError
-from trident.evaluate import check_all_at_once, chunks_of, default_chunk, set_up
-from trident.execution import Execution, make_learner, make_model
-from trident.model import TaskImages
+from trident.learning.inner_loop import TaskBatch
+from trident.learning.run_start import check_run, in_training
+from trident.measuring.evaluate import check_all_at_once, chunks_of, default_chunk, set_up
+from trident.measuring.prediction import predict
+from trident.methods.trident.network import TaskImages
 from trident.nn.parameters import Parameters
-from trident.prediction import predict
-from trident.run_start import check_run, in_training
 from trident.settings import Recipe
-from trident.tasks import TaskSource
-from trident.workers import side_by_side
+from trident.tasks.episodes import EpisodeSampler
+from trident.tasks.source import TaskSource
 
 Progress = Callable[[str, int, int], None]
 LONGEST_ROUND = 60.0  # seconds; an evaluation by the plain loop that takes longer is timed on fewer tasks

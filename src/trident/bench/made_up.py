@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from trident.adapt import TaskBatch
 from trident.data.store import ImageStore, class_table, store_in_memory
-from trident.episodes import EpisodeSampler, Protocol
-from trident.settings import Recipe
-from trident.tasks import TaskSource
+from trident.learning.inner_loop import TaskBatch
+from trident.settings import Protocol, Recipe
+from trident.tasks.episodes import EpisodeSampler
+from trident.tasks.source import TaskSource
 
 BLOCKS = 7  # along each side of an image
 SPLITS = ("train", "val", "test")

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.adapt import TaskBatch
 from trident.errors import TridentError
+from trident.learning.inner_loop import TaskBatch
 from trident.nn.parameters import Parameters
 from trident.settings import Recipe
 

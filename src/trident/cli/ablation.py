@@ -17,8 +17,8 @@ from trident.errors import TridentError
 if TYPE_CHECKING:
     from trident.ablations import Cell, Grid
     from trident.ablations.records import Result
-    from trident.evaluate import Progress
-    from trident.train import Observer
+    from trident.learning.training import Observer
+    from trident.measuring.evaluate import Progress
 
 
 @app.command(context_settings=SETTINGS, short_help="Train a grid of settings.")
@@ -113,7 +113,7 @@ def _run(grid: "Grid", source: str, out: Path, device: str, cells: list[int], as
     store, device = open_data(source), device_of(device)
     from trident.ablations.records import read_results
     from trident.ablations.running import run_grid
-    from trident.console import stderr
+    from trident.cli.console import stderr
 
     outcome = run_grid(grid, store, source, out, device, _Watcher(len(grid.cells)), cells)
     if outcome.stopped is not None:
@@ -140,8 +140,8 @@ def _report(grid: "Grid", results: "dict[str, Result]", out: Path, as_json: bool
     """Print what is finished; `files` writes it too."""
     from trident.ablations.plot import grid_chart
     from trident.ablations.tables import as_markdown, as_text, as_values
-    from trident.figures import save_figure
     from trident.files import atomic_file
+    from trident.report.figures import save_figure
 
     print(json.dumps(as_values(grid, results), allow_nan=False) if as_json else as_text(grid, results))
     if not files:
@@ -149,7 +149,7 @@ def _report(grid: "Grid", results: "dict[str, Result]", out: Path, as_json: bool
     with atomic_file(out / "table.md") as file:
         file.write(as_markdown(grid, results).encode())
     if importlib.util.find_spec("matplotlib") is None:
-        from trident.console import stderr  # only here: it loads torch, which a table can do without
+        from trident.cli.console import stderr  # only here: it loads torch, which a table can do without
 
         stderr.print("no plot without matplotlib: pip install 'trident[analysis]'", soft_wrap=True)
         return
@@ -197,18 +197,18 @@ class _Watcher:
         self._n_cells = n_cells
 
     def on_cell(self, number: int, cell: "Cell", news: str) -> None:
-        from trident.console import stderr
+        from trident.cli.console import stderr
 
         stderr.print(f"cell {number}/{self._n_cells} {cell.name}: {news}", soft_wrap=True)
 
     def training(self, step: int, steps: int) -> "AbstractContextManager[Observer]":
-        from trident.console import TrainingProgress
+        from trident.cli.console import TrainingProgress
 
         return TrainingProgress(step, steps)
 
     @contextmanager
     def evaluating(self) -> "Iterator[Progress]":
-        from trident.console import counting
+        from trident.cli.console import counting
 
         with counting("evaluating tasks") as progress:
             yield progress

@@ -157,7 +157,7 @@ def predict(
     Each time is that of a process of its own, with all that it has to load.
     """
     from trident.bench.predicting import bench_predict
-    from trident.console import counting
+    from trident.cli.console import counting
 
     with counting("labelling piles") as progress:
         result = bench_predict(n_way, n_shot, pictures, size, weights, device_of(device), repeats, progress)
@@ -194,8 +194,8 @@ def _run(
     device = device_of(device)
     from trident.bench.benchmarks import bench_evaluate, bench_train
     from trident.bench.made_up import made_up_store
-    from trident.console import counting
-    from trident.execution import execution_for
+    from trident.cli.console import counting
+    from trident.engines.execution import execution_for
 
     default_tasks, default_repeats = _DEFAULTS[name][device.split(":")[0]]
     with counting("warming up") as progress:

@@ -26,7 +26,7 @@ def prepare(
     split_file: Annotated[Path | None, typer.Option(help="JSON with the classes of train, val and test.")] = None,
 ) -> None:
     """Decode a dataset once, check it, and write a packed store that opens at once."""
-    from trident.console import counting, stderr
+    from trident.cli.console import counting, stderr
     from trident.data.prepare import prepare as write
 
     with counting("images") as progress:

@@ -48,8 +48,8 @@ def audit(
     of the batch-norm statistics, the latents. The differences are paired, task by task. The protocol that the run was
     trained under does not count here; settings of its episodes and its adaptation do, and can be overridden.
     """
-    from trident.audit import audit as measure
-    from trident.console import counting
+    from trident.cli.console import counting
+    from trident.measuring.audit import audit as measure
 
     checkpoint = load_for_measuring(run, settings)
     if checkpoint.recipe.protocol != load_for_measuring(run, None).recipe.protocol:
@@ -101,9 +101,9 @@ def calibrate(
 
     Settings such as protocol.query_order=shuffled override the run's own.
     """
-    from trident.calibration import calibrate as measure
-    from trident.console import counting
-    from trident.figures import check_figure_path
+    from trident.cli.console import counting
+    from trident.measuring.calibration import calibrate as measure
+    from trident.report.figures import check_figure_path
 
     check_figure_path(out)
     checkpoint = load_for_measuring(run, settings)
@@ -113,7 +113,7 @@ def calibrate(
     with counting("evaluating tasks") as progress:
         result = measure(checkpoint, store, temperature, fitting_store, temperature_tasks, progress, **sample)
     if out is not None:
-        from trident.figures import reliability_diagram, save_figure
+        from trident.report.figures import reliability_diagram, save_figure
 
         save_figure(reliability_diagram(result.panels()), out)
     if as_json:
@@ -143,9 +143,9 @@ def decoupling(
     Lower scores mean better separated classes. --out draws UMAP projections of the first task. Needs the 'analysis'
     extra.
     """
-    from trident.console import counting
-    from trident.decoupling import decoupling as measure
-    from trident.figures import check_figure_path
+    from trident.cli.console import counting
+    from trident.measuring.decoupling import decoupling as measure
+    from trident.report.figures import check_figure_path
 
     check_figure_path(out)
     checkpoint = load_for_measuring(run, settings)
@@ -154,8 +154,8 @@ def decoupling(
     with counting("tasks") as progress:
         result = measure(checkpoint, store, progress=progress, **sample)
     if out is not None:
-        from trident.decoupling import projected_panels
-        from trident.figures import latent_plot, save_figure
+        from trident.measuring.decoupling import projected_panels
+        from trident.report.figures import latent_plot, save_figure
 
         panels = [(panel.title(), panel.points) for panel in projected_panels(result, seed)]
         save_figure(latent_plot(panels, result.shown.labels[0]), out)
@@ -184,8 +184,8 @@ def reconstructions(
     device: Device = "auto",
 ) -> None:
     """Draw a task's queries beside what the decoder makes of them, and with z_semantic swapped between images."""
-    from trident.figures import check_figure_path, reconstruction_plot, save_figure
-    from trident.reconstruction import reconstructions as decode
+    from trident.measuring.reconstruction import reconstructions as decode
+    from trident.report.figures import check_figure_path, reconstruction_plot, save_figure
 
     check_figure_path(out)
     checkpoint = load_for_measuring(run, settings)

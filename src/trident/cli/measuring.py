@@ -69,8 +69,8 @@ def evaluate(
 
     Settings such as adaptation.refinements=0 override the run's own, as the options do.
     """
-    from trident.console import counting
-    from trident.evaluate import evaluate_checkpoint
+    from trident.cli.console import counting
+    from trident.measuring.evaluate import evaluate_checkpoint
 
     given = {
         "episode.n_way": n_way,

@@ -8,9 +8,9 @@ import typer
 from trident.errors import TridentError
 
 if TYPE_CHECKING:
-    from trident.checkpoint import Checkpoint
     from trident.data.store import ImageStore
-    from trident.evaluate import Sample
+    from trident.learning.checkpoint import Checkpoint
+    from trident.measuring.evaluate import Sample
     from trident.settings import Recipe
 
 SETTINGS = {"ignore_unknown_options": True}  # --training.steps=5 is taken as a setting, and checked as one
@@ -58,8 +58,8 @@ def load_for_measuring(run: Path, settings: list[str] | None) -> "Checkpoint":
     """A run's weights, with other settings where they can be other than in training."""
     from dataclasses import replace
 
-    from trident.checkpoint import load_checkpoint
-    from trident.evaluate import check_episode
+    from trident.learning.checkpoint import load_checkpoint
+    from trident.measuring.evaluate import check_episode
     from trident.recipes import with_overrides
 
     checkpoint = load_checkpoint(run)
@@ -135,6 +135,6 @@ def open_data(source: str) -> "ImageStore":
 
 
 def device_of(name: str) -> str:
-    from trident.execution import usable_device
+    from trident.engines.execution import usable_device
 
     return usable_device(name)

@@ -10,7 +10,7 @@ from trident.cli.app import app
 from trident.cli.options import Json
 
 if TYPE_CHECKING:
-    from trident.paper_results import PaperResult, PaperTable
+    from trident.report.paper_results import PaperResult, PaperTable
 
 TableName = Literal[
     "accuracy",
@@ -36,7 +36,13 @@ def paper(
     """List the figures of the TRIDENT paper, how they were obtained and what is doubtful about them."""
     from dataclasses import asdict
 
-    from trident.paper_results import PAPER_PROTOCOL, paper_table, paper_tables, paper_training, paper_training_notes
+    from trident.report.paper_results import (
+        PAPER_PROTOCOL,
+        paper_table,
+        paper_tables,
+        paper_training,
+        paper_training_notes,
+    )
 
     with_training = table is None or table == "training"
     tables = paper_tables() if table is None else () if table == "training" else (paper_table(table),)
@@ -93,7 +99,7 @@ def _column(result: "PaperResult") -> str:
 
 
 def _training() -> str:
-    from trident.paper_results import paper_training, paper_training_notes
+    from trident.report.paper_results import paper_training, paper_training_notes
 
     runs = paper_training()
     values = [dict(setting.split("=") for setting in run.settings) for run in runs]

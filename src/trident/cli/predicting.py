@@ -15,7 +15,7 @@ from trident.errors import TridentError
 
 if TYPE_CHECKING:
     from trident.data.images import ImageFile
-    from trident.labelling import Labelled, Labeller
+    from trident.labelling.labeller import Labelled, Labeller
 
 
 @app.command(short_help="Label your own pictures.")
@@ -47,9 +47,9 @@ def predict(
     Pictures of any size will do: the middle square is scaled to what the weights take. The pile is looked at together,
     in chunks of up to 100. Pictures that cannot be read are named on standard error and left out; the exit code is 2.
     """
-    from trident.console import counting, stderr
+    from trident.cli.console import counting, stderr
     from trident.files import check_writable
-    from trident.labelling import label_pile
+    from trident.labelling.labeller import label_pile
 
     if copy is not None and move is not None:
         raise TridentError("--copy and --move exclude each other: give one of them")
@@ -79,7 +79,7 @@ def predict(
         sure = sum(bool(_label(labelled, place, threshold)) for place in range(len(names)))
         stderr.print(f"labelled {sure} of {len(names)} pictures, see {out}", soft_wrap=True)
     if target is not None:
-        from trident.sorting import carry_out, plan
+        from trident.labelling.sorting import carry_out, plan
 
         labels = {path: _label(labelled, place, threshold) for place, path in enumerate(names)}
         steps = plan({Path(path): label for path, label in labels.items() if label}, target, moving=move is not None)
@@ -99,8 +99,8 @@ def predict(
 
 def _labelled(support: Path) -> "tuple[dict[str, list[ImageFile]], dict[str, str]]":
     """The pictures of each class, and a line for each path of one that cannot be read."""
+    from trident.data.pictures import find_pictures
     from trident.data.readers import subfolders
-    from trident.pictures import find_pictures
 
     if not support.is_dir():
         raise TridentError(f"--support {support}: there is no such folder; it must hold one folder for each class")
@@ -121,9 +121,9 @@ def _labelled(support: Path) -> "tuple[dict[str, list[ImageFile]], dict[str, str
 
 
 def _labeller(by_class: "dict[str, list[ImageFile]]", weights: str, device: str) -> "Labeller":
-    from trident.checkpoint import load_checkpoint
-    from trident.console import stderr
-    from trident.labelling import Labeller, read_labelled, weights_for
+    from trident.cli.console import stderr
+    from trident.labelling.labeller import Labeller, read_labelled, weights_for
+    from trident.learning.checkpoint import load_checkpoint
     from trident.weights import weights_file
 
     if weights == "auto":
@@ -139,7 +139,7 @@ def _labeller(by_class: "dict[str, list[ImageFile]]", weights: str, device: str)
 
 def _pile(query: Path, support: Path, without: list[Path]) -> "tuple[list[ImageFile], dict[str, str]]":
     """The pictures, and a line for each path that cannot be read. Labelled and sorted ones are not of the pile."""
-    from trident.pictures import find_pictures
+    from trident.data.pictures import find_pictures
 
     if not query.is_dir():
         what = "that is a file" if query.is_file() else "there is no such folder"

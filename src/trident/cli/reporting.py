@@ -46,9 +46,10 @@ def report(
 
     Needs the 'analysis' extra. A store other than the one trained on (--data) gives a cross-domain report.
     """
-    from trident.console import counting, stderr
+    from trident.cli.console import counting, stderr
     from trident.files import atomic_file, check_writable
-    from trident.report import check_extras, gather, report_page
+    from trident.report.content import gather
+    from trident.report.page import check_extras, report_page
 
     checkpoint = load_for_measuring(run, None)
     page = out or (run / "report.html" if run.is_dir() else run.with_name(f"{run.stem}-report.html"))
@@ -91,10 +92,10 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Put runs side by side: accuracy on the same tasks with paired differences, calibration, settings that differ."""
-    from trident.console import counting
+    from trident.cli.console import counting
     from trident.files import atomic_file, check_writable
-    from trident.report import check_extras, comparison_page
-    from trident.report import compare as measure
+    from trident.report.comparison import compare as measure
+    from trident.report.page import check_extras, comparison_page
 
     if len(runs) < 2:
         raise TridentError("a comparison needs at least two runs: trident compare RUN RUN...")

@@ -22,8 +22,8 @@ from trident.cli.options import (
 from trident.errors import TridentError
 
 if TYPE_CHECKING:
-    from trident.checkpoint import Checkpoint
     from trident.data.store import ImageStore
+    from trident.learning.checkpoint import Checkpoint
 
 
 @app.command(short_help="List the recipes, or explain one.")
@@ -54,7 +54,7 @@ def params(
     as_json: Json = False,
 ) -> None:
     """Count the parameters of a recipe's network, part by part."""
-    from trident.execution import make_model
+    from trident.engines.execution import make_model
     from trident.recipes import load_recipe
 
     loaded = load_recipe(recipe, overrides_of(settings))
@@ -104,8 +104,8 @@ def train(
     loaded = load_recipe(recipe, overrides_of(settings))
     source = data_of(loaded, data, None)
     store, device = open_data(source), device_of(device)
-    from trident.checkpoint import load_checkpoint
-    from trident.run_start import start_run
+    from trident.learning.checkpoint import load_checkpoint
+    from trident.learning.run_start import start_run
 
     weights = None if start_from is None else load_checkpoint(start_from)
     start = start_run(loaded, store, source, out, device, engine, precision, weights)
@@ -115,9 +115,9 @@ def train(
 def _resume(run: Path, overrides: list[str], data: str | None, device: str, engine: str, precision: str) -> None:
     from dataclasses import replace
 
-    from trident.checkpoint import LAST, load_checkpoint
+    from trident.learning.checkpoint import LAST, load_checkpoint
+    from trident.learning.run_start import check_resumable, resume_run
     from trident.recipes import with_overrides
-    from trident.run_start import check_resumable, resume_run
 
     if not run.is_dir():
         raise TridentError(f"there is no run at {run}: --resume takes the folder given to --out before")
@@ -130,8 +130,8 @@ def _resume(run: Path, overrides: list[str], data: str | None, device: str, engi
 
 
 def _train(start: "Checkpoint", store: "ImageStore", out: Path, device: str, engine: str, precision: str) -> None:
-    from trident.console import TrainingProgress, stderr
-    from trident.train import train as run_training
+    from trident.cli.console import TrainingProgress, stderr
+    from trident.learning.training import train as run_training
 
     steps = start.recipe.training.steps
     with TrainingProgress(start.step, steps) as progress:

@@ -55,7 +55,7 @@ def web(
     )
     with listen(host, port) as listening:  # before torch is loaded: a port in use is told at once
         from trident.web.app import make_app
-        from trident.web.shelf import Shelf
+        from trident.web.weight_store import Shelf
 
         server = make_server(make_app(Shelf(weights), limits, device_of(device), names or ()))
         address = address_of(listening)

@@ -12,7 +12,7 @@ from trident.cli.options import Data, Device, Json, RunPath, data_of, open_data,
 from trident.errors import TridentError
 
 if TYPE_CHECKING:
-    from trident.checkpoint import Checkpoint
+    from trident.learning.checkpoint import Checkpoint
     from trident.settings import Recipe
 
 
@@ -58,7 +58,7 @@ def export(
     change no label and no figure of the commands that measure. There are two: for many pictures that are looked at
     together, and for a few or one alone; weights that take inner steps have the first for both.
     """
-    from trident.checkpoint import load_checkpoint, save_checkpoint, shareable
+    from trident.learning.checkpoint import load_checkpoint, save_checkpoint, shareable
 
     if to.exists():
         raise TridentError(f"{to} exists already: choose another name")
@@ -75,10 +75,10 @@ def export(
 
 
 def _with_temperatures(checkpoint: "Checkpoint", data: str | None, tasks: int, device: str) -> "Checkpoint":
-    from trident.calibration import fit_temperature
-    from trident.console import counting
-    from trident.evaluate import evaluate_checkpoint
-    from trident.labelling import recipe_for
+    from trident.cli.console import counting
+    from trident.labelling.labeller import recipe_for
+    from trident.measuring.calibration import fit_temperature
+    from trident.measuring.evaluate import evaluate_checkpoint
 
     store = open_data(data_of(checkpoint.recipe, data, checkpoint))
     sample = sample_of("val", tasks, 0, device, None, "auto", "auto")
@@ -106,7 +106,7 @@ def _caveat(about: dict[str, Any]) -> str:
 
 
 def _described(name: str) -> dict[str, Any]:
-    from trident.checkpoint import load_checkpoint
+    from trident.learning.checkpoint import load_checkpoint
     from trident.weights import weights_file
 
     checkpoint: Checkpoint = load_checkpoint(weights_file(name))

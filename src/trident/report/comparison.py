@@ -4,11 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Unpack
 
-from trident.audit import DEFAULT
-from trident.calibration import Calibration, calibration
-from trident.checkpoint import Checkpoint
 from trident.data.store import ImageStore
-from trident.evaluate import Evaluation, Sample, evaluate_checkpoint, mean_and_interval
+from trident.learning.checkpoint import Checkpoint
+from trident.measuring.audit import DEFAULT
+from trident.measuring.calibration import Calibration, calibration
+from trident.measuring.evaluate import Evaluation, Sample, evaluate_checkpoint, mean_and_interval
 from trident.recipes import recipe_values
 from trident.report.content import count_parameters, read_log, run_name
 

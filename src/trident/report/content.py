@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from trident.audit import DEFAULT, Audit, audit
-from trident.calibration import Calibration, CalibrationResult, calibrate, calibration, fit_temperature
-from trident.checkpoint import Checkpoint
 from trident.data.store import ImageStore
-from trident.decoupling import Decoupling, Panel, decoupling, projected_panels
-from trident.evaluate import Sample
-from trident.paper_results import PaperResult, find
-from trident.reconstruction import Reconstructions, reconstructions
+from trident.learning.checkpoint import Checkpoint
+from trident.measuring.audit import DEFAULT, Audit, audit
+from trident.measuring.calibration import Calibration, CalibrationResult, calibrate, calibration, fit_temperature
+from trident.measuring.decoupling import Decoupling, Panel, decoupling, projected_panels
+from trident.measuring.evaluate import Sample
+from trident.measuring.reconstruction import Reconstructions, reconstructions
+from trident.report.paper_results import PaperResult, find
 
 Progress = Callable[[str, int, int], None]
 _LOGGED = {

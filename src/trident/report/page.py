@@ -11,13 +11,13 @@ import numpy as np
 from PIL import Image
 
 import trident
-from trident import figures
 from trident.data.describe import describe
 from trident.errors import TridentError
-from trident.paper_results import PAPER_PROTOCOL
 from trident.recipes import recipe_values, setting_help
+from trident.report import figures
 from trident.report.comparison import Comparison
 from trident.report.content import Report
+from trident.report.paper_results import PAPER_PROTOCOL
 
 
 def report_page(report: Report) -> str:

@@ -18,13 +18,13 @@ from starlette.types import ASGIApp
 
 import trident
 from trident.errors import TridentError
-from trident.web.desk import Check, Desk
 from trident.web.guard import Guard
 from trident.web.labels import Task, label, task_of
+from trident.web.latent_view import look
 from trident.web.limits import Limits, RefusedError
-from trident.web.look import look
-from trident.web.shelf import Shelf
+from trident.web.request_queue import Check, Desk
 from trident.web.uploads import Receiver, Upload, drain
+from trident.web.weight_store import Shelf
 
 STATIC = Path(__file__).parent / "static"
 Work = Callable[[Task, str, Check], dict[str, Any]]

@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from trident.checkpoint import Checkpoint
 from trident.errors import NotFiniteError
-from trident.labelling import Labeller, label_pile
-from trident.web.desk import Check
+from trident.labelling.labeller import Labeller, label_pile
+from trident.learning.checkpoint import Checkpoint
 from trident.web.limits import RefusedError
-from trident.web.shelf import Shelf, describe
+from trident.web.request_queue import Check
 from trident.web.uploads import Received, Upload
+from trident.web.weight_store import Shelf, describe
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,99 @@
+"""What a person sees while work goes on: progress bars on standard error, so that standard output stays clean."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
+
+from trident.measuring.evaluate import Evaluation
+
+stderr = Console(stderr=True, highlight=False, markup=False, emoji=False)
+_PLAIN_LINES = 20  # progress lines of a whole run where there is no terminal to draw a bar on
+
+
+class _Bar(Progress):
+    """One line with the bar, its count and the time left, and one for numbers, so that both fit a narrow terminal."""
+
+    def __init__(self) -> None:
+        self.numbers = ""
+        super().__init__(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=stderr,
+            disable=not stderr.is_terminal,
+        )
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        yield from super().get_renderables()
+        if self.numbers:
+            yield Text(self.numbers)
+
+
+@contextmanager
+def counting(description: str) -> Iterator["Counter"]:
+    """A bar for work that is counted: images decoded, tasks evaluated."""
+    with _Bar() as progress:
+        yield Counter(progress, description)
+
+
+class Counter:
+    def __init__(self, progress: Progress, description: str):
+        self._progress = progress
+        self._task = progress.add_task(description, total=None)
+
+    def __call__(self, done: int, total: int, description: str | None = None) -> None:
+        self._progress.update(self._task, completed=done, total=total, description=description)
+
+
+class TrainingProgress:
+    """A bar with loss parts, accuracy and speed, and a line for each validation."""
+
+    def __init__(self, start: int, steps: int):
+        self._steps = steps
+        self._smooth: dict[str, float] = {}
+        self._validated = False
+        self._progress = _Bar()
+        self._task = self._progress.add_task("training", total=steps, completed=start)
+
+    def __enter__(self) -> Self:
+        self._progress.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.__exit__(kind, error, trace)
+
+    def on_step(self, step: int, values: dict[str, float]) -> None:
+        if values["left_out"]:
+            stderr.print(f"step {step}: tasks left out, not being finite: {values['left_out']:.0f}", soft_wrap=True)
+        for key, value in values.items():
+            self._smooth[key] = 0.95 * self._smooth.get(key, value) + 0.05 * value
+        s = self._smooth
+        numbers = (
+            f"{1 / s['seconds']:.2f} it/s, accuracy {s['accuracy']:.1f} %, loss {s['total']:.1f}: "
+            f"class {s['classification']:.2f}, image {s['reconstruction']:.0f}, "
+            f"KL {s['label_kl']:.0f} + {s['semantic_kl']:.0f}"
+        )
+        self._progress.numbers = numbers
+        self._progress.update(self._task, completed=step)
+        if not stderr.is_terminal and step % max(1, self._steps // _PLAIN_LINES) == 0:
+            stderr.print(f"step {step}/{self._steps}: {numbers}", soft_wrap=True)
+
+    def on_validation(self, step: int, evaluation: Evaluation, best: bool) -> None:
+        if not self._validated:
+            stderr.print(f"validation: {evaluation.describe_protocol()}", soft_wrap=True)
+            self._validated = True
+        stderr.print(
+            f"step {step}: validation {evaluation.accuracy:.2f} ± {evaluation.ci95:.2f} %"
+            f"{', the best so far' if best else ''}",
+            soft_wrap=True,
+        )

@@ -1,0 +1,129 @@
+"""Where and how numbers are computed: the device, the engine and the precision. None of it changes what is computed.
+
+The plain engine is torch's operations and autograd, on any device. The fused one is hand-written for NVIDIA GPUs; it
+is what `auto` means where it can be had.
+"""
+
+import importlib.util
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from typing import Literal, cast, get_args
+
+import torch
+
+from trident.errors import BadValueError, TridentError
+from trident.learning.inner_loop import Learner
+from trident.methods.protonet import ProtoNet, ProtoNetLearner
+from trident.methods.trident.network import Trident
+from trident.nn.parameters import Parameters
+from trident.settings import Recipe
+
+Engine = Literal["plain", "fused"]
+Precision = Literal["fp32", "tf32", "fp16", "bf16"]
+ENGINES: tuple[Engine, ...] = get_args(Engine)
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+DEFAULT_PRECISION: dict[Engine, Precision] = {"plain": "fp32", "fused": "fp16"}
+FUSED_CHANNELS = (16, 32, 64)
+
+
+@dataclass(frozen=True)
+class Execution:
+    device: str = "cpu"
+    engine: Engine = "plain"
+    precision: Precision = "fp32"
+
+    def __post_init__(self) -> None:
+        if self.engine == "plain" and self.precision in ("fp16", "bf16"):
+            raise TridentError(f"precision {self.precision} needs the fused engine: the plain one takes fp32 or tf32")
+        if self.precision != "fp32" and torch.device(self.device).type == "cpu":
+            raise TridentError(f"precision {self.precision} is for GPUs: a CPU computes in fp32")
+
+    def describe(self) -> str:
+        return f"{self.device}, {self.engine} engine, {self.precision}"
+
+
+def execution_for(device: torch.device | str, engine: str, precision: str, recipe: Recipe) -> Execution:
+    """What was asked for, with `auto` replaced by what suits the device and the recipe."""
+    if engine not in ("auto", *ENGINES) or precision not in ("auto", *PRECISIONS):
+        raise TridentError(
+            f"'{engine}' with '{precision}' is no way to compute: engines are auto, {', '.join(ENGINES)}; precisions "
+            f"auto, {', '.join(PRECISIONS)}"
+        )
+    device = str(device)
+    hindrance = why_not_fused(device, recipe, precision)
+    if engine == "fused" and hindrance is not None:
+        raise TridentError(f"the fused engine cannot be used here: {hindrance}; give --engine plain, or auto")
+    chosen = cast(Engine, ("fused" if hindrance is None else "plain") if engine == "auto" else engine)
+    return Execution(device, chosen, DEFAULT_PRECISION[chosen] if precision == "auto" else cast(Precision, precision))
+
+
+def why_not_fused(device: str, recipe: Recipe, precision: str) -> str | None:
+    """What keeps the fused engine from a recipe on a device, if anything does."""
+    model = recipe.model
+    if torch.device(device).type != "cuda" or torch.version.hip is not None:
+        return "it needs an NVIDIA GPU"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < (8, 0):
+        return "it needs a GPU of compute capability 8.0 or more"
+    if importlib.util.find_spec("triton") is None:
+        return "it needs Triton, which comes with torch for CUDA"
+    if not any(map(shutil.which, filter(None, (os.environ.get("CC"), "cc", "gcc", "clang")))):
+        return "it needs a C compiler, with which Triton builds its launchers"
+    if recipe.protocol.batch_norm != "transductive":
+        return f"it knows transductive batch norm only, and protocol.batch_norm is '{recipe.protocol.batch_norm}'"
+    numbers = {model.label_encoder_channels} | ({model.channels} if model.method == "trident" else set())
+    if not numbers <= set(FUSED_CHANNELS):
+        return f"it takes 16, 32 or 64 channels, and the recipe has {' and '.join(map(str, sorted(numbers)))}"
+    if 64 in numbers and (precision in ("fp32", "tf32") or capability < (9, 0)):
+        return "it takes 64 channels only in 16 bits, and with compute capability 9.0 or more"
+    if model.image_size % 2:
+        return f"it takes images of an even size, and model.image_size is {model.image_size}"
+    return None
+
+
+AnyLearner = Learner | ProtoNetLearner
+
+
+def with_latents(learner: AnyLearner) -> Learner:
+    """The learner itself, for what looks at latents or decodes them."""
+    if isinstance(learner, Learner):
+        return learner
+    raise TridentError("a Prototypical Network has no latents and no decoder: there is nothing to look at")
+
+
+def make_model(recipe: Recipe) -> Trident | ProtoNet:
+    """The recipe's network, which knows its parameters but holds none."""
+    if recipe.model.method == "protonet":
+        return ProtoNet(recipe.model, recipe.episode)
+    return Trident(recipe.model, recipe.episode, recipe.adaptation.refinements)
+
+
+def make_learner(recipe: Recipe, execution: Execution, running: Parameters | None = None) -> AnyLearner:
+    """The recipe's learner, under its protocol's batch norm, computed as `execution` says."""
+    model = make_model(recipe)
+    if isinstance(model, ProtoNet):
+        of_model = (model, recipe.protocol.batch_norm, running, execution.precision)
+        if execution.engine == "plain":
+            return ProtoNetLearner(*of_model)
+        from trident.engines.fused.protonet import FusedProtoNetLearner  # imports Triton
+
+        return FusedProtoNetLearner(*of_model)
+    parts = (model, recipe.objective, recipe.adaptation, recipe.protocol.batch_norm, running, execution.precision)
+    if execution.engine == "plain":
+        return Learner(*parts)
+    from trident.engines.fused.learner import FusedLearner  # imports Triton
+
+    return FusedLearner(*parts)
+
+
+def usable_device(name: str) -> str:
+    """What torch calls a device that a user has named."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", name):
+        raise BadValueError(f"'{name}' is not a device: it must be auto, cpu, cuda or cuda:N")
+    if name.startswith("cuda") and int(name[5:] or 0) >= torch.cuda.device_count():
+        raise BadValueError(f"there is no {name} here: take auto or cpu")
+    return name

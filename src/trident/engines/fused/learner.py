@@ -1,0 +1,186 @@
+"""The meta-gradient of `trident.learning.inner_loop`, by the fused passes.
+
+An inner step's gradient keeps what its forward and backward passes made, so that the Hessian-vector product which
+pulls the meta-gradient back through that step only needs the two tangent passes. Task parameters are one flat matrix,
+(task, parameter), so that a step of the inner optimiser is one operation.
+"""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from trident.engines.fused.layout import Layout
+from trident.engines.fused.network import FusedEncodings, FusedNetwork, Images, Pass
+from trident.engines.fused.replay import Recordings, computing
+from trident.learning.inner_loop import InnerState, Learner, MetaGradient, TaskBatch, only_finite
+from trident.methods.trident.objective import LossParts
+from trident.nn.parameters import Parameters
+
+
+class Start(NamedTuple):
+    parameters: Parameters  # (task, ...) each
+    encodings: FusedEncodings | None  # of the support sets, where they were needed
+    leaves: Parameters
+    made: Parameters  # the last layer, with its graph
+
+
+@dataclass
+class Step:
+    """Where an inner step began, and how its gradient came about."""
+
+    flat: Tensor
+    state: InnerState
+    gradient: Tensor
+    record: Pass | None
+
+
+@dataclass(frozen=True)
+class FusedLearner(Learner):
+    recordings: Recordings = field(init=False, default_factory=Recordings, compare=False, repr=False)
+
+    @cached_property
+    def network(self) -> FusedNetwork:
+        return FusedNetwork(self.model, self.objective, self.precision)
+
+    def _start(self, parameters: Parameters, tasks: TaskBatch, images: Images) -> Start:
+        """The parameters as each task finds them before its first step."""
+        own = {key: value.detach().expand(tasks.n_tasks, *value.shape) for key, value in parameters.items()}
+        if self.model.settings.classifier_start == "learned":
+            return Start(own, None, {}, {})
+        encodings = self.network.encode(own, images, "support")
+        with torch.enable_grad():
+            leaves = self.network.leaves(own, encodings)
+            latents = self.network.posteriors(leaves, tasks, "support", tasks.support_noise[0])
+            made = self.model.prototype_classifier(leaves, latents, tasks.support_labels)
+        return Start(own, encodings, leaves, made)
+
+    def _steps(
+        self, start: Start, tasks: TaskBatch, images: Images, differentiable: bool
+    ) -> tuple[Layout, list[Step], Tensor, InnerState]:
+        """All inner steps; the flat parameters and the optimiser's state after the last."""
+        begun = start.parameters | {key: value.detach() for key, value in start.made.items()}
+        layout = Layout(begun)
+        flat = layout.join(begun)
+        state = self.initial_state({"": flat})
+        steps = []
+        for number in range(self.adaptation.steps):
+            gradient = layout.zeros(tasks.n_tasks, flat.device)
+            record = self.network.first_order(
+                layout.split(flat),
+                layout.split(gradient),
+                tasks,
+                images,
+                "support",
+                tasks.support_noise[number],
+                start.encodings if number == 0 else None,
+                differentiable,
+            )
+            steps.append(Step(flat, state, gradient, record if differentiable else None))
+            after, state = self.update({"": flat}, state, {"": gradient}, number)
+            flat = after[""]
+        return layout, steps, flat, state
+
+    def adapt(self, parameters: Parameters, tasks: TaskBatch) -> list[tuple[Parameters, InnerState]]:
+        with computing(self.precision, tasks.query_labels.device):
+            images = self.network.images(tasks)
+            layout, steps, flat, state = self._steps(self._start(parameters, tasks, images), tasks, images, False)
+
+            def named(state: InnerState) -> InnerState:
+                return InnerState(*(layout.split(moment[""]) if moment else {} for moment in state))
+
+            return [
+                (layout.split(at), named(kept)) for at, kept in [*((s.flat, s.state) for s in steps), (flat, state)]
+            ]
+
+    def logits(self, parameters: Parameters, tasks: TaskBatch) -> list[Tensor]:
+        adapted, _ = self.adapt(parameters, tasks)[-1]
+        with computing(self.precision, tasks.query_labels.device):
+            layout = Layout(adapted)
+            adapted = layout.split(layout.join(adapted))  # side by side, as the kernels want them
+            encodings = self.network.encode(adapted, self.network.images(tasks), "query")
+            leaves = adapted | {"/semantic": encodings.semantic.features, "/label": encodings.label.features}
+            draws = [self.network.posteriors(leaves, tasks, "query", noise) for noise in tasks.query_noise]
+            return [self.model.classify(leaves, latents) for latents in draws]
+
+    def meta_gradient(self, parameters: Parameters, tasks: TaskBatch) -> MetaGradient:
+        return self.recordings(self.compute, parameters, tasks)
+
+    def compute(self, parameters: Parameters, tasks: TaskBatch) -> MetaGradient:
+        """The meta-gradient, kernel after kernel."""
+        with computing(self.precision, tasks.query_labels.device):
+            images = self.network.images(tasks)
+            start = self._start(parameters, tasks, images)
+            second_order = self.adaptation.order == "second"
+            layout, steps, flat, state = self._steps(start, tasks, images, second_order)
+            adapted = layout.split(flat)
+            pulled = layout.zeros(tasks.n_tasks, flat.device)
+            known = start.encodings.label if start.encodings is not None and not steps else None
+            outer = self.network.first_order(
+                adapted,
+                layout.split(pulled),
+                tasks,
+                images,
+                "query",
+                tasks.query_noise[0],
+                self.network.encode(adapted, images, "query", known),
+            )
+            statistics = self.network.semantic_encoder.statistics(adapted, outer.encodings.semantic)
+            statistics |= self.network.label_encoder.statistics(adapted, outer.encodings.label)
+            statistics |= self.network.decoder.statistics(adapted, outer.decoded)
+            if second_order:
+                moments = InnerState(*({key: torch.zeros_like(x) for key, x in m.items()} for m in state))
+                for number in reversed(range(len(steps))):
+                    pulled, moments = self._pull(pulled, moments, steps[number], number, layout)
+                    steps[number].record = None  # lets its memory go
+            finite = outer.parts.total.detach().isfinite() & pulled.isfinite().all(1)
+            return MetaGradient(
+                self._pull_through_start(layout, only_finite(pulled, finite), start),
+                LossParts(*(part.detach() for part in outer.parts)),
+                (outer.logits.argmax(-1) == tasks.query_labels).float().mean(1),
+                statistics,
+                finite,
+            )
+
+    def _pull(
+        self, pulled: Tensor, moments: InnerState, step: Step, number: int, layout: Layout
+    ) -> tuple[Tensor, InnerState]:
+        """The vector-Jacobian product of an inner step: the optimiser's share, and the Hessian's."""
+
+        def hessian(direction: Tensor) -> Tensor:
+            assert step.record is not None
+            return self.network.hessian_product(step.record, direction, layout)
+
+        if self.adaptation.optimizer == "sgd":
+            return torch.add(pulled, hessian(pulled), alpha=-self.adaptation.rate), moments
+        with torch.enable_grad():
+            inputs = [x.detach().requires_grad_() for x in (step.flat, step.gradient, *(m[""] for m in step.state))]
+            flat, gradient, first, second = inputs
+            after, state = self.update({"": flat}, InnerState({"": first}, {"": second}), {"": gradient}, number)
+            outputs = [after[""], *(m[""] for m in state)]
+            cotangents = [pulled, *(m[""] for m in moments)]
+            direct, through, *rest = torch.autograd.grad(outputs, inputs, cotangents, materialize_grads=True)
+        return direct + hessian(through), InnerState(*({"": moment} for moment in rest))
+
+    def _pull_through_start(self, layout: Layout, pulled: Tensor, start: Start) -> Parameters:
+        """Summed over tasks; what belongs to a last layer made from prototypes goes on to what made it."""
+        summed = {key: value[0] for key, value in layout.split(pulled.sum(0, keepdim=True)).items()}
+        if start.encodings is None:
+            return summed
+        cotangents = {key: value for key, value in layout.split(pulled).items() if key in start.made}
+        gradients = torch.autograd.grad(
+            list(start.made.values()),
+            list(start.leaves.values()),
+            [cotangents[key] for key in start.made],
+            materialize_grads=True,
+        )
+        named = dict(zip(start.leaves, gradients, strict=True))
+        own = Layout(start.parameters)
+        more = own.zeros(len(pulled), pulled.device)
+        out = own.split(more)
+        self.network.give_out(named, out)
+        self.network.semantic_encoder.backward(start.parameters, start.encodings.semantic, named["/semantic"], out)
+        self.network.label_encoder.backward(start.parameters, start.encodings.label, named["/label"], out)
+        return {key: summed[key] + value[0] for key, value in own.split(more.sum(0, keepdim=True)).items()}

@@ -1,0 +1,1 @@
+"""A few labelled pictures and a pile of others in, labels out."""

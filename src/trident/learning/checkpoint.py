@@ -1,0 +1,184 @@
+"""Checkpoints: one safetensors file with weights, statistics, optimiser state, settings and provenance.
+
+A file is there whole or not at all. All randomness is drawn from (seed, stream, task index), so the step number is the
+whole state of the random generators.
+"""
+
+import json
+import math
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from trident.engines.execution import make_model
+from trident.errors import TridentError
+from trident.files import atomic_file
+from trident.nn.parameters import Parameters
+from trident.recipes import recipe_from, recipe_values
+from trident.settings import Recipe
+from trident.weights import weight_names, weights_file
+
+LAST = "last.safetensors"
+BEST = "best.safetensors"
+MOMENTS = ("exp_avg", "exp_avg_sq")  # the meta-optimiser's state
+_FORMAT = "trident-checkpoint-1"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    recipe: Recipe
+    parameters: Parameters
+    running: Parameters
+    step: int
+    optimizer: Parameters = field(default_factory=dict)  # empty in files meant for use, not for resuming
+    best: dict[str, Any] | None = None  # the best validation so far: step, accuracy, ci95, tasks
+    provenance: dict[str, Any] = field(default_factory=dict)
+    validated_step: int = 0  # the last step whose validation is done
+    path: Path | None = None  # the file it was read from
+    # What log-probabilities are divided by where people read them, fitted on validation tasks: of many pictures that
+    # are looked at together, and of a few or of one alone.
+    temperature: float = 1.0
+    temperature_alone: float = 1.0
+
+    def describe(self) -> dict[str, Any]:
+        """Which weights these are, for whoever reads a result."""
+        return {
+            "file": str(self.path),
+            "recipe": self.recipe.name,
+            "step": self.step,
+            "trained_on": self.provenance.get("dataset"),
+            "steps_before": self.steps_before,
+            "trained_on_before": self.trained_on_before,
+        }
+
+    @property
+    def steps_before(self) -> int:
+        """Steps of the run whose weights this one began with, and of those before it."""
+        start = self.provenance.get("start")
+        return int(start["step"]) + int(start.get("steps_before", 0)) if start else 0
+
+    @property
+    def trained_on_before(self) -> list[str]:
+        """Other datasets that the weights it began with have seen: their classes are not new to it."""
+        start = self.provenance.get("start")
+        if not start:
+            return []
+        own = (self.provenance.get("dataset"), self.provenance.get("fingerprint"))
+        earlier = (start["trained_on"], start["provenance"].get("fingerprint"))
+        return [*start.get("trained_on_before", []), *([] if own == earlier else [str(start["trained_on"])])]
+
+    def described(self) -> str:
+        about = self.describe()
+        trained_on = about["trained_on"] or "unknown data"
+        first = f"{' and '.join(self.trained_on_before)}, then on " if self.trained_on_before else ""
+        before = f"{self.steps_before} and another " if self.steps_before else ""
+        return f"recipe {about['recipe']}, trained on {first}{trained_on} for {before}{self.step} steps"
+
+
+def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
+    groups = {"parameters": checkpoint.parameters, "running": checkpoint.running, "optimizer": checkpoint.optimizer}
+    tensors: dict[str, Tensor] = {
+        f"{group}/{key}": value.detach().cpu().contiguous()
+        for group, part in groups.items()
+        for key, value in part.items()
+    }
+    about = {
+        "recipe": recipe_values(checkpoint.recipe),
+        "step": checkpoint.step,
+        "best": checkpoint.best,
+        "provenance": checkpoint.provenance,
+        "validated_step": checkpoint.validated_step,
+        "temperature": checkpoint.temperature,
+        "temperature_alone": checkpoint.temperature_alone,
+    }
+    content = save(tensors, {"format": _FORMAT, "trident": json.dumps(about)})
+    with atomic_file(path) as file:
+        file.write(content)
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """From a file, or from a run's folder: its best weights, or its last ones if there are no best ones yet.
+
+    A name of weights that come with the package will do, where there is no such file or folder.
+    """
+    path = Path(path)
+    if not path.exists() and str(path) in weight_names():
+        path = weights_file(str(path))
+    if path.is_dir():
+        found = [path / name for name in (BEST, LAST) if (path / name).is_file()]
+        if not found:
+            raise TridentError(f"{path} is not a run: it holds neither {BEST} nor {LAST}")
+        path = found[0]
+    if not path.is_file():
+        raise TridentError(f"there is no run or weights file at {path}, and 'trident weights' does not list it")
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a mapping
+    except (SafetensorError, OSError) as error:
+        raise TridentError(f"{path} is not a safetensors file: {error}") from error
+    if metadata.get("format") != _FORMAT:
+        raise TridentError(f"{path} holds weights of another program: it was not written by trident")
+    try:
+        about = json.loads(metadata["trident"])
+        groups: dict[str, Parameters] = {"parameters": {}, "running": {}, "optimizer": {}}
+        for key, value in tensors.items():
+            group, _, name = key.partition("/")
+            groups[group][name] = value
+        recipe = recipe_from(about["recipe"], str(path))
+        model = make_model(recipe)
+        parameters = model.initial(0)
+        moments = {f"{moment}/{key}": value for moment in MOMENTS for key, value in parameters.items()}
+        return Checkpoint(
+            recipe,
+            _as_in(parameters, groups["parameters"], path),
+            _as_in(model.initial_running(), groups["running"], path),
+            int(about["step"]),
+            _as_in(moments, groups["optimizer"], path) if groups["optimizer"] else {},
+            about["best"],
+            {"data": None, "dataset": recipe.dataset, "fingerprint": ""} | about["provenance"],
+            int(about["validated_step"]),
+            path,
+            _temperature(about.get("temperature", 1.0)),
+            _temperature(about.get("temperature_alone", about.get("temperature", 1.0))),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise TridentError(f"{path} is damaged: {error!r}") from error
+
+
+def shareable(checkpoint: Checkpoint) -> Checkpoint:
+    """For others: what it was trained on and how, but nothing that only this machine can use."""
+    return replace(checkpoint, optimizer={}, provenance=_without_paths(checkpoint.provenance))
+
+
+def _without_paths(provenance: dict[str, Any]) -> dict[str, Any]:
+    kept = {key: value for key, value in provenance.items() if key not in ("data", "start")}
+    if "start" in provenance:
+        start = {key: value for key, value in provenance["start"].items() if key != "file"}
+        kept["start"] = start | {"provenance": _without_paths(start["provenance"])}
+    return kept
+
+
+def _temperature(value: Any) -> float:
+    if not 0 < float(value) < math.inf:
+        raise ValueError(f"temperature {value}")
+    return float(value)
+
+
+def _as_in(expected: Parameters, found: Parameters, path: Path) -> Parameters:
+    """The tensors in the model's own order, on which the last bit of a sum over them depends."""
+    for key in sorted(expected.keys() | found.keys()):
+        actual, needed = _kind(found.get(key)), _kind(expected.get(key))
+        if actual != needed:
+            raise TridentError(
+                f"{path} holds weights of another architecture: '{key}' is {actual}, its settings need {needed}"
+            )
+    return {key: found[key] for key in expected}
+
+
+def _kind(tensor: Tensor | None) -> str:
+    return "missing" if tensor is None else f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"

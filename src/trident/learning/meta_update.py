@@ -1,0 +1,63 @@
+"""The outer step: the meta-gradient clipped and handed to Adam, and Adam's state in checkpoints."""
+
+import math
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from trident.learning.checkpoint import MOMENTS, Checkpoint
+from trident.nn.parameters import Parameters
+from trident.settings import TrainingSettings
+
+
+def rate_at(settings: TrainingSettings, step: int) -> float:
+    if settings.schedule == "constant":
+        return settings.rate
+    return settings.rate * 0.5 * (1 + math.cos(math.pi * step / settings.steps))
+
+
+def update(
+    parameters: Parameters,
+    optimizer: torch.optim.Adam,
+    gradient: Parameters,
+    norm: float,
+    rate: float,
+    settings: TrainingSettings,
+) -> None:
+    tasks = settings.tasks_per_step
+    if settings.clip_norm is None:
+        factor = 1 / tasks
+    elif settings.clip_applies_to == "sum":
+        factor = min(1.0, settings.clip_norm / max(norm, 1e-12)) / tasks
+    else:
+        factor = min(1.0, settings.clip_norm / max(norm / tasks, 1e-12)) / tasks
+    scaled = torch._foreach_mul([gradient[key] for key in parameters], factor)
+    for value, share in zip(parameters.values(), scaled, strict=True):
+        value.grad = share
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    optimizer.step()
+
+
+def make_optimizer(parameters: Parameters, start: Checkpoint) -> torch.optim.Adam:
+    optimizer = torch.optim.Adam(parameters.values(), lr=start.recipe.training.rate)
+    if start.optimizer:
+        state = optimizer.state_dict()
+        state["state"] = {
+            place: {
+                "step": torch.tensor(float(start.step)),
+                **{moment: start.optimizer[f"{moment}/{key}"] for moment in MOMENTS},
+            }
+            for place, key in enumerate(parameters)
+        }
+        optimizer.load_state_dict(state)
+    return optimizer
+
+
+def optimizer_state(parameters: Parameters, optimizer: torch.optim.Adam) -> Parameters:
+    state: Parameters = {}
+    for key, value in parameters.items():
+        moments = cast(dict[str, Tensor], optimizer.state[value])
+        state |= {f"{name}/{key}": moments[name] for name in MOMENTS if name in moments}
+    return state

@@ -1,0 +1,90 @@
+"""A run's log: JSON lines always, TensorBoard event files where it is installed."""
+
+import importlib.util
+import json
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from trident.errors import TridentError
+from trident.files import atomic_file
+from trident.measuring.evaluate import Evaluation
+
+
+class RunLog:
+    """Step lines hold means over the steps since the last line, or since the run was resumed.
+
+    Validation lines hold the accuracy and its protocol.
+    """
+
+    def __init__(self, folder: Path, step: int, validated_step: int):
+        """Lines about what comes after these steps are dropped: a run that was killed computes it again."""
+        path = folder / "log.jsonl"
+        kept = [line for line in _lines(path) if _is_settled(line, step, validated_step)]
+        with atomic_file(path) as file:
+            file.write("".join(kept).encode())
+        self._window: list[dict[str, float]] = []
+        self._board: Any = None
+        try:
+            self._file = path.open("a", encoding="utf-8")
+            if importlib.util.find_spec("tensorboard"):
+                from torch.utils.tensorboard import SummaryWriter
+
+                self._board = SummaryWriter(folder / "tensorboard", purge_step=step + 1)
+        except OSError as error:
+            raise TridentError(f"cannot write the logs in {folder}: {error.strerror}") from error
+
+    def step(self, step: int, values: dict[str, float], last_of_window: bool) -> None:
+        self._window.append(values)
+        if last_of_window:
+            means = {key: sum(entry[key] for entry in self._window) / len(self._window) for key in values}
+            self._write(step, {"kind": "train", **means})
+            self._draw(step, "train", means)
+            self._window.clear()
+
+    def validation(self, step: int, evaluation: Evaluation) -> None:
+        self._write(step, {"kind": "validation", **evaluation.to_json()})
+        self._draw(step, "validation", {"accuracy": evaluation.accuracy})
+
+    def _write(self, step: int, values: dict[str, Any]) -> None:
+        try:
+            self._file.write(json.dumps({"step": step, **values}) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise TridentError(f"cannot write {self._file.name}: {error.strerror}") from error
+
+    def _draw(self, step: int, kind: str, values: dict[str, float]) -> None:
+        if self._board is not None:
+            try:
+                for key, value in values.items():
+                    self._board.add_scalar(f"{kind}/{key}", value, step)
+            except OSError as error:
+                raise TridentError(f"cannot write the TensorBoard files: {error.strerror}") from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with suppress(OSError):  # a full disk has been reported where it was met
+            self._file.close()
+        with suppress(OSError):
+            if self._board is not None:
+                self._board.close()
+
+
+def _lines(path: Path) -> list[str]:
+    if not path.is_file():
+        return []
+    return path.read_text("utf-8", errors="replace").splitlines(keepends=True)
+
+
+def _is_settled(line: str, step: int, validated_step: int) -> bool:
+    """Whether it is a whole line of ours (a kill can leave half a one) about work that will not be done again."""
+    try:
+        entry = json.loads(line)
+        return line.endswith("\n") and entry["step"] <= (validated_step if entry["kind"] == "validation" else step)
+    except (ValueError, KeyError, TypeError):
+        return False

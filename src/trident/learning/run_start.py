@@ -1,0 +1,150 @@
+"""What comes before a run's first step: checks, its folder and first checkpoint, or the checkpoint to go on from."""
+
+import platform
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import trident
+from trident.data.store import ImageStore
+from trident.engines.execution import execution_for, make_model
+from trident.errors import TridentError
+from trident.learning.checkpoint import BEST, LAST, Checkpoint, save_checkpoint
+from trident.measuring.evaluate import check_episode, check_images
+from trident.nn.parameters import Parameters
+from trident.settings import Recipe
+from trident.tasks.episodes import EpisodeSampler
+
+
+def in_training(recipe: Recipe) -> Recipe:
+    """The recipe as training tasks see it, which may be larger than those it is measured on."""
+    training, episode, adaptation = recipe.training, recipe.episode, recipe.adaptation
+    return replace(
+        recipe,
+        episode=replace(
+            episode,
+            n_way=_or_else(training.task_ways, episode.n_way),
+            n_query=_or_else(training.task_queries, episode.n_query),
+        ),
+        adaptation=replace(
+            adaptation,
+            refinements=_or_else(training.task_refinements, adaptation.refinements),
+            mirrored=False,
+            corners=False,
+        ),
+    )
+
+
+def _or_else(own: int | None, other: int) -> int:
+    return other if own is None else own
+
+
+def check_run(recipe: Recipe, store: ImageStore) -> None:
+    """Whether the recipe can be trained on these data."""
+    if recipe.protocol.batch_norm == "running":
+        raise TridentError(
+            "protocol.batch_norm is 'running': these statistics are gathered in training and serve evaluation only; "
+            "train with 'transductive' or 'support'"
+        )
+    if recipe.protocol.queries_at_once == "one":
+        raise TridentError("protocol.queries_at_once is 'one': it serves evaluation only; train with 'all'")
+    check_images(recipe, store)
+    known, found = recipe.model.training_classes, len(store.classes_of("train"))
+    if known not in (0, found):
+        raise TridentError(f"model.training_classes is {known}, but {store.dataset} has {found} training classes")
+    episode = in_training(recipe).episode
+    try:
+        check_episode(recipe, episode)
+    except TridentError as error:
+        raise TridentError(f"training tasks are {episode.describe()}, but {error}") from error
+    EpisodeSampler(store, "train", episode, recipe.protocol)
+    EpisodeSampler(store, "val", recipe.episode, recipe.protocol)
+
+
+def start_run(
+    recipe: Recipe,
+    store: ImageStore,
+    data: str,
+    out: Path,
+    device: str,
+    engine: str = "auto",
+    precision: str = "auto",
+    start_from: Checkpoint | None = None,
+) -> Checkpoint:
+    """Check everything, then make the run's folder with its first checkpoint. `data` is how to find the store again.
+
+    `start_from` are trained weights to begin with, wherever the recipe's network has some of the same name and shape.
+    """
+    check_run(recipe, store)
+    execution = execution_for(device, engine, precision, recipe)
+    if (out / LAST).exists() or (out / BEST).exists():
+        raise TridentError(f"{out} already holds a run: continue it with --resume {out}, or choose another folder")
+    if out.exists() and not out.is_dir():
+        raise TridentError(f"{out} is a file: --out needs a folder")
+    provenance: dict[str, Any] = {
+        "trident": trident.__version__,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "device": device,
+        "engine": execution.engine,
+        "precision": execution.precision,
+        "data": data,
+        "dataset": store.dataset,
+        "fingerprint": store.fingerprint,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    model = make_model(recipe)
+    parameters = model.initial(recipe.training.seed)
+    if start_from is not None:
+        provenance["start"] = start_from.describe() | {"provenance": start_from.provenance}
+        parameters = _taken_over(parameters, recipe, start_from)
+    start = Checkpoint(recipe, parameters, model.initial_running(), step=0, provenance=provenance)
+    existed = out.exists()
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        save_checkpoint(out / LAST, start)
+    except OSError as error:
+        raise TridentError(f"cannot make the folder {out}: {error.strerror}") from error
+    except TridentError:
+        if not existed:
+            out.rmdir()
+        raise
+    return start
+
+
+def _taken_over(parameters: Parameters, recipe: Recipe, start_from: Checkpoint) -> Parameters:
+    """The parameters, with trained ones in place of those that the two networks have in common."""
+    found = {
+        key: value
+        for key, value in start_from.parameters.items()
+        if key in parameters and value.shape == parameters[key].shape
+    }
+    if recipe.model.method != start_from.recipe.model.method:
+        found.pop("classifier.scale", None)  # of distances between features of another kind
+    if not any(key.startswith("label_encoder") for key in found):
+        raise TridentError(f"{start_from.path} cannot be started from: its label encoder has another shape")
+    return parameters | found
+
+
+def resume_run(checkpoint: Checkpoint, store: ImageStore, out: Path) -> Checkpoint:
+    """The checkpoint itself, once it is clear that the data are the ones it was trained on."""
+    if checkpoint.provenance["fingerprint"] != store.fingerprint:
+        raise TridentError(
+            f"{out} was trained on other data: its {checkpoint.provenance['dataset']} has the fingerprint "
+            f"{checkpoint.provenance['fingerprint'][:12]}, this one {store.fingerprint[:12]}"
+        )
+    return checkpoint
+
+
+def check_resumable(before: Recipe, after: Recipe) -> None:
+    """Refuse changes that would make the run something other than one long run."""
+    free = {"steps", "tasks_per_chunk", "validate_every", "validation_tasks", "save_every", "log_every"}
+    if before.training.schedule == "cosine":
+        free.discard("steps")  # the rate at every step hangs on their number
+    kept = {name: getattr(before.training, name) for name in free}
+    if replace(after, training=replace(after.training, **kept)) != before:
+        raise TridentError(f"a resumed run can only change {', '.join(f'training.{name}' for name in sorted(free))}")

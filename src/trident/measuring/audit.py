@@ -1,0 +1,135 @@
+"""One model under every protocol, on the same tasks: what of its accuracy is skill, and what is the protocol.
+
+Each row changes one thing about the default protocol. Task by task the classes and the support images stay the same
+(and the queries, except where their class counts change), so differences are paired and their intervals are narrow.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Unpack
+
+from trident.data.store import ImageStore
+from trident.errors import NotFiniteError
+from trident.learning.checkpoint import Checkpoint
+from trident.measuring.evaluate import Evaluation, Sample, evaluate_checkpoint, mean_and_interval
+from trident.settings import Protocol
+
+DEFAULT = Protocol()
+PROTOCOLS: dict[str, Protocol] = {
+    "default": DEFAULT,
+    "class-sorted queries": replace(DEFAULT, query_order="class_sorted"),
+    "Dirichlet(2) class counts": replace(DEFAULT, balance="dirichlet", dirichlet_alpha=2.0),
+    "one query at a time": replace(DEFAULT, queries_at_once="one"),
+    "support batch norm": replace(DEFAULT, batch_norm="support"),
+    "running batch norm": replace(DEFAULT, batch_norm="running"),
+    "one latent sample": replace(DEFAULT, latents="sample"),
+    "average of 10 samples": replace(DEFAULT, latents="average", latent_samples=10),
+    "as the paper": replace(DEFAULT, query_order="class_sorted", latents="sample"),
+}
+SORTED = "class-sorted queries"
+STANDARD_ERRORS = 3  # how far from zero a difference must be before we call it a dependence
+ENOUGH_TASKS = 30  # fewer say nothing: their own spread is too uncertain
+NARROW = 2.0  # points: a wider interval around zero says nothing either
+_Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class AuditRow:
+    name: str
+    evaluation: Evaluation
+    difference: float  # to the default protocol, in points; task by task
+    difference_ci95: float
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            **self.evaluation.to_json(),
+            "difference": self.difference,
+            "difference_ci95": self.difference_ci95,
+        }
+
+
+@dataclass(frozen=True)
+class Audit:
+    rows: tuple[AuditRow, ...]  # the default protocol first
+    without_result: dict[str, str] = field(default_factory=dict)  # protocols under which a task blew up, and which
+
+    def row(self, name: str) -> AuditRow:
+        return next(row for row in self.rows if row.name == name)
+
+    @property
+    def depends_on_query_order(self) -> bool:
+        row = self.row(SORTED)
+        far = abs(row.difference) > STANDARD_ERRORS / 1.96 * row.difference_ci95
+        return far and row.evaluation.tasks >= ENOUGH_TASKS
+
+    @property
+    def no_dependence_found(self) -> bool:
+        row = self.row(SORTED)
+        near = abs(row.difference) <= row.difference_ci95 <= NARROW
+        return near and row.evaluation.tasks >= ENOUGH_TASKS
+
+    def verdict(self) -> str:
+        row, default = self.row(SORTED), self.rows[0].evaluation
+        figures = f"{row.difference:+.2f} ± {row.difference_ci95:.2f} points"
+        if not self.depends_on_query_order:
+            found = f"sorting the queries by class changes accuracy by {figures}"
+            if not self.no_dependence_found:
+                return (
+                    f"Whether accuracy depends on query order is open: {found}, on {row.evaluation.tasks} tasks. "
+                    "More tasks would tell."
+                )
+            return f"No dependence on query order found: {found}."
+        meaning = (
+            "The order tells this model the classes of the queries"
+            if row.difference > 0
+            else "The order misleads this model"
+        )
+        return (
+            f"ACCURACY DEPENDS ON QUERY ORDER: {row.evaluation.accuracy:.2f} % when queries are sorted by class, "
+            f"{default.accuracy:.2f} % when the same queries are shuffled, {figures}. {meaning}; only the shuffled "
+            "figure holds for pictures whose classes nobody knows yet."
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "depends_on_query_order": self.depends_on_query_order,
+            "verdict": self.verdict(),
+            "rows": [row.to_json() for row in self.rows],
+            "without_result": self.without_result,
+        }
+
+
+def audit(
+    checkpoint: Checkpoint,
+    store: ImageStore,
+    protocols: dict[str, Protocol] | None = None,
+    progress: _Progress | None = None,
+    **sample: Unpack[Sample],
+) -> Audit:
+    """Measure a model under each protocol; the first one is what the others are compared with.
+
+    Inner steps that were learned under one protocol may blow up under another. That is a finding, and no reason to
+    lose the other rows, unless the verdict rests on it.
+    """
+    chosen = protocols or PROTOCOLS
+    rows: list[AuditRow] = []
+    without_result: dict[str, str] = {}
+    for place, (name, protocol) in enumerate(chosen.items()):
+
+        def report(done: int, total: int, name: str = name, place: int = place) -> None:
+            if progress:
+                progress(name, place * total + done, len(chosen) * total)
+
+        # One engine for all rows, and the fused one does not know all protocols.
+        try:
+            result = evaluate_checkpoint(checkpoint, store, protocol, report, **sample | {"engine": "plain"})
+        except NotFiniteError as error:
+            if not rows or name == SORTED:
+                raise
+            without_result[name] = str(error)
+            continue
+        baseline = rows[0].evaluation if rows else result
+        change = result.predictions.accuracies - baseline.predictions.accuracies
+        rows.append(AuditRow(name, result, *mean_and_interval(change)))
+    return Audit(tuple(rows), without_result)

@@ -1,0 +1,184 @@
+"""How far confidences can be trusted: calibration errors, Brier score, and the temperature that mends them.
+
+A prediction's confidence is the probability of its most likely class. Predictions are sorted into ten equal-width bins
+of confidence [0, 0.1), [0.1, 0.2), ... [0.9, 1]; in each, mean confidence should equal accuracy.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Unpack
+
+import numpy as np
+
+from trident.data.store import ImageStore
+from trident.learning.checkpoint import Checkpoint
+from trident.measuring.evaluate import Evaluation, Predictions, Progress, Sample, evaluate_checkpoint
+from trident.tasks.episodes import EpisodeSampler
+
+BINS = 10
+FittedOn = Literal["none", "validation", "paper"]
+FITTED_ON = {
+    "none": "no temperature",
+    "validation": "fitted on validation tasks",
+    "paper": "fitted on the very predictions that are scored, as the paper's released code does",
+}
+_COLDEST, _HOTTEST = 1e-3, 1e3
+_LEAST = -1e4  # stands for the logarithm of a probability that float32 rounded to 0
+
+
+@dataclass(frozen=True)
+class ReliabilityBins:
+    """What a reliability diagram shows; empty bins hold zeros."""
+
+    confidence: np.ndarray  # (bin,) mean
+    accuracy: np.ndarray  # (bin,)
+    count: np.ndarray  # (bin,) int64
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Calibration of some predictions at one temperature, over all queries of all tasks."""
+
+    ece: float  # mean gap between confidence and accuracy, weighted by the bins' counts
+    mce: float  # largest gap of any bin that is not empty
+    brier: float  # mean over queries of the summed squared error of the probabilities: 0 to 2
+    temperature: float
+    fitted_on: FittedOn
+    fitted_tasks: str  # what the temperature was fitted on, in words; empty for no temperature
+    bins: ReliabilityBins
+
+    def describe(self) -> str:
+        if self.fitted_on == "none":
+            return "no temperature"
+        tasks = f" ({self.fitted_tasks})" if self.fitted_tasks else ""
+        return f"temperature {self.temperature:.3f}, {FITTED_ON[self.fitted_on]}{tasks}"
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"bins": {key: value.tolist() for key, value in asdict(self.bins).items()}}
+
+
+@dataclass(frozen=True)
+class CalibrationResult:
+    """A model's calibration as it is, and with the temperature asked for."""
+
+    evaluation: Evaluation
+    plain: Calibration
+    scaled: Calibration | None
+
+    def panels(self) -> list[tuple[str, Calibration]]:
+        plain = [("no temperature", self.plain)]
+        if self.scaled is None:
+            return plain
+        titles = {"validation": "fitted on validation", "paper": "fitted on these very predictions"}
+        return [*plain, (f"T = {self.scaled.temperature:.2f}, {titles[self.scaled.fitted_on]}", self.scaled)]
+
+    def to_json(self) -> dict[str, Any]:
+        scaled = None if self.scaled is None else self.scaled.to_json()
+        return {**self.evaluation.to_json(), "calibration": self.plain.to_json(), "with_temperature": scaled}
+
+
+def calibrate(
+    checkpoint: Checkpoint,
+    store: ImageStore,
+    temperature: FittedOn,
+    fitting_store: ImageStore | None = None,
+    fitting_tasks: int = 200,
+    progress: Progress | None = None,
+    **sample: Unpack[Sample],
+) -> CalibrationResult:
+    """Calibration over some tasks; a `validation` temperature comes from validation tasks of `fitting_store`."""
+    recipe = checkpoint.recipe
+    in_all = sample["tasks"] + (fitting_tasks if temperature == "validation" else 0)
+
+    def measured(store: ImageStore, before: int, sample: Sample) -> Evaluation:
+        def on_task(done: int, total: int) -> None:
+            if progress:
+                progress(before + done, in_all)
+
+        return evaluate_checkpoint(checkpoint, store, progress=on_task, **sample)
+
+    if fitting_store is not None:  # a store without validation classes shows before the long work
+        EpisodeSampler(fitting_store, "val", recipe.episode, recipe.protocol)
+    evaluation = measured(store, 0, sample)
+    plain = calibration(evaluation.predictions)
+    if temperature == "none":
+        return CalibrationResult(evaluation, plain, None)
+    fitted = evaluation
+    if temperature == "validation":
+        if fitting_store is None:
+            raise ValueError("a temperature fitted on validation tasks needs the store to draw them from")
+        fitted = measured(fitting_store, sample["tasks"], {**sample, "split": "val", "tasks": fitting_tasks})
+    value = fit_temperature(fitted.predictions)
+    where = f"{fitted.dataset} {fitted.split}, {fitted.tasks} tasks, seed {fitted.seed}"
+    return CalibrationResult(evaluation, plain, calibration(evaluation.predictions, value, temperature, where))
+
+
+def calibration(
+    predictions: Predictions, temperature: float = 1.0, fitted_on: FittedOn = "none", fitted_tasks: str = ""
+) -> Calibration:
+    probabilities, labels = _flat_probabilities(predictions, temperature)
+    bins = reliability(probabilities, labels)
+    gap = np.abs(bins.confidence - bins.accuracy)
+    return Calibration(
+        float((gap * bins.count).sum() / bins.count.sum()),
+        float(gap.max()),
+        brier_score(probabilities, labels),
+        temperature,
+        fitted_on,
+        fitted_tasks,
+        bins,
+    )
+
+
+def reliability(probabilities: np.ndarray, labels: np.ndarray, bins: int = BINS) -> ReliabilityBins:
+    """From (query, n_way) and (query,)."""
+    confidence = probabilities.max(1)
+    hit = probabilities.argmax(1) == labels
+    place = np.minimum(np.digitize(confidence, np.linspace(0, 1, bins + 1)) - 1, bins - 1)
+    count = np.bincount(place, minlength=bins)
+    at_least_one = np.maximum(count, 1)
+    return ReliabilityBins(
+        np.bincount(place, confidence, bins) / at_least_one, np.bincount(place, hit, bins) / at_least_one, count
+    )
+
+
+def brier_score(probabilities: np.ndarray, labels: np.ndarray) -> float:
+    """Summed over classes, averaged over queries."""
+    truth = np.eye(probabilities.shape[1])[labels]
+    return float(np.square(probabilities - truth).sum(1).mean())
+
+
+def fit_temperature(predictions: Predictions) -> float:
+    """The temperature that makes the labels most likely.
+
+    In the inverse temperature b the log-likelihood of softmax(b * log p) is concave, so its slope changes sign once:
+    bisection finds where. Where all predictions are right, or all are wrong, the answer is an end of the range.
+    """
+    log_p, labels = _flat(predictions)
+    behind = log_p[np.arange(len(labels)), labels][:, None] - log_p  # (query, n_way): 0 for the true class
+
+    def slope(inverse: float) -> float:
+        return float((_softmax(inverse * log_p) * behind).sum(1).mean())
+
+    if not behind.any():
+        return 1.0  # every class is as likely as every other: no temperature changes that
+    low, high = np.log(1 / _HOTTEST), np.log(1 / _COLDEST)
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if slope(np.exp(middle)) >= 0 else (low, middle)
+    return float(np.exp(-(low + high) / 2))
+
+
+def _flat_probabilities(predictions: Predictions, temperature: float) -> tuple[np.ndarray, np.ndarray]:
+    log_p, labels = _flat(predictions)
+    return _softmax(log_p / temperature), labels
+
+
+def _flat(predictions: Predictions) -> tuple[np.ndarray, np.ndarray]:
+    """Log-probabilities (query, n_way) without infinities, and labels (query,)."""
+    log_p = predictions.log_probabilities.reshape(-1, predictions.log_probabilities.shape[-1])
+    return np.maximum(log_p, _LEAST), predictions.labels.reshape(-1)
+
+
+def _softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = np.exp(logits - logits.max(1, keepdims=True))
+    return np.asarray(shifted / shifted.sum(1, keepdims=True))

@@ -1,0 +1,214 @@
+"""What each latent knows about classes (the paper's decoupling analysis).
+
+For the queries of a task, the means of z_label and z_semantic before and after adaptation, and how well the classes
+separate in them: the Davies-Bouldin score, lower is better. If the two latents are decoupled as the paper means it,
+adaptation improves z_label's score and leaves z_semantic's alone. One task proves nothing, so the change is averaged
+over many.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trident.data.store import ImageStore
+from trident.engines.execution import with_latents
+from trident.engines.workers import side_by_side
+from trident.errors import NotFiniteError, TridentError
+from trident.learning.checkpoint import Checkpoint
+from trident.learning.inner_loop import Learner, TaskBatch
+from trident.measuring.evaluate import check_all_at_once, chunks_of, default_chunk, mean_and_interval, set_up
+from trident.methods.trident.network import Noise
+from trident.nn.parameters import Parameters
+
+LATENTS = ("label", "semantic")
+
+
+class LatentMeans(NamedTuple):
+    """Means of both latents of the queries: (task, query, latent) each."""
+
+    label: np.ndarray
+    semantic: np.ndarray
+
+
+class TaskLatents(NamedTuple):
+    before: LatentMeans
+    after: LatentMeans
+    labels: np.ndarray  # (task, query)
+
+
+@dataclass(frozen=True)
+class ScoreChange:
+    """The Davies-Bouldin score of one latent in its own space, over many tasks; lower is better."""
+
+    before: float
+    after: float
+    change: float  # after - before, task by task
+    change_ci95: float
+
+
+@dataclass(frozen=True)
+class Decoupling:
+    """One task's latents to look at, and the change of the score over all tasks."""
+
+    shown: TaskLatents  # the first task that has a score, alone
+    changes: dict[str, ScoreChange]  # by latent
+    tasks: int
+    left_out: int  # tasks in which fewer than two classes had queries, so that there is no score
+    protocol: str
+
+    def verdict(self) -> str:
+        parts = [
+            f"adaptation {'changes' if abs(change.change) > change.change_ci95 else 'does not measurably change'} "
+            f"the Davies-Bouldin score of z_{name}: {change.before:.4f} before, {change.after:.4f} after, "
+            f"{change.change:+.4f} ± {change.change_ci95:.4f}"
+            for name, change in self.changes.items()
+        ]
+        said = "; ".join(parts)
+        label, semantic = self.changes["label"], self.changes["semantic"]
+        better = "z_label" if label.after < semantic.after else "z_semantic"
+        return f"{said[0].upper()}{said[1:]}. Classes are better separated in {better}."
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "davies_bouldin": {name: vars(change) for name, change in self.changes.items()},
+            "tasks": self.tasks,
+            "left_out": self.left_out,
+            "protocol": self.protocol,
+            "verdict": self.verdict(),
+        }
+
+
+def latent_means(learner: Learner, parameters: Parameters, tasks: TaskBatch) -> TaskLatents:
+    """The queries' latent means before the first inner step and after the last."""
+    trajectory = learner.adapt(parameters, tasks)
+    noise = Noise(*(torch.zeros_like(part) for part in tasks.query_noise[0]))
+
+    def infer(adapted: Parameters) -> LatentMeans:
+        with torch.no_grad():
+            found = learner.model.infer(adapted, tasks.images, "query", noise, learner.statistics())
+        return LatentMeans(*(_array(part.loc[:, found.n_context :]) for part in (found.label, found.semantic)))
+
+    return TaskLatents(infer(trajectory[0][0]), infer(trajectory[-1][0]), tasks.query_labels.cpu().numpy())
+
+
+def davies_bouldin(points: np.ndarray, labels: np.ndarray) -> float:
+    """Of points (query, latent) with their classes (query,)."""
+    try:
+        from sklearn.metrics import davies_bouldin_score
+    except ImportError as error:
+        raise TridentError("the Davies-Bouldin score needs scikit-learn: pip install 'trident[analysis]'") from error
+    return float(davies_bouldin_score(points, labels))
+
+
+def decoupling(
+    checkpoint: Checkpoint,
+    store: ImageStore,
+    *,
+    split: str,
+    tasks: int,
+    seed: int,
+    device: torch.device | str = "cpu",
+    engine: str = "auto",
+    precision: str = "auto",
+    tasks_per_chunk: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Decoupling:
+    recipe = checkpoint.recipe
+    check_all_at_once(recipe.protocol)
+    learner, parameters, source = set_up(
+        recipe,
+        checkpoint.parameters,
+        checkpoint.running,
+        store,
+        split=split,
+        seed=seed,
+        device=device,
+        engine=engine,
+        precision=precision,
+    )
+    shown: TaskLatents | None = None
+    scores: dict[str, list[tuple[float, float]]] = {name: [] for name in LATENTS}
+    chunks = chunks_of(tasks, tasks_per_chunk or default_chunk(recipe, device))
+
+    def means(indices: range) -> TaskLatents:
+        return latent_means(with_latents(learner), parameters, source.batch(indices))
+
+    for indices, found in zip(chunks, side_by_side(means, chunks, device), strict=True):
+        if not all(np.isfinite(part).all() for part in (*found.before, *found.after)):
+            raise NotFiniteError(f"{split} tasks {indices.start} to {indices.stop - 1}: latents are not finite")
+        for task, labels in enumerate(found.labels):
+            if not 2 <= len(np.unique(labels)) < len(labels):
+                continue
+            shown = shown or TaskLatents(_only(found.before, task), _only(found.after, task), labels[None])
+            for name in LATENTS:
+                before, after = (getattr(part, name)[task] for part in (found.before, found.after))
+                scores[name].append((davies_bouldin(before, labels), davies_bouldin(after, labels)))
+        if progress:
+            progress(indices.stop, tasks)
+    scored = len(scores["label"])
+    if scored < 2 or shown is None:
+        raise TridentError(
+            "there is no Davies-Bouldin score of tasks whose queries are of one class, or all of different ones: "
+            f"{scored} of {tasks} tasks have one, and an interval needs two"
+        )
+    protocol = (
+        f"{store.dataset} {split}, {recipe.episode.describe()}, {recipe.episode.n_query} queries per class, "
+        f"{recipe.protocol.describe()}, {recipe.adaptation.describe()}, {scored} tasks, 95 % interval, seed {seed}"
+    )
+    changes = {name: _change(np.array(scores[name])) for name in LATENTS}
+    return Decoupling(shown, changes, scored, tasks - scored, protocol)
+
+
+def project(points: np.ndarray, seed: int) -> np.ndarray:
+    """UMAP to the plane: (query, latent) -> (query, 2)."""
+    try:
+        from umap import UMAP
+    except ImportError as error:
+        raise TridentError("the projection needs umap-learn: pip install 'trident[analysis]'") from error
+    neighbours = min(15, len(points) - 1)
+    # Few points start from random places: the spectral start needs more of them than latents.
+    umap = UMAP(n_neighbors=neighbours, random_state=seed % 2**32, n_jobs=1, init="random")
+    return np.asarray(umap.fit_transform(points))
+
+
+class Panel(NamedTuple):
+    """One latent of one task at one time, projected."""
+
+    latent: str
+    when: str
+    points: np.ndarray  # (query, 2)
+    score: float  # Davies-Bouldin in the latent space
+    projected_score: float  # and in the projection, which is what the paper's released code prints
+
+    def title(self) -> str:
+        return f"z_{self.latent} {self.when}\nDBI {self.score:.2f}, of projection {self.projected_score:.2f}"
+
+
+def projected_panels(result: Decoupling, seed: int) -> list[Panel]:
+    """The shown task: z_label before and after, then z_semantic before and after."""
+    labels = result.shown.labels[0]
+    panels = []
+    for latent in LATENTS:
+        for when, means in (("before", result.shown.before), ("after", result.shown.after)):
+            points = getattr(means, latent)[0]
+            plane = project(points, seed)
+            scores = davies_bouldin(points, labels), davies_bouldin(plane, labels)
+            panels.append(Panel(latent, when, plane, *scores))
+    return panels
+
+
+def _change(scores: np.ndarray) -> ScoreChange:
+    change, ci95 = mean_and_interval(scores[:, 1] - scores[:, 0])
+    return ScoreChange(float(scores[:, 0].mean()), float(scores[:, 1].mean()), change, ci95)
+
+
+def _only(means: LatentMeans, task: int) -> LatentMeans:
+    return LatentMeans(means.label[[task]], means.semantic[[task]])
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    return tensor.double().cpu().numpy()

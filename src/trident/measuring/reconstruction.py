@@ -1,0 +1,100 @@
+"""What the decoder makes of the latents: reconstructions, and pictures with z_semantic swapped between images."""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trident.data.store import ImageStore
+from trident.engines.execution import with_latents
+from trident.errors import NotFiniteError
+from trident.learning.checkpoint import Checkpoint
+from trident.learning.inner_loop import Learner, TaskBatch
+from trident.measuring.evaluate import check_all_at_once, set_up
+from trident.methods.trident.network import Noise
+from trident.nn.parameters import Parameters
+
+
+class Reconstructions(NamedTuple):
+    """Of the queries of one task after adaptation, at their latents' means; values in 0 .. 1."""
+
+    images: np.ndarray  # (query, h, w, c)
+    reconstructed: np.ndarray  # (query, h, w, c)
+    labels: np.ndarray  # (query,)
+    swapped: np.ndarray  # (chosen, chosen, h, w, c): z_label of the row's image, z_semantic of the column's
+    chosen: np.ndarray  # (chosen,) which queries: the first of each class
+    squared_error: float  # summed over an image, mean over the queries
+    squared_error_of_mean: float  # of the task's mean query image in place of each, for comparison
+
+    def describe(self) -> str:
+        better = "better" if self.squared_error < self.squared_error_of_mean else "worse"
+        return (
+            f"Squared error of an image, summed over its pixels: {self.squared_error:.1f} in the mean of this task's "
+            f"queries. Painting each of them as their mean picture gives {self.squared_error_of_mean:.1f}, "
+            f"so the decoder does {better} than that"
+        )
+
+
+def reconstruct_task(learner: Learner, parameters: Parameters, tasks: TaskBatch) -> Reconstructions:
+    """Of the first task of a batch."""
+    adapted, _ = learner.adapt(parameters, tasks)[-1]
+    noise = Noise(*(torch.zeros_like(part) for part in tasks.query_noise[0]))
+    labels = tasks.query_labels[0].cpu().numpy()
+    chosen = np.sort(np.unique(labels, return_index=True)[1])
+    with torch.no_grad():
+        found = learner.model.infer(adapted, tasks.images, "query", noise, learner.statistics())
+        context, n = found.n_context, len(chosen)
+
+        def decode(label: Tensor, semantic: Tensor) -> Tensor:
+            """Codes (task, image, latent) of some images; those that lend their statistics come first, as ever."""
+            codes = torch.cat(
+                [
+                    torch.cat([found.z_semantic[:, :context], semantic], 1),
+                    torch.cat([found.z_label[:, :context], label], 1),
+                ],
+                2,
+            )
+            return learner.model.decoder(adapted, codes, learner.statistics())[0, context:]
+
+        z_label, z_semantic = found.z_label[:, context:], found.z_semantic[:, context:]
+        rows, columns = np.repeat(chosen, n), np.tile(chosen, n)
+        reconstructed = decode(z_label, z_semantic)
+        swapped = decode(z_label[:, rows], z_semantic[:, columns])
+    images = tasks.images.pixels[0, tasks.images.rows("query")]
+    return Reconstructions(
+        _array(images),
+        _array(reconstructed),
+        labels,
+        _array(swapped.reshape(n, n, *swapped.shape[1:])),
+        chosen,
+        _squared_error(images, reconstructed),
+        _squared_error(images, images.mean(0, keepdim=True)),
+    )
+
+
+def reconstructions(
+    checkpoint: Checkpoint,
+    store: ImageStore,
+    *,
+    split: str,
+    seed: int,
+    task: int = 0,
+    device: torch.device | str = "cpu",
+) -> Reconstructions:
+    check_all_at_once(checkpoint.recipe.protocol)
+    learner, parameters, source = set_up(
+        checkpoint.recipe, checkpoint.parameters, checkpoint.running, store, split=split, seed=seed, device=device
+    )
+    found = reconstruct_task(with_latents(learner), parameters, source.batch([task]))
+    if not np.isfinite(found.squared_error):
+        raise NotFiniteError(f"{split} task {task}: the reconstruction is not finite")
+    return found
+
+
+def _squared_error(images: Tensor, other: Tensor) -> float:
+    return float((images - other).square().sum((1, 2, 3)).mean())
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    return tensor.float().cpu().numpy()

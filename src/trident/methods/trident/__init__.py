@@ -1,0 +1,1 @@
+"""TRIDENT: its network, its loss terms and its settings."""

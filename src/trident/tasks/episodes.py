@@ -1,0 +1,103 @@
+"""Few-shot tasks: what an episode is, under which protocol it is measured, and how it is drawn.
+
+Task `i` of a sampler depends on (seed, stream, i) alone, so the same seed gives the same tasks on any machine, in any
+order and in any chunking. Under every protocol it has the same classes and the same support images, and under both
+query orders the same queries, so differences between protocols are paired.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from trident.data.store import ClassEntry, ImageStore
+from trident.errors import TridentError
+from trident.settings import EpisodeSpec, Protocol
+
+# Random streams of one seed that must never overlap. `selection` draws the validation tasks that choose a run's best
+# weights, so that no later measurement on validation classes meets them again.
+STREAMS = {"train": 1, "val": 2, "test": 3, "train-evaluation": 4, "selection": 5}
+
+
+class Episode(NamedTuple):
+    """Places in the store. Support images come class by class; the query order is the protocol's."""
+
+    support: np.ndarray  # (n_support,) int64
+    support_labels: np.ndarray  # (n_support,) int64 in 0 .. n_way - 1
+    query: np.ndarray  # (n_queries,) int64
+    query_labels: np.ndarray  # (n_queries,) int64
+    classes: np.ndarray  # (n_way,) int64: places among the classes of the split
+
+
+def task_generator(seed: int, stream: str, index: int) -> np.random.Generator:
+    """The source of all randomness of one task."""
+    return np.random.default_rng((seed, STREAMS[stream], index))
+
+
+@dataclass(frozen=True)
+class EpisodeSampler:
+    """Draws episodes from the classes of one split of a store."""
+
+    store: ImageStore
+    split: str
+    spec: EpisodeSpec
+    protocol: Protocol
+    classes: tuple[ClassEntry, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        classes = self.store.classes_of(self.split)
+        if len(classes) < self.spec.n_way:
+            raise TridentError(
+                f"{self.store.dataset} has {len(classes)} {self.split} classes, too few for {self.spec.n_way}-way tasks"
+            )
+        needed = self.spec.n_shot + (self.spec.n_query if self.protocol.balance == "balanced" else 1)
+        smallest = min(classes, key=lambda entry: entry.count)
+        if smallest.count < needed:
+            raise TridentError(
+                f"class '{smallest.name}' of {self.store.dataset} has {smallest.count} images, too few for "
+                f"{self.spec.n_shot}-shot tasks with {self.spec.n_query} queries: {needed} are needed"
+            )
+        if self.protocol.balance == "dirichlet":
+            room = sum(sorted(entry.count - self.spec.n_shot for entry in classes)[: self.spec.n_way])
+            if room < self.spec.n_queries:
+                raise TridentError(
+                    f"the smallest {self.spec.n_way} {self.split} classes of {self.store.dataset} leave {room} images "
+                    f"for queries, too few for {self.spec.n_queries}"
+                )
+        object.__setattr__(self, "classes", classes)
+
+    def draw(self, generator: np.random.Generator) -> Episode:
+        spec = self.spec
+        classes = generator.choice(len(self.classes), spec.n_way, replace=False)
+        chosen = [self.classes[i] for i in classes]
+        if self.protocol.balance == "balanced":
+            counts = [spec.n_query] * spec.n_way
+        else:
+            # From a generator of its own, so that all else is the same as in the balanced task.
+            (counter,) = generator.spawn(1)
+            proportions = counter.dirichlet([self.protocol.dirichlet_alpha] * spec.n_way)
+            room = [entry.count - spec.n_shot for entry in chosen]
+            counts = _share_out(spec.n_queries, proportions, room)
+        support, query = [], []
+        for entry, count in zip(chosen, counts, strict=True):
+            places = entry.start + generator.permutation(entry.count)
+            support.append(places[: spec.n_shot])
+            query.append(places[spec.n_shot : spec.n_shot + count])
+        ways = np.arange(spec.n_way)
+        query_places, query_labels = np.concatenate(query), np.repeat(ways, counts)
+        # Drawn in either order, so that everything drawn afterwards is the same in both.
+        permutation = generator.permutation(spec.n_queries)
+        if self.protocol.query_order == "shuffled":
+            query_places, query_labels = query_places[permutation], query_labels[permutation]
+        return Episode(np.concatenate(support), np.repeat(ways, spec.n_shot), query_places, query_labels, classes)
+
+
+def _share_out(total: int, proportions: np.ndarray, room: Sequence[int]) -> list[int]:
+    """Whole numbers that sum to `total`, as near to the proportions as rounding and the room in each place allow."""
+    wanted = proportions * total
+    counts = np.minimum(np.floor(wanted).astype(int), room)
+    while counts.sum() < total:
+        shortfall = np.where(counts < np.asarray(room), wanted - counts, -np.inf)
+        counts[int(shortfall.argmax())] += 1
+    return [int(count) for count in counts]

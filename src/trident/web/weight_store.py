@@ -1,0 +1,46 @@
+"""The weights that requests are answered with, read once."""
+
+from pathlib import Path
+from typing import Any
+
+from trident.errors import TridentError
+from trident.labelling.labeller import refuse_positional, weights_for
+from trident.learning.checkpoint import Checkpoint, load_checkpoint
+from trident.weights import weight_names
+
+_MANY = 1000
+
+
+class Shelf:
+    def __init__(self, weights: str = "auto"):
+        """Weights by their name or path; `auto`: those that suit the number of labelled pictures."""
+        self._auto = weights == "auto"
+        wanted = {weights_for(n, 1) for n in (1, _MANY)} if self._auto else {weights}
+        self._known: dict[str, Checkpoint] = {}
+        for name in sorted(wanted):
+            checkpoint = load_checkpoint(Path(name))
+            refuse_positional(checkpoint.recipe)
+            # The name of a file or a run, without the folders it is in: they are nobody's business.
+            self._known[name if self._auto else Path(name).stem] = checkpoint
+        shapes = {(known.recipe.model.image_size, known.recipe.model.image_channels) for known in self._known.values()}
+        if len(shapes) > 1:
+            raise TridentError("these weights take pictures of different sizes: give one of them with --weights")
+        self.size, self.channels = shapes.pop()
+
+    def fitting(self, n_pictures: int, n_classes: int) -> tuple[str, Checkpoint]:
+        if self._auto:
+            name = weights_for(n_pictures, n_classes)
+            return name, self._known[name]
+        return next(iter(self._known.items()))
+
+    def described(self) -> list[dict[str, Any]]:
+        return [describe(name, checkpoint) for name, checkpoint in self._known.items()]
+
+
+def describe(name: str, checkpoint: Checkpoint) -> dict[str, Any]:
+    return {
+        "name": name,
+        "described": checkpoint.described(),
+        "size": checkpoint.recipe.model.image_size,
+        "comes_along": name in weight_names(),
+    }
