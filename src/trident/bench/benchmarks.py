@@ -16,18 +16,19 @@ from torch import Tensor
 from trident.bench.plain_loop import PlainLoop, torch_settings
 from trident.bench.timing import Measurement, Result, device_name, measure, timed
 from trident.data.store import ImageStore
-from trident.engines.execution import Execution, make_learner, make_model
+from trident.engines.execution import Execution
 from trident.engines.workers import side_by_side
 from trident.errors import NotFiniteError
-from trident.learning.inner_loop import TaskBatch
-from trident.learning.run_start import check_run, in_training
-from trident.measuring.evaluate import check_all_at_once, chunks_of, default_chunk, set_up
+from trident.learning.learners import make_learner
+from trident.learning.run_start import check_run
+from trident.measuring.evaluate import chunks_of
 from trident.measuring.prediction import predict
-from trident.methods.trident.network import TaskImages
-from trident.nn.parameters import Parameters
-from trident.settings import Recipe
+from trident.measuring.subject import TrainedModel, default_chunk
+from trident.nn.parameters import Parameters, on_device
+from trident.recipes.recipe import Recipe
 from trident.tasks.episodes import EpisodeSampler
 from trident.tasks.source import TaskSource
+from trident.tasks.task import Batch
 
 Progress = Callable[[str, int, int], None]
 LONGEST_ROUND = 60.0  # seconds; an evaluation by the plain loop that takes longer is timed on fewer tasks
@@ -72,11 +73,11 @@ class Benchmark:
             "n_way": self.recipe.episode.n_way,
             "n_shot": self.recipe.episode.n_shot,
             "n_queries": self.recipe.episode.n_queries,
-            "image_size": self.recipe.model.image_size,
+            "image_size": self.recipe.backbone.image_size,
             "data": self.data,
             "tasks": self.tasks,
-            "steps": self.recipe.adaptation.steps,
-            "order": self.recipe.adaptation.order,
+            "steps": self.recipe.method.inner_steps,
+            "method": self.recipe.method.describe(),
             "device": device_name(self.execution.device),
             "engine": self.execution.engine,
             "precision": self.execution.precision,
@@ -113,17 +114,20 @@ class Amount(TypedDict):
 def bench_train(recipe: Recipe, execution: Execution, store: ImageStore, **amount: Unpack[Amount]) -> Benchmark:
     """Time the exact meta-gradient of some tasks; the difference is relative, of the two meta-gradients."""
     check_run(recipe, store)
-    recipe = in_training(recipe)
-    sampler = EpisodeSampler(store, "train", recipe.episode, recipe.protocol)
+    recipe = recipe.in_training()
     source = TaskSource(
-        sampler, recipe.model, recipe.adaptation, recipe.training.seed, "train", device=execution.device
+        EpisodeSampler(store, "train", recipe.episode, recipe.protocol),
+        recipe.model.noise_shapes(recipe.episode, 1),
+        recipe.training.seed,
+        "train",
+        device=execution.device,
     )
     at_once = recipe.training.tasks_per_chunk or amount["tasks"]
     parameters = _initial(recipe, execution.device)
 
     def ours() -> _OnTasks[Parameters]:
         learner = make_learner(recipe, execution)
-        return lambda chunks: _sum([learner.meta_gradient(parameters, _fresh(chunk)).gradient for chunk in chunks])
+        return lambda chunks: _sum([learner.gradient(parameters, _fresh(chunk)).gradient for chunk in chunks])
 
     def plain(loop: PlainLoop) -> _OnTasks[Parameters]:
         return lambda chunks: _sum([loop.meta_gradient(parameters, chunk)[0] for chunk in chunks])
@@ -134,18 +138,19 @@ def bench_train(recipe: Recipe, execution: Execution, store: ImageStore, **amoun
 
 def bench_evaluate(recipe: Recipe, execution: Execution, store: ImageStore, **amount: Unpack[Amount]) -> Benchmark:
     """Time adapting to some tasks and predicting their queries; the difference is the largest of any probability."""
-    check_all_at_once(recipe.protocol)
+    recipe.check_all_at_once()
     device = execution.device
-    running = _on(make_model(recipe).initial_running(), device)
+    running = recipe.model.initial_running()
     seed, at_once = recipe.training.seed, recipe.training.tasks_per_chunk or default_chunk(recipe, device)
     parameters = _initial(recipe, device)
-    source = set_up(recipe, parameters, running, store, split="test", seed=seed, device=device).source
+    model = TrainedModel(recipe, parameters, running)
+    source = model.prepare(store, "test", seed, device, execution.engine, execution.precision, None).source
 
     def ours() -> _OnTasks[Tensor]:
-        learner = make_learner(recipe, execution, running)
+        learner = model.learner(execution)
 
-        def predicted(chunk: TaskBatch) -> Tensor:
-            return predict(learner, parameters, _fresh(chunk), recipe.adaptation.views)
+        def predicted(chunk: Batch) -> Tensor:
+            return predict(learner, parameters, _fresh(chunk).task, recipe.views)
 
         return lambda chunks: torch.cat(list(side_by_side(predicted, chunks, device)))
 
@@ -156,7 +161,7 @@ def bench_evaluate(recipe: Recipe, execution: Execution, store: ImageStore, **am
     return _benchmark(work, recipe, execution, source, at_once, **amount)
 
 
-_OnTasks = Callable[[list[TaskBatch]], Result]
+_OnTasks = Callable[[list[Batch]], Result]
 
 
 @dataclass(frozen=True)
@@ -204,7 +209,7 @@ def _benchmark(
 def _yardstick(
     do: _OnTasks[Result],
     layout: str,
-    chunks: list[TaskBatch],
+    chunks: list[Batch],
     difference: Callable[[Result, Result], float],
     ours: Measurement[Result],
     device: str,
@@ -224,12 +229,12 @@ def _yardstick(
     found = difference(ours.result, expected)
     if not math.isfinite(found):
         raise NotFiniteError("the results are not finite: with untrained weights these settings cannot be compared")
-    return Yardstick(plain, sum(chunk.n_tasks for chunk in chunks), layout, found)
+    return Yardstick(plain, sum(chunk.task.n_tasks for chunk in chunks), layout, found)
 
 
-def _for_a_minute(do: _OnTasks[Result], source: TaskSource, chunks: list[TaskBatch], at_once: int) -> list[TaskBatch]:
+def _for_a_minute(do: _OnTasks[Result], source: TaskSource, chunks: list[Batch], at_once: int) -> list[Batch]:
     """All tasks, or as many of the first as the plain loop manages in LONGEST_ROUND."""
-    one, tasks = _drawn(source, 1, 1), sum(chunk.n_tasks for chunk in chunks)
+    one, tasks = _drawn(source, 1, 1), sum(chunk.task.n_tasks for chunk in chunks)
     with torch_settings(exact=False):
         do(one)
         seconds, _ = timed(lambda: do(one), str(source.device))
@@ -248,21 +253,17 @@ def _largest_difference(actual: Tensor, expected: Tensor) -> float:
     return float((actual[: len(expected)].exp() - expected.exp()).abs().max())
 
 
-def _drawn(source: TaskSource, tasks: int, at_once: int) -> list[TaskBatch]:
+def _drawn(source: TaskSource, tasks: int, at_once: int) -> list[Batch]:
     return [source.batch(indices) for indices in chunks_of(tasks, at_once)]
 
 
-def _fresh(tasks: TaskBatch) -> TaskBatch:
+def _fresh(batch: Batch) -> Batch:
     """Without what was made of the images before and kept."""
-    return tasks._replace(images=TaskImages(tasks.images.stored, tasks.support_labels))
+    return batch._replace(task=batch.task.with_images(batch.task.images))
 
 
 def _initial(recipe: Recipe, device: str) -> Parameters:
-    return _on(make_model(recipe).initial(recipe.training.seed), device)
-
-
-def _on(parameters: Parameters, device: str) -> Parameters:
-    return {key: value.to(device) for key, value in parameters.items()}
+    return on_device(recipe.initial(recipe.training.seed), device)
 
 
 def _sum(gradients: list[Parameters]) -> Parameters:

@@ -3,10 +3,11 @@
 import numpy as np
 
 from trident.data.store import ImageStore, class_table, store_in_memory
-from trident.learning.inner_loop import TaskBatch
-from trident.settings import Protocol, Recipe
+from trident.recipes.recipe import Recipe
+from trident.settings import Protocol
 from trident.tasks.episodes import EpisodeSampler
 from trident.tasks.source import TaskSource
+from trident.tasks.task import Batch
 
 BLOCKS = 7  # along each side of an image
 SPLITS = ("train", "val", "test")
@@ -17,7 +18,7 @@ def made_up_store(recipe: Recipe) -> ImageStore:
 
     Blocks with a little noise: as smooth as photographs, which keeps float32 closer to float64 than noise would.
     """
-    size, channels = recipe.model.image_size, recipe.model.image_channels
+    size, channels = recipe.backbone.image_size, recipe.backbone.image_channels
     n_way, per_class = recipe.episode.n_way, recipe.episode.n_shot + recipe.episode.n_query
     generator = np.random.default_rng(0)
     blocks = generator.integers(0, 236, (n_way * per_class, BLOCKS, BLOCKS, channels))
@@ -28,7 +29,7 @@ def made_up_store(recipe: Recipe) -> ImageStore:
     return store_in_memory("made-up images", np.concatenate([images] * len(SPLITS)), classes)
 
 
-def made_up_tasks(recipe: Recipe, n_tasks: int) -> TaskBatch:
+def made_up_tasks(recipe: Recipe, n_tasks: int) -> Batch:
     """Training tasks of such images, on the CPU."""
     sampler = EpisodeSampler(made_up_store(recipe), "train", recipe.episode, Protocol())
-    return TaskSource(sampler, recipe.model, recipe.adaptation, 0, "train").batch(range(n_tasks))
+    return TaskSource(sampler, recipe.model.noise_shapes(recipe.episode, 1), 0, "train").batch(range(n_tasks))

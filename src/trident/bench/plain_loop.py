@@ -16,9 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trident.errors import TridentError
-from trident.learning.inner_loop import TaskBatch
+from trident.methods.trident.settings import TridentSettings
 from trident.nn.parameters import Parameters
-from trident.settings import Recipe
+from trident.recipes.loading import setting_of
+from trident.recipes.recipe import Recipe
+from trident.tasks.task import Batch
 
 
 class PlainTask(NamedTuple):
@@ -26,7 +28,7 @@ class PlainTask(NamedTuple):
 
     images: Tensor  # (image, channel, height, width)
     labels: dict[str, Tensor]  # of the support images and of the queries
-    noise: dict[str, list[tuple[Tensor, Tensor]]]  # semantic and label noise, for each inner step or prediction
+    noise: dict[str, Tensor]  # as in `Task`
     rows: dict[str, slice]
 
 
@@ -38,36 +40,49 @@ class PlainLoop:
     memory_format: torch.memory_format = torch.contiguous_format
 
     def __post_init__(self) -> None:
-        protocol = self.recipe.protocol
-        for name, found, covered in (
-            ("model.method", self.recipe.model.method, ("trident",)),
-            ("adaptation.optimizer", self.recipe.adaptation.optimizer, ("sgd",)),
-            ("protocol.batch_norm", protocol.batch_norm, ("transductive",)),
-            ("protocol.latents", protocol.latents, ("sample", "mean")),
-            ("model.attfex", self.recipe.model.attfex, ("positional", "off")),
-            ("adaptation.refinements", self.recipe.adaptation.refinements, (0,)),
-            ("adaptation.mirrored", self.recipe.adaptation.mirrored, (False,)),
-            ("adaptation.corners", self.recipe.adaptation.corners, (False,)),
-            ("model.attfex_residual", self.recipe.model.attfex_residual, (False,)),
-            ("model.classifier_features", self.recipe.model.classifier_features, ("plain",)),
-            ("model.training_classes", self.recipe.model.training_classes, (0,)),
-        ):
-            if found not in covered:
-                known = " and ".join(map(str, covered))
+        recipe = self.recipe
+        if not isinstance(recipe.method, TridentSettings):
+            raise TridentError(
+                f"the plain loop knows TRIDENT only, not {recipe.method.about.title}: omit it with --no-yardstick"
+            )
+        covered = {
+            "method.inner_optimizer": ("sgd",),
+            "protocol.batch_norm": ("transductive",),
+            "protocol.latents": ("sample", "mean"),
+            "method.attfex": ("positional", "off"),
+            "method.refinements": (0,),
+            "views.mirrored": (False,),
+            "views.corners": (False,),
+            "method.attfex_residual": (False,),
+            "method.classifier_features": ("plain",),
+            "method.training_classes": (0,),
+            "method.semantic_batch_norm": ("set",),
+            "method.label_prior": ("standard_normal",),
+            "method.semantic_prior": ("standard_normal",),
+        }
+        for name, known in covered.items():
+            found = setting_of(recipe, name)
+            if found not in known:
                 raise TridentError(
-                    f"{name} is '{found}': the plain loop knows {known} only; leave it out with --no-yardstick"
+                    f"{name} is '{found}': the plain loop knows {' and '.join(map(str, known))} only; omit it with "
+                    "--no-yardstick"
                 )
 
-    def meta_gradient(self, parameters: Parameters, tasks: TaskBatch) -> tuple[Parameters, Tensor]:
+    @property
+    def _method(self) -> TridentSettings:
+        assert isinstance(self.recipe.method, TridentSettings)
+        return self.recipe.method
+
+    def meta_gradient(self, parameters: Parameters, batch: Batch) -> tuple[Parameters, Tensor]:
         """The gradient summed over tasks, and each task's query loss."""
         leaves = {key: value.detach().requires_grad_() for key, value in self._torch_layout(parameters).items()}
         total = {key: torch.zeros_like(value) for key, value in leaves.items()}
-        second_order = self.recipe.adaptation.order == "second"
+        second_order = self._method.inner_order == "second"
         losses = []
-        for task in self._each(tasks):
+        for task in self._each(batch):
             # Copies, so that an inner gradient is with respect to a last layer made from prototypes, not through it.
             adapted = {key: value.clone() for key, value in leaves.items()} | self._prototypes(leaves, task)
-            for step in range(self.recipe.adaptation.steps):
+            for step in range(self._method.inner_steps):
                 inner = self._loss(adapted, task, "support", step)
                 gradients = torch.autograd.grad(
                     inner, list(adapted.values()), create_graph=second_order, materialize_grads=True
@@ -80,14 +95,14 @@ class PlainLoop:
             losses.append(outer.detach())
         return _library_layout(total), torch.stack(losses)
 
-    def predict(self, parameters: Parameters, tasks: TaskBatch) -> Tensor:
+    def predict(self, parameters: Parameters, batch: Batch) -> Tensor:
         """Log-probabilities of the queries after adaptation: (task, query, n_way)."""
         start = self._torch_layout(parameters)
         predicted = []
-        for task in self._each(tasks):
+        for task in self._each(batch):
             with torch.no_grad():
                 adapted = start | self._prototypes(start, task)
-            for step in range(self.recipe.adaptation.steps):
+            for step in range(self._method.inner_steps):
                 leaves = {key: value.detach().requires_grad_() for key, value in adapted.items()}
                 inner = self._loss(leaves, task, "support", step)
                 gradients = torch.autograd.grad(inner, list(leaves.values()), materialize_grads=True)
@@ -98,17 +113,14 @@ class PlainLoop:
                 predicted.append(torch.log_softmax(self._classify(adapted, z_label), -1))
         return torch.stack(predicted)
 
-    def _each(self, tasks: TaskBatch) -> Iterator[PlainTask]:
-        n = tasks.images.n_support
-        for task in range(tasks.n_tasks):
+    def _each(self, batch: Batch) -> Iterator[PlainTask]:
+        task, labels = batch
+        for i in range(task.n_tasks):
             yield PlainTask(
-                tasks.images.pixels[task].permute(0, 3, 1, 2).contiguous(memory_format=self.memory_format),
-                {"support": tasks.support_labels[task], "query": tasks.query_labels[task]},
-                {
-                    "support": [(noise.semantic[task], noise.label[task]) for noise in tasks.support_noise],
-                    "query": [(noise.semantic[task], noise.label[task]) for noise in tasks.query_noise],
-                },
-                {"support": slice(n), "query": slice(n, None)},
+                task.pixels[i].permute(0, 3, 1, 2).contiguous(memory_format=self.memory_format),
+                {"support": task.support_labels[i], "query": labels.queries[i]},
+                {name: values[i] for name, values in task.noise.items()},
+                {"support": task.support, "query": task.queries},
             )
 
     def _torch_layout(self, parameters: Parameters) -> Parameters:
@@ -119,13 +131,13 @@ class PlainLoop:
         }
 
     def _moved(self, parameters: Parameters, gradients: tuple[Tensor, ...]) -> Parameters:
-        rate = self.recipe.adaptation.rate
+        rate = self._method.inner_rate
         return {
             key: value - rate * gradient for (key, value), gradient in zip(parameters.items(), gradients, strict=True)
         }
 
     def _loss(self, p: Parameters, task: PlainTask, target: str, draw: int) -> Tensor:
-        objective = self.recipe.objective
+        objective = self._method
         z_semantic, z_label, semantic_kl, label_kl = self._infer(p, task, target, draw)
         pictures = self._decode(p, torch.cat([z_semantic, z_label], 1))
         return (
@@ -137,18 +149,19 @@ class PlainLoop:
 
     def _infer(self, p: Parameters, task: PlainTask, target: str, draw: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """z_semantic and z_label of a task's support set or queries, and their mean divergences from the prior."""
-        rows, (semantic, label) = task.rows[target], task.noise[target][draw]
+        rows = task.rows[target]
+        semantic, label = (task.noise[f"{target}/{draw}/{latent}"] for latent in ("semantic", "label"))
         style = _flat(self._encode(p, "semantic_encoder", task.images[rows]))
         z_semantic, semantic_kl = self._gaussian(p, "semantic", style, semantic)
-        features = self._encode(p, "label_encoder", task.images)
+        features = self._encode(p, "backbone", task.images)
         masked = features[rows]
-        if self.recipe.model.attfex == "positional":
+        if self._method.attfex == "positional":
             masked = masked * self._attfex(p, features)
         z_label, label_kl = self._gaussian(p, "label", torch.cat([_flat(masked), z_semantic], 1), label)
         return z_semantic, z_label, semantic_kl, label_kl
 
     def _activate(self, x: Tensor) -> Tensor:
-        return F.relu(x) if self.recipe.model.activation == "relu" else F.leaky_relu(x, 0.2)
+        return F.relu(x) if self.recipe.backbone.activation == "relu" else F.leaky_relu(x, 0.2)
 
     def _encode(self, p: Parameters, name: str, x: Tensor) -> Tensor:
         for block in range(4):
@@ -162,11 +175,11 @@ class PlainLoop:
         maps = [
             F.conv2d(n, p[f"attfex.{part}.weight"][:, :, None, None]).flatten(1) for part in ("query", "key", "value")
         ]
-        if self.recipe.model.attention_activation:
+        if self._method.attention_activation:
             maps = [self._activate(x) for x in maps]
         query, key, value = maps  # (channel, h * w)
         scale = 1 / math.sqrt(query.shape[1])
-        if self.recipe.model.attention_scale == "inside":
+        if self._method.attention_scale == "inside":
             mask = torch.softmax(query @ key.T * scale, -1) @ value
         else:
             mask = torch.softmax(query @ key.T, -1) @ value * scale
@@ -174,7 +187,7 @@ class PlainLoop:
 
     def _gaussian(self, p: Parameters, name: str, x: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         loc, log_var = _linear(p, f"{name}.loc", x), _linear(p, f"{name}.log_var", x)
-        bound = self.recipe.model.log_var_bound
+        bound = self._method.log_var_bound
         if bound is not None:
             log_var = bound * torch.tanh(log_var / bound)
         kl = -0.5 * (1 + log_var - loc**2 - log_var.exp()).sum(1).mean()
@@ -184,7 +197,7 @@ class PlainLoop:
         return _linear(p, "classifier.1", self._activate(_linear(p, "classifier.0", z_label)))
 
     def _decode(self, p: Parameters, z: Tensor) -> Tensor:
-        sizes = [self.recipe.model.image_size // 2**i for i in (4, 3, 2, 1, 0)]
+        sizes = [self.recipe.backbone.image_size // 2**i for i in (4, 3, 2, 1, 0)]
         x = self._activate(_linear(p, "decoder.linear", z)).view(len(z), sizes[0], sizes[0], -1)
         x = x.permute(0, 3, 1, 2).contiguous(memory_format=self.memory_format)
         for i, size in enumerate(sizes[1:]):
@@ -194,7 +207,7 @@ class PlainLoop:
 
     def _prototypes(self, p: Parameters, task: PlainTask) -> Parameters:
         """The classifier's last layer, where a task starts from the mean features of its support classes."""
-        if self.recipe.model.classifier_start == "learned":
+        if self._method.classifier_start == "learned":
             return {}
         _, z_label, _, _ = self._infer(p, task, "support", 0)
         features = self._activate(_linear(p, "classifier.0", z_label))

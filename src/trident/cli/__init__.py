@@ -1,6 +1,19 @@
 """The `trident` command. Heavy imports stay inside the commands, so that help is there at once."""
 
-from trident.cli import ablation, bench, data, looking, measuring, paper, predicting, reporting, training, web, weights
+from trident.cli import (
+    ablation,
+    bench,
+    data,
+    looking,
+    measuring,
+    methods,
+    paper,
+    predicting,
+    reporting,
+    training,
+    web,
+    weights,
+)
 from trident.cli.app import main
 
 __all__ = [
@@ -10,6 +23,7 @@ __all__ = [
     "looking",
     "main",
     "measuring",
+    "methods",
     "paper",
     "predicting",
     "reporting",

@@ -151,7 +151,7 @@ def _report(grid: "Grid", results: "dict[str, Result]", out: Path, as_json: bool
     if importlib.util.find_spec("matplotlib") is None:
         from trident.cli.console import stderr  # only here: it loads torch, which a table can do without
 
-        stderr.print("no plot without matplotlib: pip install 'trident[analysis]'", soft_wrap=True)
+        stderr.print("no plot without matplotlib: pip install 'trident-fewshot[analysis]'", soft_wrap=True)
         return
     save_figure(grid_chart(grid, results), out / "plot.svg")
 

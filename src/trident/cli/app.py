@@ -11,7 +11,7 @@ from trident.errors import TridentError
 # In the order in which one comes to need them.
 ORDER = (
     *("predict", "web", "weights"),
-    *("recipes", "params", "train", "evaluate"),
+    *("methods", "recipes", "params", "train", "evaluate"),
     *("audit", "calibrate", "decoupling", "reconstructions", "report", "compare", "ablate"),
     *("paper", "data", "export", "bench"),
 )
@@ -28,7 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
     rich_markup_mode=None,
-    help="Few-shot image classification with TRIDENT.\n\n"
+    help="Few-shot image classification with TRIDENT and other methods.\n\n"
     "Try it:  trident train glyphs --out runs/first   then   trident evaluate runs/first",
 )
 data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Prepare datasets, look into them.")

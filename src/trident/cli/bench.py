@@ -18,12 +18,13 @@ from trident.cli.options import (
     open_data,
     overrides_of,
 )
+from trident.cli.tables import aligned
 from trident.errors import TridentError
 
 if TYPE_CHECKING:
     from trident.bench.benchmarks import Benchmark
     from trident.bench.timing import Measurement
-    from trident.settings import Recipe
+    from trident.recipes.recipe import Recipe
 
 NShot = Annotated[
     int | None,
@@ -213,7 +214,7 @@ def _run(
 
 
 def _recipe(name: str | None, n_shot: int | None, overrides: list[str]) -> "Recipe":
-    from trident.recipes import load_recipe
+    from trident.recipes.loading import load_recipe
 
     if name is not None:
         return load_recipe(name, [*([f"episode.n_shot={n_shot}"] if n_shot else []), *overrides])
@@ -224,8 +225,8 @@ def _recipe(name: str | None, n_shot: int | None, overrides: list[str]) -> "Reci
 
 def _shown(result: "Benchmark") -> str:
     recipe, about, plain = result.recipe, result.to_json(), result.plain
-    size, tasks = recipe.model.image_size, result.tasks
-    steps = recipe.adaptation.describe() + (f", {recipe.adaptation.order} order" if result.name == "train" else "")
+    size, tasks = recipe.backbone.image_size, result.tasks
+    steps = recipe.method.describe()
     rows = [
         ("", "seconds", "fastest", "slowest", "ms/task", "tasks/s", "peak GiB", "warm-up s"),
         (*_row("trident", result.ours, tasks, tasks), f"{result.ours.warm_up:.1f}"),
@@ -246,7 +247,7 @@ def _shown(result: "Benchmark") -> str:
             f"on {about['device']}; {about['engine']} engine, {about['precision']}; torch {about['torch']}; "
             f"{about['data']}; median of {about['repeats']}, {about['date'][:10]}",
             "",
-            *_aligned(rows),
+            *aligned(rows, numbers=True),
             *below,
         ]
     )
@@ -264,9 +265,3 @@ def _row(name: str, measured: "Measurement[object]", timed: int, tasks: int) -> 
         f"{tasks / seconds:.2f}",
         f"{measured.memory.peak:.2f}",
     )
-
-
-def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
-    """The names to the left, the numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]

@@ -1,15 +1,17 @@
-"""What a person sees while work goes on: progress bars on standard error, so that standard output stays clean."""
+"""Progress bars, on standard error, so that standard output stays clean."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-from trident.measuring.evaluate import Evaluation
+if TYPE_CHECKING:
+    from trident.learning.run_log import Validated
+
 
 stderr = Console(stderr=True, highlight=False, markup=False, emoji=False)
 _PLAIN_LINES = 20  # progress lines of a whole run where there is no terminal to draw a bar on
@@ -72,28 +74,29 @@ class TrainingProgress:
     ) -> None:
         self._progress.__exit__(kind, error, trace)
 
-    def on_step(self, step: int, values: dict[str, float]) -> None:
+    def on_step(self, step: int, values: dict[str, Any]) -> None:
         if values["left_out"]:
-            stderr.print(f"step {step}: tasks left out, not being finite: {values['left_out']:.0f}", soft_wrap=True)
-        for key, value in values.items():
-            self._smooth[key] = 0.95 * self._smooth.get(key, value) + 0.05 * value
+            omitted = f"{values['left_out']:.0f}"
+            stderr.print(f"step {step}: {omitted} tasks omitted because they were not finite", soft_wrap=True)
+        losses = values["losses"]
+        for key, value in (values | losses).items():
+            if key != "losses":
+                self._smooth[key] = 0.95 * self._smooth.get(key, value) + 0.05 * value
         s = self._smooth
-        numbers = (
-            f"{1 / s['seconds']:.2f} it/s, accuracy {s['accuracy']:.1f} %, loss {s['total']:.1f}: "
-            f"class {s['classification']:.2f}, image {s['reconstruction']:.0f}, "
-            f"KL {s['label_kl']:.0f} + {s['semantic_kl']:.0f}"
-        )
+        parts = ", ".join(f"{name.replace('_', ' ')} {s[name]:.3g}" for name in losses if name != "total" and s[name])
+        numbers = f"{1 / s['seconds']:.2f} it/s, accuracy {s['accuracy']:.1f} %, loss {s['total']:.4g}"
+        numbers += f": {parts}" if parts else ""
         self._progress.numbers = numbers
         self._progress.update(self._task, completed=step)
         if not stderr.is_terminal and step % max(1, self._steps // _PLAIN_LINES) == 0:
             stderr.print(f"step {step}/{self._steps}: {numbers}", soft_wrap=True)
 
-    def on_validation(self, step: int, evaluation: Evaluation, best: bool) -> None:
+    def on_validation(self, step: int, validated: "Validated", best: bool) -> None:
         if not self._validated:
-            stderr.print(f"validation: {evaluation.describe_protocol()}", soft_wrap=True)
+            stderr.print(f"validation: {validated.describe_protocol()}", soft_wrap=True)
             self._validated = True
         stderr.print(
-            f"step {step}: validation {evaluation.accuracy:.2f} ± {evaluation.ci95:.2f} %"
+            f"step {step}: validation {validated.accuracy:.2f} ± {validated.ci95:.2f} %"
             f"{', the best so far' if best else ''}",
             soft_wrap=True,
         )

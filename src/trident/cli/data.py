@@ -2,15 +2,14 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from trident.cli.app import data_app
 from trident.cli.options import Json, open_data
+from trident.data.names import DatasetName
 from trident.errors import TridentError
-
-DatasetName = Literal["mini-imagenet", "tiered-imagenet", "cub", "omniglot", "cifar-fs", "folder"]
 
 
 @data_app.command()
@@ -27,7 +26,10 @@ def prepare(
 ) -> None:
     """Decode a dataset once, check it, and write a packed store that opens at once."""
     from trident.cli.console import counting, stderr
+    from trident.data.images import silence_pillow
     from trident.data.prepare import prepare as write
+
+    silence_pillow()
 
     with counting("images") as progress:
         store = write(name, source, target, image_size=image_size, split_file=split_file, progress=progress)

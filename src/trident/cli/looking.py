@@ -46,14 +46,14 @@ def audit(
 
     Each line changes one thing about the default protocol: query order, class counts, queries one at a time, the source
     of the batch-norm statistics, the latents. The differences are paired, task by task. The protocol that the run was
-    trained under does not count here; settings of its episodes and its adaptation do, and can be overridden.
+    trained under does not count here; settings of its episodes and of its method do, and can be overridden.
     """
     from trident.cli.console import counting
     from trident.measuring.audit import audit as measure
 
     checkpoint = load_for_measuring(run, settings)
     if checkpoint.recipe.protocol != load_for_measuring(run, None).recipe.protocol:
-        raise TridentError("an audit goes through the protocols itself: leave protocol settings away")
+        raise TridentError("an audit goes through the protocols itself: omit settings of the protocol")
     store = open_data(data_of(checkpoint.recipe, data, checkpoint))
     sample = sample_of(split, tasks, seed, device, tasks_per_chunk)
     with counting("protocols") as progress:
@@ -192,9 +192,9 @@ def reconstructions(
     store = open_data(data_of(checkpoint.recipe, data, checkpoint))
     result = decode(checkpoint, store, split=split, seed=seed, task=task, device=device_of(device))
     save_figure(reconstruction_plot(result), out)
-    spec, protocol = checkpoint.recipe.episode, checkpoint.recipe.protocol
+    spec = checkpoint.recipe.episode
     print(f"{result.describe()}.")
     print(
-        f"({store.dataset} {split}, {spec.describe()}, {spec.n_query} queries per class, {protocol.describe()}, "
-        f"task {task} of seed {seed}; {checkpoint.described()})"
+        f"({store.dataset} {split}, {spec.describe()}, {spec.n_query} queries per class, "
+        f"{checkpoint.recipe.describe_protocol()}, task {task} of seed {seed}; {checkpoint.described()})"
     )

@@ -1,9 +1,6 @@
 """Measuring a trained model: `trident evaluate`."""
 
 import json
-from typing import Annotated, Literal
-
-import typer
 
 from trident.cli.app import app
 from trident.cli.options import (
@@ -34,31 +31,6 @@ def evaluate(
     split: Split = "test",
     tasks: Tasks = 600,
     seed: Seed = 0,
-    n_way: Annotated[int | None, typer.Option(min=1, help="Classes in a task.")] = None,
-    n_shot: Annotated[int | None, typer.Option(min=1, help="Labelled images of each class.")] = None,
-    n_query: Annotated[int | None, typer.Option(min=1, help="Queries per class.")] = None,
-    query_order: Annotated[
-        Literal["shuffled", "class_sorted"] | None,
-        typer.Option(help="class_sorted shows a positional AttFEX the classes of the queries."),
-    ] = None,
-    queries_at_once: Annotated[
-        Literal["all", "one"] | None, typer.Option(help="one: each query is a task of its own.")
-    ] = None,
-    balance: Annotated[
-        Literal["balanced", "dirichlet"] | None,
-        typer.Option(help="As many queries of each class, or Dirichlet-distributed counts."),
-    ] = None,
-    dirichlet_alpha: Annotated[float | None, typer.Option(help="Concentration behind --balance dirichlet.")] = None,
-    batch_norm: Annotated[
-        Literal["transductive", "support", "running"] | None,
-        typer.Option(help="Statistics of the images at hand, of the support set, or of training."),
-    ] = None,
-    latents: Annotated[
-        Literal["sample", "mean", "average"] | None,
-        typer.Option(help="One sample, the mean, or the average of many predictions."),
-    ] = None,
-    latent_samples: Annotated[int | None, typer.Option(min=1, help="Samples behind --latents average.")] = None,
-    inner_steps: Annotated[int | None, typer.Option(min=0, help="Inner steps, if other than in training.")] = None,
     tasks_per_chunk: Chunk = None,
     device: Device = "auto",
     engine: EngineName = "auto",
@@ -67,30 +39,17 @@ def evaluate(
 ) -> None:
     """Measure accuracy, by default on tasks from the test classes. What is not given is as in training.
 
-    Settings such as adaptation.refinements=0 override the run's own, as the options do.
+    Settings override the run's own, for example episode.n_shot=5, protocol.query_order=class_sorted,
+    protocol.balance=dirichlet, protocol.queries_at_once=one or, for methods with inner steps, inner_steps=0.
     """
     from trident.cli.console import counting
-    from trident.measuring.evaluate import evaluate_checkpoint
+    from trident.measuring.evaluate import evaluate as measure
 
-    given = {
-        "episode.n_way": n_way,
-        "episode.n_shot": n_shot,
-        "episode.n_query": n_query,
-        "protocol.query_order": query_order,
-        "protocol.queries_at_once": queries_at_once,
-        "protocol.balance": balance,
-        "protocol.dirichlet_alpha": dirichlet_alpha,
-        "protocol.batch_norm": batch_norm,
-        "protocol.latents": latents,
-        "protocol.latent_samples": latent_samples,
-        "adaptation.steps": inner_steps,
-    }
-    options = [f"{key}={value}" for key, value in given.items() if value is not None]
-    checkpoint = load_for_measuring(run, [*(settings or []), *options])
+    checkpoint = load_for_measuring(run, settings)
     store = open_data(data_of(checkpoint.recipe, data, checkpoint))
     sample = sample_of(split, tasks, seed, device, tasks_per_chunk, engine, precision)
     with counting("evaluating tasks") as progress:
-        result = evaluate_checkpoint(checkpoint, store, progress=progress, **sample)
+        result = measure(checkpoint, store, progress=progress, **sample)
     if as_json:
         print(json.dumps({**result.to_json(), "weights": checkpoint.describe()}, allow_nan=False))
     else:

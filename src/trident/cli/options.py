@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from trident.data.store import ImageStore
     from trident.learning.checkpoint import Checkpoint
     from trident.measuring.evaluate import Sample
-    from trident.settings import Recipe
+    from trident.recipes.recipe import Recipe
 
 SETTINGS = {"ignore_unknown_options": True}  # --training.steps=5 is taken as a setting, and checked as one
 
@@ -59,16 +59,19 @@ def load_for_measuring(run: Path, settings: list[str] | None) -> "Checkpoint":
     from dataclasses import replace
 
     from trident.learning.checkpoint import load_checkpoint
-    from trident.measuring.evaluate import check_episode
-    from trident.recipes import with_overrides
+    from trident.recipes.loading import after_training, setting_of, setting_types, with_overrides
 
     checkpoint = load_checkpoint(run)
     recipe = with_overrides(checkpoint.recipe, overrides_of(settings))
-    if recipe != replace(
-        checkpoint.recipe, episode=recipe.episode, protocol=recipe.protocol, adaptation=recipe.adaptation
-    ):
-        raise TridentError("of a trained model only episode, protocol and adaptation settings can be changed")
-    check_episode(checkpoint.recipe, recipe.episode)
+    free = after_training(recipe)
+    for key in setting_types(recipe):
+        if key not in free and setting_of(recipe, key) != setting_of(checkpoint.recipe, key):
+            own = ", ".join(sorted(name for name in free if name.startswith("method.")))
+            raise TridentError(
+                f"{key} cannot be changed once a model is trained; settings of episode, protocol and views can be"
+                + (f", and {own}" if own else "")
+            )
+    recipe.method.check_episode(checkpoint.recipe.episode, recipe.episode)
     return replace(checkpoint, recipe=recipe)
 
 

@@ -8,6 +8,7 @@ import typer
 
 from trident.cli.app import app
 from trident.cli.options import Json
+from trident.cli.tables import aligned
 
 if TYPE_CHECKING:
     from trident.report.paper_results import PaperResult, PaperTable
@@ -90,7 +91,7 @@ def _grid(results: "list[PaperResult]", footnotes: list[str]) -> str:
         mark = f" [{footnotes.index(result.note) + 1}]" if result.note in footnotes else ""
         rows.setdefault(row, {})[_column(result)] = result.printed + mark
     lines = [(*row, *(figures.get(column, "") for column in columns)) for row, figures in rows.items()]
-    return _aligned([(*labels, *columns), *lines])
+    return _table([(*labels, *columns), *lines])
 
 
 def _column(result: "PaperResult") -> str:
@@ -106,13 +107,13 @@ def _training() -> str:
     rows = [("setting", *(run.recipe for run in runs))]
     rows += [(key, *(one[key] for one in values)) for key in values[0]]
     notes = "\n".join(map(_note, paper_training_notes()))
-    return f"training: Hyper-parameters, by recipe\n\n{_aligned(rows)}\n\n{notes}"
+    return f"training: Hyper-parameters, by recipe\n\n{_table(rows)}\n\n{notes}"
 
 
-def _aligned(rows: list[tuple[str, ...]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    gap = "  " if sum(widths) + 2 * len(widths) - 2 <= WIDTH else " "
-    return "\n".join(gap.join(map(str.ljust, row, widths)).rstrip() for row in rows)
+def _table(rows: list[tuple[str, ...]]) -> str:
+    """With a narrower gap between columns where it would not fit otherwise."""
+    wide = aligned(rows)
+    return "\n".join(wide if max(map(len, wide)) <= WIDTH else aligned(rows, gap=" "))
 
 
 def _note(text: str, mark: str = "-") -> str:

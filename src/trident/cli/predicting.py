@@ -44,12 +44,15 @@ def predict(
 ) -> None:
     """Label a pile of pictures by a few labelled ones, and print a table (CSV) of path, label and probability.
 
-    Pictures of any size will do: the middle square is scaled to what the weights take. The pile is looked at together,
+    Pictures of any size will do: the middle square is scaled to what the weights take. The pile is classified together,
     in chunks of up to 100. Pictures that cannot be read are named on standard error and left out; the exit code is 2.
     """
     from trident.cli.console import counting, stderr
+    from trident.data.images import silence_pillow
     from trident.files import check_writable
     from trident.labelling.labeller import label_pile
+
+    silence_pillow()
 
     if copy is not None and move is not None:
         raise TridentError("--copy and --move exclude each other: give one of them")
@@ -58,7 +61,7 @@ def predict(
     if out is not None and out.suffix.lower() not in (".csv", ".json"):
         raise TridentError(f"--out {out}: the file must end in .csv or .json")
     if as_json and out is not None and out.suffix.lower() == ".csv":
-        raise TridentError("--json goes to standard output: leave it away, or give --out a file that ends in .json")
+        raise TridentError("--json goes to standard output: omit it, or give --out a file that ends in .json")
     if out is not None:
         check_writable(out)
     target = copy or move
@@ -122,18 +125,16 @@ def _labelled(support: Path) -> "tuple[dict[str, list[ImageFile]], dict[str, str
 
 def _labeller(by_class: "dict[str, list[ImageFile]]", weights: str, device: str) -> "Labeller":
     from trident.cli.console import stderr
-    from trident.labelling.labeller import Labeller, read_labelled, weights_for
+    from trident.labelling.labeller import Labeller, read_labelled
     from trident.learning.checkpoint import load_checkpoint
-    from trident.weights import weights_file
+    from trident.weights import weights_for
 
-    if weights == "auto":
-        path = weights_file(weights_for(sum(map(len, by_class.values())), len(by_class)))
-    else:
-        path = Path(weights)
-    checkpoint = load_checkpoint(path)
-    model = checkpoint.recipe.model
-    labeller = Labeller(checkpoint, *read_labelled(by_class, model.image_size, model.image_channels), device)
-    stderr.print(f"weights: {path.stem}, {checkpoint.described()}", soft_wrap=True)
+    auto = weights_for(sum(map(len, by_class.values())), len(by_class))
+    name = auto if weights == "auto" else weights
+    checkpoint = load_checkpoint(name)
+    backbone = checkpoint.recipe.backbone
+    labeller = Labeller(checkpoint, *read_labelled(by_class, backbone.image_size, backbone.image_channels), device)
+    stderr.print(f"weights: {Path(name).stem}, {checkpoint.described()}", soft_wrap=True)
     return labeller
 
 

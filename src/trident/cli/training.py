@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -29,22 +29,19 @@ if TYPE_CHECKING:
 @app.command(short_help="List the recipes, or explain one.")
 def recipes(name: Annotated[str | None, typer.Argument(help="A recipe: show all its settings.")] = None) -> None:
     """List the recipes, or show every setting of one with its meaning."""
-    from typing import get_args, get_origin
-
-    from trident.recipes import load_recipe, recipe_names, recipe_values, setting_help, setting_types
+    from trident.recipes.files import read_recipe, recipe_names
 
     if name is None:
+        width = max(map(len, recipe_names()))
         for known in recipe_names():
-            print(f"{known:19} {load_recipe(known).summary}")
+            print(f"{known:{width}} {read_recipe(known)[0]['summary']}")
         return
+    from trident.cli.settings import print_settings
+    from trident.recipes.loading import load_recipe
+
     recipe = load_recipe(name)
-    values = recipe_values(recipe)
     print(f"{recipe.name}: {recipe.summary}\n")
-    choices = {key: get_args(hint) for key, hint in setting_types() if get_origin(hint) is Literal}
-    for key, help_text in setting_help().items():
-        section, setting = key.split(".")
-        help_text += f" [{'|'.join(choices[key])}]" if key in choices else ""
-        print(f"{key + '=' + _shown(values[section][setting]):44} {help_text}")
+    print_settings(recipe)
 
 
 @app.command(context_settings=SETTINGS, short_help="Count the parameters of a network.")
@@ -54,14 +51,11 @@ def params(
     as_json: Json = False,
 ) -> None:
     """Count the parameters of a recipe's network, part by part."""
-    from trident.engines.execution import make_model
-    from trident.recipes import load_recipe
+    from trident.nn.parameters import count_by_part
+    from trident.recipes.loading import load_recipe
 
     loaded = load_recipe(recipe, overrides_of(settings))
-    parts: dict[str, int] = {}
-    for key, value in make_model(loaded).initial(0).items():
-        part = ".".join(key.split(".")[:2]) if key.startswith(("label.", "semantic.")) else key.split(".")[0]
-        parts[part] = parts.get(part, 0) + value.numel()
+    parts = count_by_part(loaded.shapes())
     total = sum(parts.values())
     if as_json:
         print(json.dumps({"recipe": loaded.name, "total": total, "parts": parts}))
@@ -70,14 +64,15 @@ def params(
         print(f"{part:20} {count:>9,}")
 
 
-@app.command(context_settings=SETTINGS, short_help="Meta-train a model.")
+@app.command(context_settings=SETTINGS, short_help="Train a model.")
 def train(
     recipe: Annotated[str | None, typer.Argument(help="A recipe's name, or the path of a TOML file.")] = None,
     settings: Settings = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the run's files; made if need be.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Continue this run from its last checkpoint.")] = None,
     start_from: Annotated[
-        Path | None, typer.Option(help="Begin with the trained weights of this run, as far as the networks agree.")
+        Path | None,
+        typer.Option(help="Begin with the trained weights of this run, where the networks have parts alike."),
     ] = None,
     data: Annotated[
         str | None, typer.Option(help="A store made by 'trident data prepare'. The glyphs need none.")
@@ -86,20 +81,20 @@ def train(
     engine: EngineName = "auto",
     precision: PrecisionName = "auto",
 ) -> None:
-    """Meta-train a model. Ctrl-C saves and stops; --resume goes on where it stopped, bit for bit."""
+    """Train a model. Ctrl-C saves and stops; --resume goes on where it stopped, bit for bit."""
     words = [word for word in [recipe, *(settings or [])] if word is not None]
     if resume is not None:
         if out is not None:
-            raise TridentError("--resume RUN goes on in the run's own folder: leave --out away")
+            raise TridentError("--resume RUN goes on in the run's own folder: omit --out")
         if start_from is not None:
-            raise TridentError("--resume RUN goes on with the run's own weights: leave --start-from away")
+            raise TridentError("--resume RUN goes on with the run's own weights: omit --start-from")
         _resume(resume, overrides_of(words), data, device, engine, precision)
         return
     if recipe is None or "=" in recipe or recipe.startswith("-"):
         raise TridentError("which recipe? 'trident recipes' lists them, for example: trident train glyphs --out RUN")
     if out is None:
         raise TridentError("where to? Give --out RUN, a folder for the run's files")
-    from trident.recipes import load_recipe
+    from trident.recipes.loading import load_recipe
 
     loaded = load_recipe(recipe, overrides_of(settings))
     source = data_of(loaded, data, None)
@@ -117,7 +112,7 @@ def _resume(run: Path, overrides: list[str], data: str | None, device: str, engi
 
     from trident.learning.checkpoint import LAST, load_checkpoint
     from trident.learning.run_start import check_resumable, resume_run
-    from trident.recipes import with_overrides
+    from trident.recipes.loading import with_overrides
 
     if not run.is_dir():
         raise TridentError(f"there is no run at {run}: --resume takes the folder given to --out before")
@@ -132,16 +127,13 @@ def _resume(run: Path, overrides: list[str], data: str | None, device: str, engi
 def _train(start: "Checkpoint", store: "ImageStore", out: Path, device: str, engine: str, precision: str) -> None:
     from trident.cli.console import TrainingProgress, stderr
     from trident.learning.training import train as run_training
+    from trident.measuring.validation import validate
 
     steps = start.recipe.training.steps
     with TrainingProgress(start.step, steps) as progress:
-        end = run_training(start, store, out, device, progress, engine, precision)
+        end = run_training(start, store, out, device, progress, validate, engine, precision)
     if end.step < steps:
         stderr.print(f"stopped after step {end.step}; go on with: trident train --resume {out}", soft_wrap=True)
         raise typer.Exit(130)
     best = f"; best validation {end.best['accuracy']:.2f} % at step {end.best['step']}" if end.best else ""
     stderr.print(f"trained {end.step} steps{best}. Files in {out}", soft_wrap=True)
-
-
-def _shown(value: Any) -> str:
-    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -42,7 +42,7 @@ def web(
         import python_multipart  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
-        raise TridentError("trident web needs the web extra: pip install 'trident[web]'") from error
+        raise TridentError("trident web needs the web extra: pip install 'trident-fewshot[web]'") from error
     from trident.web.limits import MEGA, Limits
     from trident.web.serve import address_of, listen, make_server
 
@@ -55,9 +55,9 @@ def web(
     )
     with listen(host, port) as listening:  # before torch is loaded: a port in use is told at once
         from trident.web.app import make_app
-        from trident.web.weight_store import Shelf
+        from trident.web.weight_store import WeightStore
 
-        server = make_server(make_app(Shelf(weights), limits, device_of(device), names or ()))
+        server = make_server(make_app(WeightStore(weights), limits, device_of(device), names or ()))
         address = address_of(listening)
         print(f"{address} is ready; Ctrl-C stops it", flush=True)
         if browser:

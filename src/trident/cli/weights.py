@@ -13,7 +13,6 @@ from trident.errors import TridentError
 
 if TYPE_CHECKING:
     from trident.learning.checkpoint import Checkpoint
-    from trident.settings import Recipe
 
 
 @app.command(short_help="List the trained weights that come along.")
@@ -54,9 +53,9 @@ def export(
 ) -> None:
     """Write a run's best weights to one file for others: no optimiser state, no paths of this machine.
 
-    Temperatures that the weights have are kept. They make the probabilities of 'trident predict' honest ones, and
-    change no label and no figure of the commands that measure. There are two: for many pictures that are looked at
-    together, and for a few or one alone; weights that take inner steps have the first for both.
+    Temperatures that the weights have are kept. They calibrate the probabilities of 'trident predict', and change no
+    label and no figure of the commands that measure. There are three: for many pictures that are classified together,
+    for a few, and for one alone. Weights that take inner steps use the first for all.
     """
     from trident.learning.checkpoint import load_checkpoint, save_checkpoint, shareable
 
@@ -69,33 +68,20 @@ def export(
         checkpoint = _with_temperatures(checkpoint, data, tasks or 200, device)
     save_checkpoint(to, shareable(checkpoint))
     print(
-        f"wrote {to}: {checkpoint.described()}, temperature {checkpoint.temperature:.3f}, "
-        f"for pictures alone {checkpoint.temperature_alone:.3f}"
+        f"wrote {to}: {checkpoint.described()}, temperatures "
+        + ", ".join(f"{value:.3f} ({name})" for name, value in checkpoint.temperatures._asdict().items())
     )
 
 
 def _with_temperatures(checkpoint: "Checkpoint", data: str | None, tasks: int, device: str) -> "Checkpoint":
     from trident.cli.console import counting
-    from trident.labelling.labeller import recipe_for
-    from trident.measuring.calibration import fit_temperature
-    from trident.measuring.evaluate import evaluate_checkpoint
+    from trident.labelling.temperatures import fit_temperatures
 
     store = open_data(data_of(checkpoint.recipe, data, checkpoint))
-    sample = sample_of("val", tasks, 0, device, None, "auto", "auto")
-
-    def fitted(recipe: "Recipe", what: str) -> float:
-        with counting(f"evaluating validation tasks, {what}") as progress:
-            result = evaluate_checkpoint(replace(checkpoint, recipe=recipe), store, progress=progress, **sample)
-        return round(fit_temperature(result.predictions), 3)
-
-    recipe = checkpoint.recipe
-    together = fitted(recipe, "queries together")
-    if recipe.model.positional or recipe.adaptation.steps:
-        # With the first nobody can label pictures, and the second take fifty times as long to look at fifty alone.
-        return replace(checkpoint, temperature=together, temperature_alone=together)
-    one = recipe_for(recipe, 1, recipe.episode.n_way)
-    alone = fitted(replace(one, protocol=replace(one.protocol, queries_at_once="one")), "queries alone")
-    return replace(checkpoint, temperature=together, temperature_alone=alone)
+    sample = sample_of("val", tasks, 0, device, None)
+    with counting("evaluating validation tasks") as progress:
+        temperatures = fit_temperatures(checkpoint, store, progress, **sample)
+    return replace(checkpoint, temperatures=temperatures)
 
 
 def _caveat(about: dict[str, Any]) -> str:
@@ -107,19 +93,18 @@ def _caveat(about: dict[str, Any]) -> str:
 
 def _described(name: str) -> dict[str, Any]:
     from trident.learning.checkpoint import load_checkpoint
-    from trident.weights import weights_file
 
-    checkpoint: Checkpoint = load_checkpoint(weights_file(name))
+    checkpoint: Checkpoint = load_checkpoint(name)
     return {
         "name": name,
         "summary": checkpoint.recipe.summary,
         "recipe": checkpoint.recipe.name,
         "query_order": checkpoint.recipe.protocol.query_order,
-        "positional": checkpoint.recipe.model.positional,
+        "method": type(checkpoint.recipe.method).__name__,
+        "positional": checkpoint.recipe.method.positional,
         "trained_on": checkpoint.provenance.get("dataset"),
         "steps": checkpoint.step,
         "parameters": sum(value.numel() for value in checkpoint.parameters.values()),
         "validation": checkpoint.best,
-        "temperature": checkpoint.temperature,
-        "temperature_alone": checkpoint.temperature_alone,
+        "temperatures": checkpoint.temperatures._asdict(),
     }

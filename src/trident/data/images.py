@@ -1,9 +1,8 @@
 """One image: where it comes from, and how it becomes pixels of the wanted size."""
 
+import math
 import warnings
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from struct import error as StructError
@@ -69,6 +68,9 @@ class ImageFile:
 def open_image(file: Path | IO[bytes]) -> Image.Image:
     """Open an image file in one of the formats that are decoded here."""
     image = Image.open(file, formats=_FORMATS)
+    if image.width * image.height > (Image.MAX_IMAGE_PIXELS or math.inf):  # Pillow itself only warns
+        image.close()
+        raise Image.DecompressionBombError
     if image.format == "TIFF":
         # A tile is decoded whole, however little of it is shown, and Pillow asks for the picture's size only.
         tags = image.tag_v2  # type: ignore[attr-defined]
@@ -79,13 +81,13 @@ def open_image(file: Path | IO[bytes]) -> Image.Image:
     return image
 
 
-@contextmanager
-def strict_pillow() -> Iterator[None]:
-    """Make an oversized image an error, where Pillow only warns, and keep its warnings on odd EXIF data quiet."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        warnings.simplefilter("error", Image.DecompressionBombWarning)
-        yield
+def silence_pillow() -> None:
+    """Keep Pillow's warnings on odd files away from the user, for a command or a server: decoding reports by itself.
+
+    It holds for the whole process, because `warnings.catch_warnings` is not safe where several threads decode.
+    """
+    warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
+    warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 
 def decode(source: ImageSource, size: int, channels: int, inverted: bool = False) -> np.ndarray:

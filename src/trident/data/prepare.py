@@ -9,8 +9,9 @@ import numpy as np
 from trident.data.cifar_fs import read_cifar_fs
 from trident.data.cub import read_cub
 from trident.data.folder import read_folder
-from trident.data.images import UnreadableImageError, decode, strict_pillow
+from trident.data.images import UnreadableImageError, decode
 from trident.data.mini_imagenet import read_mini_imagenet
+from trident.data.names import DATASET_NAMES
 from trident.data.omniglot import read_omniglot
 from trident.data.readers import Dataset
 from trident.data.store import ImageStore, class_table, open_store, write_store
@@ -29,7 +30,6 @@ _WITH_SPLIT_FILE: dict[str, Callable[[Path, Path | None], Dataset]] = {
     "mini-imagenet": read_mini_imagenet,
     "folder": read_folder,
 }
-DATASET_NAMES = ("mini-imagenet", "tiered-imagenet", "cub", "omniglot", "cifar-fs", "folder")
 _IMAGE_SIZES = range(16, 1025)
 
 
@@ -56,8 +56,7 @@ def prepare(
         raise TridentError(f"cannot write {target}: the folder {target.parent} does not exist")
     dataset = read_dataset(name, source, split_file)
     table = class_table((entry.name, entry.split, len(entry.sources)) for entry in dataset.classes)
-    with strict_pillow():
-        write_store(target, dataset.name, table, _pixels(dataset, image_size or dataset.image_size, progress))
+    write_store(target, dataset.name, table, _pixels(dataset, image_size or dataset.image_size, progress))
     return open_store(target)
 
 

@@ -1,7 +1,7 @@
 """Where and how numbers are computed: the device, the engine and the precision. None of it changes what is computed.
 
-The plain engine is torch's operations and autograd, on any device. The fused one is hand-written for NVIDIA GPUs; it
-is what `auto` means where it can be had.
+The plain engine uses torch's operations and autograd, on any device. The fused one is hand-written for NVIDIA GPUs;
+`auto` takes it wherever it can be used.
 """
 
 import importlib.util
@@ -14,11 +14,7 @@ from typing import Literal, cast, get_args
 import torch
 
 from trident.errors import BadValueError, TridentError
-from trident.learning.inner_loop import Learner
-from trident.methods.protonet import ProtoNet, ProtoNetLearner
-from trident.methods.trident.network import Trident
-from trident.nn.parameters import Parameters
-from trident.settings import Recipe
+from trident.recipes.recipe import Recipe
 
 Engine = Literal["plain", "fused"]
 Precision = Literal["fp32", "tf32", "fp16", "bf16"]
@@ -48,8 +44,8 @@ def execution_for(device: torch.device | str, engine: str, precision: str, recip
     """What was asked for, with `auto` replaced by what suits the device and the recipe."""
     if engine not in ("auto", *ENGINES) or precision not in ("auto", *PRECISIONS):
         raise TridentError(
-            f"'{engine}' with '{precision}' is no way to compute: engines are auto, {', '.join(ENGINES)}; precisions "
-            f"auto, {', '.join(PRECISIONS)}"
+            f"'{engine}' with '{precision}' is not a way to compute: engines are auto, {', '.join(ENGINES)}; "
+            f"precisions auto, {', '.join(PRECISIONS)}"
         )
     device = str(device)
     hindrance = why_not_fused(device, recipe, precision)
@@ -61,7 +57,9 @@ def execution_for(device: torch.device | str, engine: str, precision: str, recip
 
 def why_not_fused(device: str, recipe: Recipe, precision: str) -> str | None:
     """What keeps the fused engine from a recipe on a device, if anything does."""
-    model = recipe.model
+    backbone, method = recipe.backbone, recipe.method
+    if "fused" not in method.learners:
+        return f"{method.about.title} has no code for it"
     if torch.device(device).type != "cuda" or torch.version.hip is not None:
         return "it needs an NVIDIA GPU"
     capability = torch.cuda.get_device_capability(device)
@@ -72,50 +70,15 @@ def why_not_fused(device: str, recipe: Recipe, precision: str) -> str | None:
     if not any(map(shutil.which, filter(None, (os.environ.get("CC"), "cc", "gcc", "clang")))):
         return "it needs a C compiler, with which Triton builds its launchers"
     if recipe.protocol.batch_norm != "transductive":
-        return f"it knows transductive batch norm only, and protocol.batch_norm is '{recipe.protocol.batch_norm}'"
-    numbers = {model.label_encoder_channels} | ({model.channels} if model.method == "trident" else set())
+        return f"it takes transductive batch norm only, and protocol.batch_norm is '{recipe.protocol.batch_norm}'"
+    numbers = method.channels(backbone)
     if not numbers <= set(FUSED_CHANNELS):
         return f"it takes 16, 32 or 64 channels, and the recipe has {' and '.join(map(str, sorted(numbers)))}"
     if 64 in numbers and (precision in ("fp32", "tf32") or capability < (9, 0)):
         return "it takes 64 channels only in 16 bits, and with compute capability 9.0 or more"
-    if model.image_size % 2:
-        return f"it takes images of an even size, and model.image_size is {model.image_size}"
-    return None
-
-
-AnyLearner = Learner | ProtoNetLearner
-
-
-def with_latents(learner: AnyLearner) -> Learner:
-    """The learner itself, for what looks at latents or decodes them."""
-    if isinstance(learner, Learner):
-        return learner
-    raise TridentError("a Prototypical Network has no latents and no decoder: there is nothing to look at")
-
-
-def make_model(recipe: Recipe) -> Trident | ProtoNet:
-    """The recipe's network, which knows its parameters but holds none."""
-    if recipe.model.method == "protonet":
-        return ProtoNet(recipe.model, recipe.episode)
-    return Trident(recipe.model, recipe.episode, recipe.adaptation.refinements)
-
-
-def make_learner(recipe: Recipe, execution: Execution, running: Parameters | None = None) -> AnyLearner:
-    """The recipe's learner, under its protocol's batch norm, computed as `execution` says."""
-    model = make_model(recipe)
-    if isinstance(model, ProtoNet):
-        of_model = (model, recipe.protocol.batch_norm, running, execution.precision)
-        if execution.engine == "plain":
-            return ProtoNetLearner(*of_model)
-        from trident.engines.fused.protonet import FusedProtoNetLearner  # imports Triton
-
-        return FusedProtoNetLearner(*of_model)
-    parts = (model, recipe.objective, recipe.adaptation, recipe.protocol.batch_norm, running, execution.precision)
-    if execution.engine == "plain":
-        return Learner(*parts)
-    from trident.engines.fused.learner import FusedLearner  # imports Triton
-
-    return FusedLearner(*parts)
+    if backbone.image_size % 2:
+        return f"it takes images of an even size, and backbone.image_size is {backbone.image_size}"
+    return method.why_not_fused()
 
 
 def usable_device(name: str) -> str:

@@ -9,9 +9,9 @@ from trident.data.images import ImageSource, UnreadableImageError
 from trident.data.pictures import sources_of
 from trident.engines.execution import usable_device
 from trident.errors import BadValueError, TridentError
-from trident.labelling.labeller import Labeller, label_pile, read_labelled, weights_for
+from trident.labelling.labeller import Labeller, label_pile, read_labelled
 from trident.learning.checkpoint import load_checkpoint
-from trident.weights import weights_file
+from trident.weights import weights_for
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin
@@ -19,7 +19,7 @@ try:
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import check_is_fitted, column_or_1d
 except ImportError as error:
-    raise TridentError("TridentClassifier needs scikit-learn: pip install 'trident[analysis]'") from error
+    raise TridentError("TridentClassifier needs scikit-learn: pip install 'trident-fewshot[analysis]'") from error
 
 
 class TridentClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -60,15 +60,16 @@ class TridentClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         assert_all_finite(labels, input_name="y")
         check_classification_targets(labels)
         classes = np.unique(labels)
-        auto = weights_file(weights_for(len(sources), len(classes)))
-        checkpoint = load_checkpoint(auto if self.weights == "auto" else Path(self.weights))
+        auto = weights_for(len(sources), len(classes))
+        checkpoint = load_checkpoint(auto if self.weights == "auto" else self.weights)
         by_class: dict[str, list[ImageSource]] = {
             str(name): [source for source, label in zip(sources, labels, strict=True) if label == name]
             for name in classes
         }
-        model = checkpoint.recipe.model
+        backbone = checkpoint.recipe.backbone
         device = usable_device(self.device)
-        labeller = Labeller(checkpoint, *read_labelled(by_class, model.image_size, model.image_channels), device)
+        labelled = read_labelled(by_class, backbone.image_size, backbone.image_channels)
+        labeller = Labeller(checkpoint, *labelled, device)
         self.classes_, self.labeller_ = classes, labeller  # both or, where something was wrong, neither
         return self
 

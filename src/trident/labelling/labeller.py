@@ -1,9 +1,9 @@
 """From a few labelled pictures and a pile of others to labels for the pile.
 
-The pile is labelled in chunks. The pictures of a chunk are looked at together: batch norm takes its statistics from
-them and the labelled ones, and the prototypes are refined by them. So that no chunk is all of one kind, however the
-pile was sorted, chunks are drawn at random (always in the same way) and are as equal in size as can be. A few pictures
-do not refine anything, and for one alone the statistics are those of training.
+The pile is labelled in chunks. The pictures of a chunk are classified together: batch norm takes its statistics from
+them and the labelled ones, and the method may learn from them. Chunks are drawn at random (always in the same way) and
+are as equal in size as possible, so that no chunk is all of one kind, however the pile was sorted. A chunk of few
+pictures is not learned from, and for one picture alone batch norm uses the statistics of training.
 
 Probabilities are at the weights' temperatures, which were fitted on validation tasks; they do not change a label.
 """
@@ -17,35 +17,33 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trident.data.images import ImageSource, UnreadableImageError, decode, strict_pillow
-from trident.engines.execution import AnyLearner, execution_for, make_learner
+from trident.data.images import ImageSource, UnreadableImageError, decode
+from trident.engines.execution import execution_for
+from trident.engines.learner import Learner
 from trident.errors import BadValueError, TridentError
 from trident.learning.checkpoint import Checkpoint
-from trident.learning.inner_loop import TaskBatch
-from trident.measuring.evaluate import check_episode, default_chunk
+from trident.learning.learners import make_learner
 from trident.measuring.prediction import encode_support, predict, predict_one_by_one
-from trident.methods.trident.network import Encodings, Noise, TaskImages
-from trident.nn.parameters import Parameters
-from trident.settings import EpisodeSpec, Recipe
+from trident.measuring.subject import default_chunk
+from trident.methods.base import Method
+from trident.methods.inner_loop import Encodings
+from trident.nn.parameters import Parameters, on_device
+from trident.recipes.recipe import Recipe
+from trident.settings import EpisodeSpec
+from trident.tasks.task import Task
 
-FEW = 2  # labelled pictures of a class, on average, up to which the 1-shot weights are taken
-CHUNK = 100  # pictures of the pile that are looked at together, at most
-ENOUGH_TOGETHER = 4  # pictures of a chunk for each class, from which on it is worth looking at them together
+CHUNK = 100  # pictures of the pile that are classified together, at most
+ENOUGH_TOGETHER = 4  # pictures of a chunk for each class, from which on they are learned from
 MOST_LABELLED = 1000  # pictures: all of them are in memory with each chunk
-_AT_ONCE = 200  # pictures that are computed with at once, where each of the pile is looked at alone
+_AT_ONCE = 200  # pictures that are computed with at once, where each of the pile is classified alone
 Progress = Callable[[int, int], None]
 
 
-def weights_for(n_pictures: int, n_classes: int) -> str:
-    """The shipped weights that suit so many labelled photographs."""
-    return "mini-5w1s-set" if n_pictures <= FEW * n_classes else "mini-5w5s-set"
-
-
-def refuse_positional(recipe: Recipe) -> None:
-    if recipe.model.positional:
+def refuse_positional(method: Method) -> None:
+    if method.positional:
         raise TridentError(
-            "these weights have a positional AttFEX, one weight for each place in a task: a pile has no places, so "
-            "give weights with model.attfex=set or off"
+            "these weights have a positional AttFEX, one weight for each position in a task: the pictures of a pile "
+            "have no positions, so use weights with method.attfex=set or off"
         )
 
 
@@ -54,15 +52,15 @@ def enough_together(n_pile: int, n_classes: int) -> bool:
 
 
 def recipe_for(recipe: Recipe, n_pile: int, n_classes: int) -> Recipe:
-    """The recipe as it is best followed where so many pictures of the pile are looked at together.
+    """The recipe as it predicts best where so many pictures of the pile are classified together.
 
-    A few would refine the prototypes towards themselves and be too sure of it. For one alone, batch norm does better by
-    the statistics of training; but weights that take inner steps have learned to take them with those of the images.
+    A few would mislead a method that learns from them. For one alone, batch norm does better with the statistics of
+    training; but weights that take inner steps have learned to take them with those of the images.
     """
     if enough_together(n_pile, n_classes):
         return recipe
-    recipe = replace(recipe, adaptation=replace(recipe.adaptation, refinements=0))
-    if n_pile > 1 or recipe.adaptation.steps or recipe.protocol.batch_norm != "transductive":
+    recipe = replace(recipe, method=recipe.method.for_few_queries())
+    if n_pile > 1 or recipe.method.inner_steps or recipe.protocol.batch_norm != "transductive":
         return recipe
     return replace(recipe, protocol=replace(recipe.protocol, batch_norm="running"))
 
@@ -88,8 +86,9 @@ class Labeller:
                 f"there are {len(self.labels)} labelled pictures: {MOST_LABELLED} at most can be looked at together, "
                 "so give fewer of each class"
             )
-        refuse_positional(self.checkpoint.recipe)
-        check_episode(self.checkpoint.recipe, self._episode)
+        recipe = self.checkpoint.recipe
+        refuse_positional(recipe.method)
+        recipe.method.check_episode(recipe.episode, self._episode)
 
     @property
     def _episode(self) -> EpisodeSpec:
@@ -98,15 +97,16 @@ class Labeller:
 
     @property
     def size(self) -> int:
-        return self.checkpoint.recipe.model.image_size
+        return self.checkpoint.recipe.backbone.image_size
 
     @property
     def channels(self) -> int:
-        return self.checkpoint.recipe.model.image_channels
+        return self.checkpoint.recipe.backbone.image_channels
 
-    def _learner(self, n_pile: int) -> AnyLearner:
+    def learner(self, n_pile: int) -> Learner:
+        """For so many pictures of the pile that are classified together."""
         recipe = replace(recipe_for(self.checkpoint.recipe, n_pile, len(self.classes)), episode=self._episode)
-        running = {key: value.to(self.device) for key, value in self.checkpoint.running.items()}
+        running = on_device(self.checkpoint.running, self.device)
         return make_learner(recipe, execution_for(self.device, "plain", "fp32", recipe), running)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -114,56 +114,48 @@ class Labeller:
         return {entry.name: getattr(self, entry.name) for entry in fields(self)}
 
     @cached_property
-    def _parameters(self) -> Parameters:
-        return {key: value.to(self.device) for key, value in self.checkpoint.parameters.items()}
+    def parameters(self) -> Parameters:
+        return on_device(self.checkpoint.parameters, self.device)
 
     def probabilities(self, queries: np.ndarray) -> np.ndarray:
-        """Of each class for each of these pictures, looked at together: (picture, class) float64."""
-        about, n = self.checkpoint, len(queries)
+        """Of each class for each of these pictures, classified together: (picture, class) float64."""
+        checkpoint, n = self.checkpoint, len(queries)
         if n == 1:  # the same there, and the labelled pictures are encoded already
             return self.probabilities_alone(queries)
-        found = predict(self._learner(n), self._parameters, self._task(queries), about.recipe.adaptation.views)
-        return _softmax(
-            found[0], about.temperature if enough_together(n, len(self.classes)) else about.temperature_alone
-        )
+        found = predict(self.learner(n), self.parameters, self.task(queries), checkpoint.recipe.views)
+        many = enough_together(n, len(self.classes))
+        return _softmax(found[0], checkpoint.temperatures.many if many else checkpoint.temperatures.few)
 
     def probabilities_alone(self, queries: np.ndarray) -> np.ndarray:
-        """The same, but each picture is looked at with the labelled ones alone, so that no other can change it."""
+        """The same, but each picture is classified alone, so that no other of the pile can change its label."""
         recipe = replace(self.checkpoint.recipe, episode=self._episode)
         at_once = max(1, _AT_ONCE // (len(self.pictures) + 1))
-        if recipe.adaptation.steps:  # gradients need far more memory
+        if recipe.method.inner_steps:  # gradients need far more memory
             at_once = min(at_once, default_chunk(recipe, self.device))
-        views = recipe.adaptation.views
-        found = predict_one_by_one(
-            self._learner(1), self._parameters, self._task(queries), at_once, views, self._encodings
-        )
-        return _softmax(found[0], self.checkpoint.temperature_alone)
+        known = self._encodings
+        task = self.task(queries, with_support=known is None)
+        found = predict_one_by_one(self.learner(1), self.parameters, task, at_once, recipe.views, known)
+        return _softmax(found[0], self.checkpoint.temperatures.alone)
 
     @cached_property
     def _encodings(self) -> list[Encodings] | None:
         """Of the labelled pictures, where those of the pile cannot change them: for one picture after the other."""
-        views = self.checkpoint.recipe.adaptation.views
-        return encode_support(self._learner(1), self._parameters, self._task(self.pictures[:0]).images, views)
-
-    def _task(self, queries: np.ndarray) -> TaskBatch:
-        """The labelled pictures and these others."""
-        stored = torch.from_numpy(np.concatenate([self.pictures, queries])[None]).to(self.device)
-        labels = torch.from_numpy(self.labels[None]).to(self.device)
-        return TaskBatch(
-            TaskImages(stored, labels),
-            torch.zeros(1, len(queries), dtype=torch.int64, device=self.device),  # nobody knows them
-            tuple(self._no_noise(len(self.pictures)) for _ in range(max(1, self.checkpoint.recipe.adaptation.steps))),
-            (self._no_noise(len(queries)),),
+        return encode_support(
+            self.learner(1), self.parameters, self.task(self.pictures[:0]), self.checkpoint.recipe.views
         )
 
-    def _no_noise(self, n: int) -> Noise:
-        """The latents' means."""
-        model = self.checkpoint.recipe.model
-
-        def zeros(latents: int) -> Tensor:
-            return torch.zeros(1, n, latents, device=self.device)
-
-        return Noise(zeros(model.semantic_latents), zeros(model.label_latents))
+    def task(self, queries: np.ndarray, with_support: bool = True) -> Task:
+        """The labelled pictures and these others, at the means of their latents if the method has any."""
+        stored = np.concatenate([self.pictures, queries]) if with_support else queries
+        recipe = self.checkpoint.recipe
+        shape = EpisodeSpec(1, max(1, len(self.pictures)), max(1, len(queries)))
+        sizes = {"support": len(self.pictures), "query": len(queries)}
+        noise = {
+            name: torch.zeros(1, sizes[name.split("/")[0]], size, device=self.device)
+            for name, (_, size) in recipe.model.noise_shapes(shape, 1).items()
+        }
+        labels = torch.from_numpy(self.labels[None]).to(self.device)
+        return Task(torch.from_numpy(stored[None]).to(self.device), labels, len(self.classes), noise)
 
 
 def _softmax(log_probabilities: Tensor, temperature: float) -> np.ndarray:
@@ -188,8 +180,7 @@ def read_labelled(
     by_class: Mapping[str, Sequence[ImageSource]], size: int, channels: int
 ) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
     """The classes, their pictures and labels, as a `Labeller` takes them. A picture that cannot be read is an error."""
-    with strict_pillow():
-        pictures = [decode(source, size, channels) for sources in by_class.values() for source in sources]
+    pictures = [decode(source, size, channels) for sources in by_class.values() for source in sources]
     labels = [place for place, sources in enumerate(by_class.values()) for _ in sources]
     return tuple(by_class), np.stack(pictures), np.array(labels, np.int64)
 
@@ -197,7 +188,7 @@ def read_labelled(
 def label_pile(
     labeller: Labeller, pile: Sequence[ImageSource], progress: Progress | None = None, together: bool = True
 ) -> Labelled:
-    """Label all pictures of a pile, those of a chunk together or each alone. One chunk is in memory at a time."""
+    """Label all pictures of a pile, those of a chunk together, or each alone. One chunk is in memory at a time."""
     probabilities = np.full((len(pile), len(labeller.classes)), np.nan)
     failures: dict[int, str] = {}
     done = 0
@@ -205,8 +196,7 @@ def label_pile(
         readable, pictures = [], []
         for place in chunk:
             try:
-                with strict_pillow():
-                    pictures.append(decode(pile[place], labeller.size, labeller.channels))
+                pictures.append(decode(pile[place], labeller.size, labeller.channels))
                 readable.append(place)
             except UnreadableImageError as error:
                 failures[place] = str(error)

@@ -8,24 +8,31 @@ import json
 import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from trident.engines.execution import make_model
 from trident.errors import TridentError
 from trident.files import atomic_file
 from trident.nn.parameters import Parameters
-from trident.recipes import recipe_from, recipe_values
-from trident.settings import Recipe
+from trident.recipes.loading import recipe_from, recipe_values
+from trident.recipes.recipe import Recipe
 from trident.weights import weight_names, weights_file
 
 LAST = "last.safetensors"
 BEST = "best.safetensors"
 MOMENTS = ("exp_avg", "exp_avg_sq")  # the meta-optimiser's state
-_FORMAT = "trident-checkpoint-1"
+_FORMAT = "trident-checkpoint-2"
+
+
+class Temperatures(NamedTuple):
+    """What log-probabilities are divided by where people read them. Fitted on validation tasks."""
+
+    many: float = 1.0  # for many pictures that are classified together
+    few: float = 1.0  # for too few of them to learn from each other
+    alone: float = 1.0  # for a picture that is classified alone
 
 
 @dataclass(frozen=True)
@@ -39,10 +46,7 @@ class Checkpoint:
     provenance: dict[str, Any] = field(default_factory=dict)
     validated_step: int = 0  # the last step whose validation is done
     path: Path | None = None  # the file it was read from
-    # What log-probabilities are divided by where people read them, fitted on validation tasks: of many pictures that
-    # are looked at together, and of a few or of one alone.
-    temperature: float = 1.0
-    temperature_alone: float = 1.0
+    temperatures: Temperatures = field(default_factory=Temperatures)
 
     def describe(self) -> dict[str, Any]:
         """Which weights these are, for whoever reads a result."""
@@ -75,8 +79,8 @@ class Checkpoint:
         about = self.describe()
         trained_on = about["trained_on"] or "unknown data"
         first = f"{' and '.join(self.trained_on_before)}, then on " if self.trained_on_before else ""
-        before = f"{self.steps_before} and another " if self.steps_before else ""
-        return f"recipe {about['recipe']}, trained on {first}{trained_on} for {before}{self.step} steps"
+        before = f", after {self.steps_before} steps of the run it started from" if self.steps_before else ""
+        return f"recipe {about['recipe']}, trained on {first}{trained_on} for {self.step} steps{before}"
 
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
@@ -92,15 +96,14 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
         "best": checkpoint.best,
         "provenance": checkpoint.provenance,
         "validated_step": checkpoint.validated_step,
-        "temperature": checkpoint.temperature,
-        "temperature_alone": checkpoint.temperature_alone,
+        "temperatures": checkpoint.temperatures._asdict(),
     }
     content = save(tensors, {"format": _FORMAT, "trident": json.dumps(about)})
     with atomic_file(path) as file:
         file.write(content)
 
 
-def load_checkpoint(path: Path) -> Checkpoint:
+def load_checkpoint(path: Path | str) -> Checkpoint:
     """From a file, or from a run's folder: its best weights, or its last ones if there are no best ones yet.
 
     A name of weights that come with the package will do, where there is no such file or folder.
@@ -122,7 +125,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
     except (SafetensorError, OSError) as error:
         raise TridentError(f"{path} is not a safetensors file: {error}") from error
     if metadata.get("format") != _FORMAT:
-        raise TridentError(f"{path} holds weights of another program: it was not written by trident")
+        raise TridentError(f"{path} holds weights of another program, or of another version of trident")
     try:
         about = json.loads(metadata["trident"])
         groups: dict[str, Parameters] = {"parameters": {}, "running": {}, "optimizer": {}}
@@ -130,21 +133,19 @@ def load_checkpoint(path: Path) -> Checkpoint:
             group, _, name = key.partition("/")
             groups[group][name] = value
         recipe = recipe_from(about["recipe"], str(path))
-        model = make_model(recipe)
-        parameters = model.initial(0)
+        parameters = recipe.shapes()
         moments = {f"{moment}/{key}": value for moment in MOMENTS for key, value in parameters.items()}
         return Checkpoint(
             recipe,
             _as_in(parameters, groups["parameters"], path),
-            _as_in(model.initial_running(), groups["running"], path),
+            _as_in(recipe.running_shapes(), groups["running"], path),
             int(about["step"]),
             _as_in(moments, groups["optimizer"], path) if groups["optimizer"] else {},
             about["best"],
             {"data": None, "dataset": recipe.dataset, "fingerprint": ""} | about["provenance"],
             int(about["validated_step"]),
             path,
-            _temperature(about.get("temperature", 1.0)),
-            _temperature(about.get("temperature_alone", about.get("temperature", 1.0))),
+            Temperatures(**{key: _temperature(value) for key, value in about["temperatures"].items()}),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise TridentError(f"{path} is damaged: {error!r}") from error

@@ -1,4 +1,4 @@
-"""The outer step: the meta-gradient clipped and handed to Adam, and Adam's state in checkpoints."""
+"""The outer step: the gradient is clipped and handed to Adam; and Adam's state, for checkpoints."""
 
 import math
 from typing import cast
@@ -19,13 +19,14 @@ def rate_at(settings: TrainingSettings, step: int) -> float:
 
 def update(
     parameters: Parameters,
-    optimizer: torch.optim.Adam,
+    optimizer: torch.optim.AdamW,
     gradient: Parameters,
     norm: float,
+    tasks: int,
     rate: float,
     settings: TrainingSettings,
 ) -> None:
-    tasks = settings.tasks_per_step
+    """One step along the mean gradient of some tasks, given its sum over them and the norm of that sum."""
     if settings.clip_norm is None:
         factor = 1 / tasks
     elif settings.clip_applies_to == "sum":
@@ -40,8 +41,9 @@ def update(
     optimizer.step()
 
 
-def make_optimizer(parameters: Parameters, start: Checkpoint) -> torch.optim.Adam:
-    optimizer = torch.optim.Adam(parameters.values(), lr=start.recipe.training.rate)
+def make_optimizer(parameters: Parameters, start: Checkpoint) -> torch.optim.AdamW:
+    settings = start.recipe.training
+    optimizer = torch.optim.AdamW(parameters.values(), lr=settings.rate, weight_decay=settings.weight_decay)
     if start.optimizer:
         state = optimizer.state_dict()
         state["state"] = {
@@ -55,7 +57,7 @@ def make_optimizer(parameters: Parameters, start: Checkpoint) -> torch.optim.Ada
     return optimizer
 
 
-def optimizer_state(parameters: Parameters, optimizer: torch.optim.Adam) -> Parameters:
+def optimizer_state(parameters: Parameters, optimizer: torch.optim.AdamW) -> Parameters:
     state: Parameters = {}
     for key, value in parameters.items():
         moments = cast(dict[str, Tensor], optimizer.state[value])

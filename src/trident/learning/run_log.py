@@ -5,11 +5,24 @@ import json
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from trident.errors import TridentError
 from trident.files import atomic_file
-from trident.measuring.evaluate import Evaluation
+
+
+class Validated(Protocol):
+    """The result of a validation: an accuracy in percent with its interval, and its protocol."""
+
+    @property
+    def accuracy(self) -> float: ...
+
+    @property
+    def ci95(self) -> float: ...
+
+    def describe_protocol(self) -> str: ...
+
+    def to_json(self) -> dict[str, Any]: ...
 
 
 class RunLog:
@@ -24,7 +37,7 @@ class RunLog:
         kept = [line for line in _lines(path) if _is_settled(line, step, validated_step)]
         with atomic_file(path) as file:
             file.write("".join(kept).encode())
-        self._window: list[dict[str, float]] = []
+        self._window: list[dict[str, Any]] = []
         self._board: Any = None
         try:
             self._file = path.open("a", encoding="utf-8")
@@ -35,15 +48,15 @@ class RunLog:
         except OSError as error:
             raise TridentError(f"cannot write the logs in {folder}: {error.strerror}") from error
 
-    def step(self, step: int, values: dict[str, float], last_of_window: bool) -> None:
+    def step(self, step: int, values: dict[str, Any], last_of_window: bool) -> None:
         self._window.append(values)
         if last_of_window:
-            means = {key: sum(entry[key] for entry in self._window) / len(self._window) for key in values}
+            means = _means(self._window)
             self._write(step, {"kind": "train", **means})
             self._draw(step, "train", means)
             self._window.clear()
 
-    def validation(self, step: int, evaluation: Evaluation) -> None:
+    def validation(self, step: int, evaluation: Validated) -> None:
         self._write(step, {"kind": "validation", **evaluation.to_json()})
         self._draw(step, "validation", {"accuracy": evaluation.accuracy})
 
@@ -54,11 +67,13 @@ class RunLog:
         except OSError as error:
             raise TridentError(f"cannot write {self._file.name}: {error.strerror}") from error
 
-    def _draw(self, step: int, kind: str, values: dict[str, float]) -> None:
+    def _draw(self, step: int, kind: str, values: dict[str, Any]) -> None:
         if self._board is not None:
+            losses = {f"loss/{name}": value for name, value in values.get("losses", {}).items()}
             try:
-                for key, value in values.items():
-                    self._board.add_scalar(f"{kind}/{key}", value, step)
+                for key, value in (values | losses).items():
+                    if key != "losses":
+                        self._board.add_scalar(f"{kind}/{key}", value, step)
             except OSError as error:
                 raise TridentError(f"cannot write the TensorBoard files: {error.strerror}") from error
 
@@ -73,6 +88,16 @@ class RunLog:
         with suppress(OSError):
             if self._board is not None:
                 self._board.close()
+
+
+def _means(entries: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of numbers, and of numbers in dictionaries, by their keys."""
+    return {
+        key: _means([entry[key] for entry in entries])
+        if isinstance(value, dict)
+        else sum(entry[key] for entry in entries) / len(entries)
+        for key, value in entries[0].items()
+    }
 
 
 def _lines(path: Path) -> list[str]:

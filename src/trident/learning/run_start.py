@@ -10,41 +10,35 @@ import torch
 
 import trident
 from trident.data.store import ImageStore
-from trident.engines.execution import execution_for, make_model
+from trident.engines.execution import execution_for
 from trident.errors import TridentError
 from trident.learning.checkpoint import BEST, LAST, Checkpoint, save_checkpoint
-from trident.measuring.evaluate import check_episode, check_images
 from trident.nn.parameters import Parameters
-from trident.settings import Recipe
+from trident.recipes.recipe import Recipe
 from trident.tasks.episodes import EpisodeSampler
 
 
-def in_training(recipe: Recipe) -> Recipe:
-    """The recipe as training tasks see it, which may be larger than those it is measured on."""
-    training, episode, adaptation = recipe.training, recipe.episode, recipe.adaptation
-    return replace(
-        recipe,
-        episode=replace(
-            episode,
-            n_way=_or_else(training.task_ways, episode.n_way),
-            n_query=_or_else(training.task_queries, episode.n_query),
-        ),
-        adaptation=replace(
-            adaptation,
-            refinements=_or_else(training.task_refinements, adaptation.refinements),
-            mirrored=False,
-            corners=False,
-        ),
-    )
+def check_images(recipe: Recipe, store: ImageStore) -> None:
+    wanted = (recipe.backbone.image_size, recipe.backbone.image_channels)
+    found = (store.image_size, store.image_channels)
+    if wanted != found:
+        raise TridentError(
+            f"the images of {store.dataset} are {found[0]}x{found[0]} with {_channels(found[1])}, but the model takes "
+            f"{wanted[0]}x{wanted[0]} with {_channels(wanted[1])}"
+            + (f": prepare the store with --image-size {wanted[0]}" if wanted[0] != found[0] else "")
+        )
 
 
-def _or_else(own: int | None, other: int) -> int:
-    return other if own is None else own
+def _channels(number: int) -> str:
+    return f"{number} channel{'s' if number > 1 else ''}"
 
 
 def check_run(recipe: Recipe, store: ImageStore) -> None:
     """Whether the recipe can be trained on these data."""
-    if recipe.protocol.batch_norm == "running":
+    about, training = recipe.method.about, recipe.in_training()
+    if about.trained_on == "nothing":
+        raise TridentError(f"{about.title} is not trained: use it on the features of trained weights")
+    if training.protocol.batch_norm == "running":
         raise TridentError(
             "protocol.batch_norm is 'running': these statistics are gathered in training and serve evaluation only; "
             "train with 'transductive' or 'support'"
@@ -52,16 +46,16 @@ def check_run(recipe: Recipe, store: ImageStore) -> None:
     if recipe.protocol.queries_at_once == "one":
         raise TridentError("protocol.queries_at_once is 'one': it serves evaluation only; train with 'all'")
     check_images(recipe, store)
-    known, found = recipe.model.training_classes, len(store.classes_of("train"))
+    known, found = recipe.method.n_training_classes, len(store.classes_of("train"))
     if known not in (0, found):
-        raise TridentError(f"model.training_classes is {known}, but {store.dataset} has {found} training classes")
-    episode = in_training(recipe).episode
-    try:
-        check_episode(recipe, episode)
-    except TridentError as error:
-        raise TridentError(f"training tasks are {episode.describe()}, but {error}") from error
-    EpisodeSampler(store, "train", episode, recipe.protocol)
+        raise TridentError(f"method.training_classes is {known}, but {store.dataset} has {found} training classes")
     EpisodeSampler(store, "val", recipe.episode, recipe.protocol)
+    if about.trained_on == "episodes":
+        try:
+            recipe.method.check_episode(recipe.episode, training.episode)
+        except TridentError as error:
+            raise TridentError(f"training tasks are {training.episode.describe()}, but {error}") from error
+        EpisodeSampler(store, "train", training.episode, recipe.protocol)
 
 
 def start_run(
@@ -79,7 +73,7 @@ def start_run(
     `start_from` are trained weights to begin with, wherever the recipe's network has some of the same name and shape.
     """
     check_run(recipe, store)
-    execution = execution_for(device, engine, precision, recipe)
+    execution = execution_for(device, engine, precision, recipe.in_training())
     if (out / LAST).exists() or (out / BEST).exists():
         raise TridentError(f"{out} already holds a run: continue it with --resume {out}, or choose another folder")
     if out.exists() and not out.is_dir():
@@ -97,12 +91,11 @@ def start_run(
         "fingerprint": store.fingerprint,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    model = make_model(recipe)
-    parameters = model.initial(recipe.training.seed)
+    parameters = recipe.initial(recipe.training.seed)
     if start_from is not None:
         provenance["start"] = start_from.describe() | {"provenance": start_from.provenance}
         parameters = _taken_over(parameters, recipe, start_from)
-    start = Checkpoint(recipe, parameters, model.initial_running(), step=0, provenance=provenance)
+    start = Checkpoint(recipe, parameters, recipe.model.initial_running(), step=0, provenance=provenance)
     existed = out.exists()
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -117,16 +110,19 @@ def start_run(
 
 
 def _taken_over(parameters: Parameters, recipe: Recipe, start_from: Checkpoint) -> Parameters:
-    """The parameters, with trained ones in place of those that the two networks have in common."""
+    """The parameters, with trained ones in place of those that the two networks have in common.
+
+    Those have the same name and shape. Between two methods it is the backbone only: what else has the same name may
+    mean something else.
+    """
+    same_method = type(recipe.method) is type(start_from.recipe.method)
     found = {
         key: value
         for key, value in start_from.parameters.items()
-        if key in parameters and value.shape == parameters[key].shape
+        if key in parameters and value.shape == parameters[key].shape and (same_method or key in recipe.backbone.names)
     }
-    if recipe.model.method != start_from.recipe.model.method:
-        found.pop("classifier.scale", None)  # of distances between features of another kind
-    if not any(key.startswith("label_encoder") for key in found):
-        raise TridentError(f"{start_from.path} cannot be started from: its label encoder has another shape")
+    if not any(key in recipe.backbone.names for key in found):
+        raise TridentError(f"{start_from.path} cannot be started from: its backbone has another shape")
     return parameters | found
 
 
@@ -144,7 +140,7 @@ def check_resumable(before: Recipe, after: Recipe) -> None:
     """Refuse changes that would make the run something other than one long run."""
     free = {"steps", "tasks_per_chunk", "validate_every", "validation_tasks", "save_every", "log_every"}
     if before.training.schedule == "cosine":
-        free.discard("steps")  # the rate at every step hangs on their number
+        free.discard("steps")  # the rate at every step depends on their number
     kept = {name: getattr(before.training, name) for name in free}
     if replace(after, training=replace(after.training, **kept)) != before:
         raise TridentError(f"a resumed run can only change {', '.join(f'training.{name}' for name in sorted(free))}")

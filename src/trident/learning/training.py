@@ -1,44 +1,58 @@
-"""Meta-training: the outer loop, with validation, logs and checkpoints in a run's folder.
+"""Training: the outer loop, with validation, logs and checkpoints in a run's folder.
 
 A run's folder holds `last.safetensors` (everything needed to go on), `best.safetensors` (the weights that did best on
 the validation classes), `log.jsonl` and, if TensorBoard is installed, its event files.
 """
 
 import math
-import os
-import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from trident.data.store import ImageStore
-from trident.engines.execution import Execution, execution_for, make_learner
+from trident.engines.execution import Execution, execution_for
+from trident.engines.learner import Gradient, only_finite
 from trident.errors import NotFiniteError
 from trident.learning.checkpoint import BEST, LAST, Checkpoint, save_checkpoint
-from trident.learning.inner_loop import MetaGradient, TaskBatch, only_finite
+from trident.learning.interrupts import watch_for_interrupts
+from trident.learning.learners import make_learner
 from trident.learning.meta_update import make_optimizer, optimizer_state, rate_at, update
-from trident.learning.run_log import RunLog
-from trident.learning.run_start import in_training
-from trident.measuring.evaluate import Evaluation, chunks_of, evaluate
-from trident.methods.trident.objective import LossParts
+from trident.learning.run_log import RunLog, Validated
+from trident.nn.parameters import Parameters
+from trident.recipes.recipe import Recipe
 from trident.settings import TrainingSettings
 from trident.tasks.episodes import EpisodeSampler
-from trident.tasks.source import TaskSource
+from trident.tasks.source import ClassSource, Source, TaskSource
+from trident.tasks.task import Batch
 
-RUNNING_MOMENTUM = 0.01  # weight of a new step in the running batch-norm statistics
+RUNNING_MOMENTUM = 0.01  # weight of a new step in the running statistics
+Progress = Callable[[int, int], None]
+
+
+class Validate(Protocol):
+    """Measures weights on validation classes. `measuring/validation.py` has the one that is used."""
+
+    def __call__(
+        self,
+        recipe: Recipe,
+        parameters: Parameters,
+        running: Parameters,
+        store: ImageStore,
+        execution: Execution,
+        progress: Progress,
+    ) -> Validated: ...
 
 
 class Observer(Protocol):
-    """Whoever watches a training run, a progress bar for instance."""
+    """Whatever watches a training run, a progress bar for instance."""
 
-    def on_step(self, step: int, values: dict[str, float]) -> None: ...
+    def on_step(self, step: int, values: dict[str, Any]) -> None: ...
 
-    def on_validation(self, step: int, evaluation: Evaluation, best: bool) -> None: ...
+    def on_validation(self, step: int, validated: Validated, best: bool) -> None: ...
 
 
 def train(
@@ -47,6 +61,7 @@ def train(
     out: Path,
     device: str,
     observer: Observer,
+    validate: Validate,
     engine: str = "auto",
     precision: str = "auto",
 ) -> Checkpoint:
@@ -54,18 +69,8 @@ def train(
     recipe, settings = start.recipe, start.recipe.training
     execution = _execution(start, device, engine, precision)
     provenance = start.provenance | {"device": device, "engine": execution.engine, "precision": execution.precision}
-    learner = make_learner(in_training(recipe), execution)
-    sampler = EpisodeSampler(store, "train", in_training(recipe).episode, recipe.protocol)
-    source = TaskSource(
-        sampler,
-        recipe.model,
-        recipe.adaptation,
-        settings.seed,
-        "train",
-        device=device,
-        augmentation=settings.augmentation,
-    )
-    batches = _Batches(source, settings)
+    learner = make_learner(recipe.in_training(), execution)
+    batches = _Batches(training_source(recipe, store, device), tasks_per_step(recipe), settings)
     parameters = {key: value.to(device).requires_grad_() for key, value in start.parameters.items()}
     running = {key: value.to(device) for key, value in start.running.items()}
     optimizer = make_optimizer(parameters, start)
@@ -83,34 +88,18 @@ def train(
             validated_step=validated,
         )
 
-    def validate() -> Evaluation:
-        def go_on(done: int, total: int) -> None:
-            if interrupted():
-                raise _InterruptedError
+    def go_on(done: int, total: int) -> None:
+        if interrupted():
+            raise _InterruptedError
 
-        return evaluate(
-            recipe,
-            {key: value.detach() for key, value in parameters.items()},
-            running,
-            store,
-            split="val",
-            tasks=settings.validation_tasks,
-            seed=settings.seed,
-            device=device,
-            engine=execution.engine,
-            precision=execution.precision,
-            tasks_per_chunk=settings.tasks_per_chunk,
-            progress=go_on,
-            stream="selection",
-        )
-
-    with RunLog(out, start.step, start.validated_step) as log, _interrupts() as interrupted:
+    with RunLog(out, start.step, start.validated_step) as log, watch_for_interrupts() as interrupted:
         while not interrupted():
             if step > validated and (step % settings.validate_every == 0 or step == settings.steps):
-                # Saved first: a run that is stopped while it validates owes that validation, and resumes with it.
+                # Saved first: a run that is stopped while it validates will resume with this validation.
                 save_checkpoint(out / LAST, current())
+                weights = {key: value.detach() for key, value in parameters.items()}
                 try:
-                    evaluation = validate()
+                    evaluation = validate(recipe, weights, running, store, execution, go_on)
                 except _InterruptedError:
                     break
                 validated = step
@@ -123,28 +112,19 @@ def train(
             if step >= settings.steps:
                 break
             began = time.perf_counter()
-            result = _summed([learner.meta_gradient(parameters, batch) for batch in batches.of(step)])
+            result = _summed([learner.gradient(parameters, batch) for batch in batches.of(step)])
             batches.draw(step + 1)  # while the GPU, if there is one, is at work
             values = _summary(result)
-            if values["left_out"] > _may_be_left_out(settings) or not math.isfinite(values["gradient_norm"]):
+            norm, omitted = values["gradient_norm"], int(values["left_out"])
+            if omitted > _may_be_left_out(settings, batches.n_tasks) or not math.isfinite(norm):
                 save_checkpoint(out / LAST, current())
                 raise NotFiniteError(
                     f"step {step + 1}: the {_culprit(result)} is not finite. The state after step {step} is kept in "
-                    f"{out / LAST}; try a new run with a lower adaptation.rate or training.rate, or a log_var_bound"
+                    f"{out / LAST}; try a new run with a lower training.rate or inner rate, or a log_var_bound"
                 )
             rate = rate_at(settings, step)
-            update(parameters, optimizer, result.gradient, values["gradient_norm"], rate, settings)
-            keys = list(result.statistics)
-            # A plain average at first, so that nothing of the initial values remains in it.
-            moved = torch._foreach_lerp(
-                [running[key] for key in keys],
-                [
-                    (result.statistics[key][result.finite] if values["left_out"] else result.statistics[key]).mean(0)
-                    for key in keys
-                ],
-                max(RUNNING_MOMENTUM, 1 / (step + 1)),
-            )
-            running |= dict(zip(keys, moved, strict=True))
+            update(parameters, optimizer, result.gradient, norm, batches.n_tasks - omitted, rate, settings)
+            running = _moved(running, result, step, bool(omitted))
             step += 1
             values |= {"rate": rate, "seconds": time.perf_counter() - began}
             log.step(step, values, last_of_window=step % settings.log_every == 0 or step == settings.steps)
@@ -155,106 +135,113 @@ def train(
     return current()
 
 
+def tasks_per_step(recipe: Recipe) -> int:
+    """A batch of single images counts as one task."""
+    return recipe.training.tasks_per_step if recipe.method.about.trained_on == "episodes" else 1
+
+
+def training_source(recipe: Recipe, store: ImageStore, device: torch.device | str) -> Source:
+    """What the recipe's method is trained on: tasks, or batches of images of all training classes."""
+    settings = recipe.training
+    if recipe.method.about.trained_on == "classes":
+        return ClassSource(store, settings.images_per_step, settings.seed, device, settings.augmentation)
+    training = recipe.in_training()
+    return TaskSource(
+        EpisodeSampler(store, "train", training.episode, training.protocol),
+        training.model.noise_shapes(training.episode, 1),
+        settings.seed,
+        "train",
+        device=device,
+        augmentation=settings.augmentation,
+        with_training_classes=recipe.method.n_training_classes > 0,
+    )
+
+
 def _execution(start: Checkpoint, device: str, engine: str, precision: str) -> Execution:
-    """What was asked for; and where nothing was, what the run was begun with, if that was on such a device."""
+    """What was asked for; where nothing was, what the run was begun with, if that was on the same kind of device."""
     before = start.provenance
     same = torch.device(str(before["device"])).type == torch.device(device).type
     if (engine, precision) == ("auto", "auto") and same:
         engine, precision = before.get("engine", "plain"), before.get("precision", "fp32")
-    return execution_for(device, engine, precision, start.recipe)
+    return execution_for(device, engine, precision, start.recipe.in_training())
 
 
 class _Batches:
     """The tasks of each step, in chunks where memory is short. Those of the next step can be drawn ahead."""
 
-    def __init__(self, source: TaskSource, settings: TrainingSettings):
+    def __init__(self, source: Source, n_tasks: int, settings: TrainingSettings):
         self.source = source
+        self.n_tasks = n_tasks
         self.settings = settings
-        self.drawn: dict[int, list[TaskBatch]] = {}
+        self.drawn: dict[int, list[Batch]] = {}
 
-    def of(self, step: int) -> list[TaskBatch]:
+    def of(self, step: int) -> list[Batch]:
         self.draw(step)
         return self.drawn.pop(step)
 
     def draw(self, step: int) -> None:
         if step not in self.drawn and step < self.settings.steps:
-            tasks = self.settings.tasks_per_step
-            first = step * tasks
-            chunks = chunks_of(tasks, self.settings.tasks_per_chunk or tasks)
-            self.drawn[step] = [self.source.batch(range(first + c.start, first + c.stop)) for c in chunks]
+            indices = range(step * self.n_tasks, (step + 1) * self.n_tasks)
+            at_once = self.settings.tasks_per_chunk or self.n_tasks
+            chunks = [indices[start : start + at_once] for start in range(0, self.n_tasks, at_once)]
+            self.drawn[step] = [self.source.batch(chunk) for chunk in chunks]
 
 
-def _summed(chunks: list[MetaGradient]) -> MetaGradient:
-    """The meta-gradient of one step's tasks, from its chunks'."""
+def _summed(chunks: list[Gradient]) -> Gradient:
+    """The gradient of one step's tasks, from those of its chunks."""
     if len(chunks) == 1:
         return chunks[0]
-    return MetaGradient(
+
+    def joined(parts: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+        return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
+
+    return Gradient(
         {key: torch.stack([chunk.gradient[key] for chunk in chunks]).sum(0) for key in chunks[0].gradient},
-        LossParts(*(torch.cat(parts) for parts in zip(*(chunk.loss for chunk in chunks), strict=True))),
+        joined([chunk.losses for chunk in chunks]),
         torch.cat([chunk.accuracy for chunk in chunks]),
-        {key: torch.cat([chunk.statistics[key] for chunk in chunks]) for key in chunks[0].statistics},
+        joined([chunk.statistics for chunk in chunks]),
         torch.cat([chunk.finite for chunk in chunks]),
     )
 
 
-def _summary(result: MetaGradient) -> dict[str, float]:
-    """What is logged of a step, over its finite tasks: fetched from a GPU in one go, because each fetching waits."""
+def _moved(running: Parameters, result: Gradient, step: int, omitted: bool) -> Parameters:
+    """Running statistics after a step: a plain average at first, so that nothing of the initial values remains."""
+    seen = {key: value[result.finite] if omitted else value for key, value in result.statistics.items()}
+    moved = torch._foreach_lerp(
+        [running[key] for key in seen],
+        [value.mean(0) for value in seen.values()],
+        max(RUNNING_MOMENTUM, 1 / (step + 1)),
+    )
+    return running | dict(zip(seen, moved, strict=True))
+
+
+def _summary(result: Gradient) -> dict[str, Any]:
+    """What is logged of a step, over its finite tasks: fetched from a GPU in one go, because each fetch waits."""
     norm = torch.stack(torch._foreach_norm(list(result.gradient.values()))).norm()
     kept = result.finite.sum()
-    means = [only_finite(part, result.finite).sum() / kept for part in (*result.loss, 100 * result.accuracy)]
-    names = [*LossParts._fields, "accuracy", "gradient_norm", "left_out"]
-    return dict(zip(names, torch.stack([*means, norm, len(result.finite) - kept]).tolist(), strict=True))
+    parts = (*result.losses.values(), 100 * result.accuracy)
+    means = [only_finite(part, result.finite).sum() / kept for part in parts]
+    *losses, accuracy, norm_value, omitted = torch.stack([*means, norm, len(result.finite) - kept]).tolist()
+    return {
+        "accuracy": accuracy,
+        "losses": dict(zip(result.losses, losses, strict=True)),
+        "gradient_norm": norm_value,
+        "left_out": omitted,
+    }
 
 
-def _may_be_left_out(settings: TrainingSettings) -> int:
+def _may_be_left_out(settings: TrainingSettings, n_tasks: int) -> int:
     """Of a step's tasks: one at least, unless none may be or there is no other."""
     if settings.most_left_out == 0:
         return 0
-    return min(max(1, int(settings.most_left_out * settings.tasks_per_step)), settings.tasks_per_step - 1)
+    return min(max(1, int(settings.most_left_out * n_tasks)), n_tasks - 1)
 
 
-def _culprit(result: MetaGradient) -> str:
-    """What blew up. The loss's parts come before their total: the part is the culprit."""
-    bad = [name for name, part in result.loss._asdict().items() if not part.isfinite().all()]
+def _culprit(result: Gradient) -> str:
+    """What is not finite. A part of the loss is named before the total, which it made not finite."""
+    bad = [name for name, part in result.losses.items() if not part.isfinite().all()]
     return f"{next((name for name in bad if name != 'total'), 'total')} loss" if bad else "meta-gradient"
 
 
 class _InterruptedError(Exception):
     """Raised inside a validation to leave it."""
-
-
-@contextmanager
-def _interrupts() -> Iterator[Callable[[], bool]]:
-    """Gives a question to ask: has Ctrl-C or a request to terminate arrived? A second Ctrl-C stops at once.
-
-    A second request to terminate does not: `timeout` sends two, one to the process and one to its group. Each question
-    sets the handlers again, so it is for the main thread: LLVM, when Triton first compiles, puts its own in their
-    place, which last for one signal, and the second would end the process.
-    """
-    received: list[int] = []
-
-    def note(number: int, _: object) -> None:
-        if received and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        received.append(number)
-        if len(received) == 1:
-            with suppress(OSError):  # nobody may be listening any more, and the run is to be saved all the same
-                os.write(2, b"\nstopping after this step; a further Ctrl-C stops at once and loses what is not saved\n")
-
-    signals = (signal.SIGINT, signal.SIGTERM)
-
-    def interrupted() -> bool:
-        for number in signals:
-            signal.signal(number, note)
-        return bool(received)
-
-    try:
-        before = [signal.signal(number, note) for number in signals]
-    except ValueError:  # not in the main thread, where signals do not arrive
-        yield lambda: False
-        return
-    try:
-        yield interrupted
-    finally:
-        for number, handler in zip(signals, before, strict=True):
-            signal.signal(number, handler)

@@ -10,8 +10,8 @@ from typing import Any, Unpack
 
 from trident.data.store import ImageStore
 from trident.errors import NotFiniteError
-from trident.learning.checkpoint import Checkpoint
-from trident.measuring.evaluate import Evaluation, Sample, evaluate_checkpoint, mean_and_interval
+from trident.measuring.evaluate import Evaluation, Sample, evaluate, mean_and_interval
+from trident.measuring.subject import Measurable, subject_of
 from trident.settings import Protocol
 
 DEFAULT = Protocol()
@@ -54,23 +54,29 @@ class Audit:
     rows: tuple[AuditRow, ...]  # the default protocol first
     without_result: dict[str, str] = field(default_factory=dict)  # protocols under which a task blew up, and which
 
-    def row(self, name: str) -> AuditRow:
-        return next(row for row in self.rows if row.name == name)
+    def row(self, name: str) -> AuditRow | None:
+        return next((row for row in self.rows if row.name == name), None)
 
     @property
     def depends_on_query_order(self) -> bool:
         row = self.row(SORTED)
+        if row is None:
+            return False
         far = abs(row.difference) > STANDARD_ERRORS / 1.96 * row.difference_ci95
         return far and row.evaluation.tasks >= ENOUGH_TASKS
 
     @property
     def no_dependence_found(self) -> bool:
         row = self.row(SORTED)
+        if row is None:
+            return False
         near = abs(row.difference) <= row.difference_ci95 <= NARROW
         return near and row.evaluation.tasks >= ENOUGH_TASKS
 
     def verdict(self) -> str:
         row, default = self.row(SORTED), self.rows[0].evaluation
+        if row is None:
+            return "Whether accuracy depends on query order was not measured: no protocol sorts the queries by class."
         figures = f"{row.difference:+.2f} ± {row.difference_ci95:.2f} points"
         if not self.depends_on_query_order:
             found = f"sorting the queries by class changes accuracy by {figures}"
@@ -101,7 +107,7 @@ class Audit:
 
 
 def audit(
-    checkpoint: Checkpoint,
+    model: Measurable,
     store: ImageStore,
     protocols: dict[str, Protocol] | None = None,
     progress: _Progress | None = None,
@@ -109,10 +115,11 @@ def audit(
 ) -> Audit:
     """Measure a model under each protocol; the first one is what the others are compared with.
 
-    Inner steps that were learned under one protocol may blow up under another. That is a finding, and no reason to
-    lose the other rows, unless the verdict rests on it.
+    Protocols that cannot make a difference to the model are omitted, such as those of latents for a model without any.
+    Inner steps that were learned under one protocol may diverge under another. Such a row has no result; the other rows
+    are kept, unless the verdict depends on it.
     """
-    chosen = protocols or PROTOCOLS
+    chosen = _distinct(model, protocols or PROTOCOLS)
     rows: list[AuditRow] = []
     without_result: dict[str, str] = {}
     for place, (name, protocol) in enumerate(chosen.items()):
@@ -123,7 +130,7 @@ def audit(
 
         # One engine for all rows, and the fused one does not know all protocols.
         try:
-            result = evaluate_checkpoint(checkpoint, store, protocol, report, **sample | {"engine": "plain"})
+            result = evaluate(model, store, protocol, report, **sample | {"engine": "plain"})
         except NotFiniteError as error:
             if not rows or name == SORTED:
                 raise
@@ -133,3 +140,12 @@ def audit(
         change = result.predictions.accuracies - baseline.predictions.accuracies
         rows.append(AuditRow(name, result, *mean_and_interval(change)))
     return Audit(tuple(rows), without_result)
+
+
+def _distinct(model: Measurable, protocols: dict[str, Protocol]) -> dict[str, Protocol]:
+    """The protocols that differ in something that matters to the model."""
+    effective = subject_of(model).effective
+    found: dict[Protocol, str] = {}
+    for name, protocol in protocols.items():
+        found.setdefault(effective(protocol), name)
+    return {name: protocols[name] for name in found.values()}

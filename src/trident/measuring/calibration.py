@@ -10,8 +10,8 @@ from typing import Any, Literal, Unpack
 import numpy as np
 
 from trident.data.store import ImageStore
-from trident.learning.checkpoint import Checkpoint
-from trident.measuring.evaluate import Evaluation, Predictions, Progress, Sample, evaluate_checkpoint
+from trident.measuring.evaluate import Evaluation, Predictions, Progress, Sample, evaluate
+from trident.measuring.subject import Measurable, subject_of
 from trident.tasks.episodes import EpisodeSampler
 
 BINS = 10
@@ -77,7 +77,7 @@ class CalibrationResult:
 
 
 def calibrate(
-    checkpoint: Checkpoint,
+    model: Measurable,
     store: ImageStore,
     temperature: FittedOn,
     fitting_store: ImageStore | None = None,
@@ -86,7 +86,7 @@ def calibrate(
     **sample: Unpack[Sample],
 ) -> CalibrationResult:
     """Calibration over some tasks; a `validation` temperature comes from validation tasks of `fitting_store`."""
-    recipe = checkpoint.recipe
+    subject = subject_of(model)
     in_all = sample["tasks"] + (fitting_tasks if temperature == "validation" else 0)
 
     def measured(store: ImageStore, before: int, sample: Sample) -> Evaluation:
@@ -94,10 +94,10 @@ def calibrate(
             if progress:
                 progress(before + done, in_all)
 
-        return evaluate_checkpoint(checkpoint, store, progress=on_task, **sample)
+        return evaluate(model, store, progress=on_task, **sample)
 
     if fitting_store is not None:  # a store without validation classes shows before the long work
-        EpisodeSampler(fitting_store, "val", recipe.episode, recipe.protocol)
+        EpisodeSampler(fitting_store, "val", subject.episode, subject.protocol)
     evaluation = measured(store, 0, sample)
     plain = calibration(evaluation.predictions)
     if temperature == "none":

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from trident.data.store import ImageStore
-from trident.engines.execution import with_latents
 from trident.engines.workers import side_by_side
 from trident.errors import NotFiniteError, TridentError
 from trident.learning.checkpoint import Checkpoint
-from trident.learning.inner_loop import Learner, TaskBatch
-from trident.measuring.evaluate import check_all_at_once, chunks_of, default_chunk, mean_and_interval, set_up
-from trident.methods.trident.network import Noise
+from trident.measuring.evaluate import chunks_of, mean_and_interval
+from trident.measuring.latents import LatentLearner, query_latents, set_up
+from trident.measuring.subject import default_chunk
 from trident.nn.parameters import Parameters
+from trident.tasks.task import Batch
 
 LATENTS = ("label", "semantic")
 
@@ -82,17 +82,15 @@ class Decoupling:
         }
 
 
-def latent_means(learner: Learner, parameters: Parameters, tasks: TaskBatch) -> TaskLatents:
+def latent_means(learner: LatentLearner, parameters: Parameters, batch: Batch) -> TaskLatents:
     """The queries' latent means before the first inner step and after the last."""
-    trajectory = learner.adapt(parameters, tasks)
-    noise = Noise(*(torch.zeros_like(part) for part in tasks.query_noise[0]))
+    trajectory = learner.adapt(parameters, batch.task)
 
-    def infer(adapted: Parameters) -> LatentMeans:
-        with torch.no_grad():
-            found = learner.model.infer(adapted, tasks.images, "query", noise, learner.statistics())
+    def means(adapted: Parameters) -> LatentMeans:
+        found = query_latents(learner, adapted, batch.task)
         return LatentMeans(*(_array(part.loc[:, found.n_context :]) for part in (found.label, found.semantic)))
 
-    return TaskLatents(infer(trajectory[0][0]), infer(trajectory[-1][0]), tasks.query_labels.cpu().numpy())
+    return TaskLatents(means(trajectory[0][0]), means(trajectory[-1][0]), batch.labels.queries.cpu().numpy())
 
 
 def davies_bouldin(points: np.ndarray, labels: np.ndarray) -> float:
@@ -100,7 +98,9 @@ def davies_bouldin(points: np.ndarray, labels: np.ndarray) -> float:
     try:
         from sklearn.metrics import davies_bouldin_score
     except ImportError as error:
-        raise TridentError("the Davies-Bouldin score needs scikit-learn: pip install 'trident[analysis]'") from error
+        raise TridentError(
+            "the Davies-Bouldin score needs scikit-learn: pip install 'trident-fewshot[analysis]'"
+        ) from error
     return float(davies_bouldin_score(points, labels))
 
 
@@ -118,24 +118,13 @@ def decoupling(
     progress: Callable[[int, int], None] | None = None,
 ) -> Decoupling:
     recipe = checkpoint.recipe
-    check_all_at_once(recipe.protocol)
-    learner, parameters, source = set_up(
-        recipe,
-        checkpoint.parameters,
-        checkpoint.running,
-        store,
-        split=split,
-        seed=seed,
-        device=device,
-        engine=engine,
-        precision=precision,
-    )
+    learner, parameters, source = set_up(checkpoint, store, split, seed, device, engine, precision)
     shown: TaskLatents | None = None
     scores: dict[str, list[tuple[float, float]]] = {name: [] for name in LATENTS}
     chunks = chunks_of(tasks, tasks_per_chunk or default_chunk(recipe, device))
 
     def means(indices: range) -> TaskLatents:
-        return latent_means(with_latents(learner), parameters, source.batch(indices))
+        return latent_means(learner, parameters, source.batch(indices))
 
     for indices, found in zip(chunks, side_by_side(means, chunks, device), strict=True):
         if not all(np.isfinite(part).all() for part in (*found.before, *found.after)):
@@ -157,7 +146,7 @@ def decoupling(
         )
     protocol = (
         f"{store.dataset} {split}, {recipe.episode.describe()}, {recipe.episode.n_query} queries per class, "
-        f"{recipe.protocol.describe()}, {recipe.adaptation.describe()}, {scored} tasks, 95 % interval, seed {seed}"
+        f"{recipe.describe_protocol()}, {scored} tasks, 95 % interval, seed {seed}"
     )
     changes = {name: _change(np.array(scores[name])) for name in LATENTS}
     return Decoupling(shown, changes, scored, tasks - scored, protocol)
@@ -168,7 +157,7 @@ def project(points: np.ndarray, seed: int) -> np.ndarray:
     try:
         from umap import UMAP
     except ImportError as error:
-        raise TridentError("the projection needs umap-learn: pip install 'trident[analysis]'") from error
+        raise TridentError("the projection needs umap-learn: pip install 'trident-fewshot[analysis]'") from error
     neighbours = min(15, len(points) - 1)
     # Few points start from random places: the spectral start needs more of them than latents.
     umap = UMAP(n_neighbors=neighbours, random_state=seed % 2**32, n_jobs=1, init="random")

@@ -1,28 +1,21 @@
-"""Evaluation: accuracy over many tasks, with its interval and the protocol it was obtained under."""
+"""Accuracy on many tasks, with its 95 % interval and the protocol it was obtained under."""
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, NamedTuple, NotRequired, TypedDict, Unpack
+from dataclasses import asdict, dataclass, field
+from typing import Any, NotRequired, TypedDict, Unpack
 
 import numpy as np
 import torch
 
 from trident.data.store import ImageStore
-from trident.engines.execution import AnyLearner, Execution, execution_for, make_learner
+from trident.engines.execution import Execution
 from trident.engines.workers import side_by_side
-from trident.errors import NotFiniteError, TridentError
-from trident.learning.checkpoint import Checkpoint
-from trident.measuring.prediction import predict, predict_one_by_one
-from trident.nn.parameters import Parameters
-from trident.settings import AdaptationSettings, EpisodeSpec, Protocol, Recipe
-from trident.tasks.episodes import EpisodeSampler
-from trident.tasks.source import TaskSource
+from trident.errors import NotFiniteError
+from trident.measuring.subject import Measurable, Prepared, Subject, subject_of
+from trident.settings import EpisodeSpec, Protocol
 
 Progress = Callable[[int, int], None]
-# Pixels of a chunk of tasks on a CPU: enough to make little of each call's overhead, few enough for the caches.
-_PIXELS_AT_ONCE = 400_000
-_TASKS_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
@@ -49,19 +42,24 @@ class Evaluation:
     dataset: str
     split: str
     fingerprint: str
-    episode: EpisodeSpec
-    protocol: Protocol
-    adaptation: AdaptationSettings
+    subject: Subject = field(repr=False, compare=False)
     seed: int
     execution: Execution
     predictions: Predictions = field(repr=False, compare=False)
+
+    @property
+    def episode(self) -> EpisodeSpec:
+        return self.subject.episode
+
+    @property
+    def protocol(self) -> Protocol:
+        return self.subject.protocol
 
     def describe_protocol(self) -> str:
         spec = self.episode
         return (
             f"{self.dataset} {self.split}, {spec.describe()}, {spec.n_query} queries per class, "
-            f"{self.protocol.describe()}, {self.adaptation.describe()}, {self.tasks} tasks, 95 % interval, "
-            f"seed {self.seed}"
+            f"{self.subject.describe_protocol()}, {self.tasks} tasks, 95 % interval, seed {self.seed}"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -73,7 +71,7 @@ class Evaluation:
             **asdict(self.protocol),
             "tasks": self.tasks,
             "seed": self.seed,
-            "adaptation": asdict(self.adaptation),
+            **self.subject.settings_json(),
         }
         execution = {"engine": self.execution.engine, "precision": self.execution.precision}
         return {"accuracy": self.accuracy, "ci95": self.ci95, "protocol": protocol, "execution": execution}
@@ -98,98 +96,33 @@ class Sample(TypedDict):
     tasks_per_chunk: NotRequired[int | None]
 
 
-class Setup(NamedTuple):
-    """A model and the tasks it is to be tried on, all on one device."""
-
-    learner: AnyLearner
-    parameters: Parameters
-    source: TaskSource
-
-
-def set_up(
-    recipe: Recipe,
-    parameters: Parameters,
-    running: Parameters,
-    store: ImageStore,
-    *,
-    split: str,
-    seed: int,
-    device: torch.device | str = "cpu",
-    engine: str = "auto",
-    precision: str = "auto",
-    stream: str | None = None,
-) -> Setup:
-    """Check that the images fit, then bring together what the recipe's episode, protocol and adaptation ask for."""
-    check_images(recipe, store)
-    protocol = recipe.protocol
-    learner = make_learner(recipe, execution_for(device, engine, precision, recipe), _on(running, device))
-    source = TaskSource(
-        EpisodeSampler(store, split, recipe.episode, protocol),
-        recipe.model,
-        recipe.adaptation,
-        seed,
-        stream or ("train-evaluation" if split == "train" else split),
-        protocol.latents,
-        protocol.latent_samples if protocol.latents == "average" else 1,
-        device,
-    )
-    return Setup(learner, _on(parameters, device), source)
-
-
 def evaluate(
-    recipe: Recipe,
-    parameters: Parameters,
-    running: Parameters,
+    model: Measurable,
     store: ImageStore,
-    *,
-    split: str,
-    tasks: int,
-    seed: int,
-    device: torch.device | str = "cpu",
-    engine: str = "auto",
-    precision: str = "auto",
-    tasks_per_chunk: int | None = None,
+    protocol: Protocol | None = None,
+    progress: Progress | None = None,
+    **sample: Unpack[Sample],
+) -> Evaluation:
+    """Accuracy of a model on tasks from one split, under its own protocol or another.
+
+    The model is a checkpoint, or a `PredictFunction` around any function of yours.
+    """
+    return evaluate_subject(subject_of(model, protocol), store, progress, **sample)
+
+
+def evaluate_subject(
+    subject: Subject,
+    store: ImageStore,
     progress: Progress | None = None,
     stream: str | None = None,
+    **sample: Unpack[Sample],
 ) -> Evaluation:
-    """Accuracy of a model on tasks from one split, under the recipe's episode and protocol.
-
-    `stream` is the random stream that draws the tasks, by default the split's own.
-    """
-    learner, parameters, source = set_up(
-        recipe,
-        parameters,
-        running,
-        store,
-        split=split,
-        seed=seed,
-        device=device,
-        engine=engine,
-        precision=precision,
-        stream=stream,
-    )
-    at_once = tasks_per_chunk or default_chunk(recipe, device)
-
-    def predicted(indices: range) -> tuple[np.ndarray, np.ndarray]:
-        batch = source.batch(indices)
-        if recipe.protocol.queries_at_once == "one":
-            found = predict_one_by_one(learner, parameters, batch, at_once, recipe.adaptation.views)
-        else:
-            found = predict(learner, parameters, batch, recipe.adaptation.views)
-        return found.double().cpu().numpy(), batch.query_labels.cpu().numpy()
-
-    log_probabilities, labels = [], []
-    chunks = chunks_of(tasks, at_once)
-    for indices, (found, truth) in zip(chunks, side_by_side(predicted, chunks, device), strict=True):
-        finite = np.isfinite(found.max(2)).all(1)  # (task,); a probability of exactly 0 is fine
-        if not finite.all():
-            task = indices[int(finite.argmin())]
-            raise NotFiniteError(f"{split} task {task}: the prediction is not finite, so it has no accuracy")
-        log_probabilities.append(found)
-        labels.append(truth)
-        if progress:
-            progress(indices.stop, tasks)
-    predictions = Predictions(np.concatenate(log_probabilities), np.concatenate(labels))
+    """The same; `stream` is the random stream that draws the tasks, by default the split's own."""
+    split, tasks, seed = sample["split"], sample["tasks"], sample["seed"]
+    device = str(sample.get("device", "cpu"))
+    engine, precision = sample.get("engine", "auto"), sample.get("precision", "auto")
+    prepared = subject.prepare(store, split, seed, device, engine, precision, stream)
+    predictions = _predictions(prepared, split, tasks, sample.get("tasks_per_chunk"), progress)
     accuracy, ci95 = mean_and_interval(predictions.accuracies)
     return Evaluation(
         accuracy,
@@ -198,72 +131,36 @@ def evaluate(
         store.dataset,
         split,
         store.fingerprint,
-        recipe.episode,
-        recipe.protocol,
-        recipe.adaptation,
+        subject,
         seed,
-        execution_for(device, engine, precision, recipe),
+        prepared.execution,
         predictions,
     )
 
 
-def evaluate_checkpoint(
-    checkpoint: Checkpoint,
-    store: ImageStore,
-    protocol: Protocol | None = None,
-    progress: Progress | None = None,
-    **sample: Unpack[Sample],
-) -> Evaluation:
-    """The same of a checkpoint's weights, under its own protocol or another."""
-    recipe = replace(checkpoint.recipe, protocol=protocol or checkpoint.recipe.protocol)
-    return evaluate(recipe, checkpoint.parameters, checkpoint.running, store, progress=progress, **sample)
+def _predictions(
+    prepared: Prepared, split: str, tasks: int, tasks_per_chunk: int | None, progress: Progress | None
+) -> Predictions:
+    def predicted(indices: range) -> tuple[np.ndarray, np.ndarray]:
+        batch = prepared.source.batch(indices)
+        found = prepared.log_probabilities(batch.task)
+        return found.double().cpu().numpy(), batch.labels.queries.cpu().numpy()
 
-
-def default_chunk(recipe: Recipe, device: torch.device | str) -> int:
-    """Tasks to compute at once, where nobody says how many."""
-    if torch.device(device).type != "cpu":
-        return _TASKS_AT_ONCE
-    return max(1, min(_TASKS_AT_ONCE, _PIXELS_AT_ONCE // (recipe.episode.n_images * recipe.model.image_size**2)))
+    log_probabilities, labels = [], []
+    chunks = chunks_of(tasks, tasks_per_chunk or prepared.at_once)
+    device = prepared.source.device
+    results = side_by_side(predicted, chunks, device) if prepared.in_parallel else map(predicted, chunks)
+    for indices, (found, truth) in zip(chunks, results, strict=True):
+        finite = np.isfinite(found.max(2)).all(1)  # (task,); a probability of exactly 0 is fine
+        if not finite.all():
+            task = indices[int(finite.argmin())]
+            raise NotFiniteError(f"{split} task {task}: the prediction is not finite, so it has no accuracy")
+        log_probabilities.append(found)
+        labels.append(truth)
+        if progress:
+            progress(indices.stop, tasks)
+    return Predictions(np.concatenate(log_probabilities), np.concatenate(labels))
 
 
 def chunks_of(tasks: int, at_once: int) -> list[range]:
     return [range(start, min(start + at_once, tasks)) for start in range(0, tasks, at_once)]
-
-
-def check_all_at_once(protocol: Protocol) -> None:
-    """For what looks at all queries of a task together."""
-    if protocol.queries_at_once == "one":
-        raise TridentError("protocol.queries_at_once is 'one': it has a meaning for accuracy and calibration only")
-
-
-def check_images(recipe: Recipe, store: ImageStore) -> None:
-    wanted = (recipe.model.image_size, recipe.model.image_channels)
-    found = (store.image_size, store.image_channels)
-    if wanted != found:
-        raise TridentError(
-            f"the images of {store.dataset} are {found[0]}x{found[0]} with {_channels(found[1])}, but the model takes "
-            f"{wanted[0]}x{wanted[0]} with {_channels(wanted[1])}"
-            + (f": prepare the store with --image-size {wanted[0]}" if wanted[0] != found[0] else "")
-        )
-
-
-def check_episode(recipe: Recipe, episode: EpisodeSpec) -> None:
-    """Some weights are made for one shape of task; say so before torch does, or before positions are mixed up."""
-    trained, model = recipe.episode, recipe.model
-    if model.method == "protonet":
-        return
-    if episode.n_way != trained.n_way and model.classifier_start == "learned":
-        raise TridentError(f"these weights classify {trained.n_way} ways, not {episode.n_way}")
-    if model.positional and episode != trained:
-        raise TridentError(
-            f"the positional AttFEX of these weights takes {trained.describe()} tasks with {trained.n_query} queries "
-            f"per class, not {episode.describe()} with {episode.n_query}"
-        )
-
-
-def _channels(number: int) -> str:
-    return f"{number} channel{'s' if number > 1 else ''}"
-
-
-def _on(parameters: Parameters, device: torch.device | str) -> Parameters:
-    return {key: value.to(device) for key, value in parameters.items()}

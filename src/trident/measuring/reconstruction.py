@@ -7,13 +7,11 @@ import torch
 from torch import Tensor
 
 from trident.data.store import ImageStore
-from trident.engines.execution import with_latents
 from trident.errors import NotFiniteError
 from trident.learning.checkpoint import Checkpoint
-from trident.learning.inner_loop import Learner, TaskBatch
-from trident.measuring.evaluate import check_all_at_once, set_up
-from trident.methods.trident.network import Noise
+from trident.measuring.latents import LatentLearner, query_latents, set_up
 from trident.nn.parameters import Parameters
+from trident.tasks.task import Batch
 
 
 class Reconstructions(NamedTuple):
@@ -36,32 +34,29 @@ class Reconstructions(NamedTuple):
         )
 
 
-def reconstruct_task(learner: Learner, parameters: Parameters, tasks: TaskBatch) -> Reconstructions:
+def reconstruct_task(learner: LatentLearner, parameters: Parameters, batch: Batch) -> Reconstructions:
     """Of the first task of a batch."""
-    adapted, _ = learner.adapt(parameters, tasks)[-1]
-    noise = Noise(*(torch.zeros_like(part) for part in tasks.query_noise[0]))
-    labels = tasks.query_labels[0].cpu().numpy()
+    task = batch.task
+    adapted, _ = learner.adapt(parameters, task)[-1]
+    labels = batch.labels.queries[0].cpu().numpy()
     chosen = np.sort(np.unique(labels, return_index=True)[1])
-    with torch.no_grad():
-        found = learner.model.infer(adapted, tasks.images, "query", noise, learner.statistics())
-        context, n = found.n_context, len(chosen)
+    found = query_latents(learner, adapted, task)
+    context, n = found.n_context, len(chosen)
 
-        def decode(label: Tensor, semantic: Tensor) -> Tensor:
-            """Codes (task, image, latent) of some images; those that lend their statistics come first, as ever."""
-            codes = torch.cat(
-                [
-                    torch.cat([found.z_semantic[:, :context], semantic], 1),
-                    torch.cat([found.z_label[:, :context], label], 1),
-                ],
-                2,
-            )
-            return learner.model.decoder(adapted, codes, learner.statistics())[0, context:]
+    def decode(label: Tensor, semantic: Tensor) -> Tensor:
+        """Codes (task, image, latent) of some images; the support images whose statistics count come first."""
+        semantic = torch.cat([found.z_semantic[:, :context], semantic], 1)
+        label = torch.cat([found.z_label[:, :context], label], 1)
+        with torch.no_grad():
+            codes = torch.cat([semantic, label], 2)
+            images, _ = learner.model.decoder(adapted, codes, learner.statistics(task))
+        return images[0, context:]
 
-        z_label, z_semantic = found.z_label[:, context:], found.z_semantic[:, context:]
-        rows, columns = np.repeat(chosen, n), np.tile(chosen, n)
-        reconstructed = decode(z_label, z_semantic)
-        swapped = decode(z_label[:, rows], z_semantic[:, columns])
-    images = tasks.images.pixels[0, tasks.images.rows("query")]
+    z_label, z_semantic = found.z_label[:, context:], found.z_semantic[:, context:]
+    rows, columns = np.repeat(chosen, n), np.tile(chosen, n)
+    reconstructed = decode(z_label, z_semantic)
+    swapped = decode(z_label[:, rows], z_semantic[:, columns])
+    images = task.pixels[0, task.queries]
     return Reconstructions(
         _array(images),
         _array(reconstructed),
@@ -82,11 +77,8 @@ def reconstructions(
     task: int = 0,
     device: torch.device | str = "cpu",
 ) -> Reconstructions:
-    check_all_at_once(checkpoint.recipe.protocol)
-    learner, parameters, source = set_up(
-        checkpoint.recipe, checkpoint.parameters, checkpoint.running, store, split=split, seed=seed, device=device
-    )
-    found = reconstruct_task(with_latents(learner), parameters, source.batch([task]))
+    learner, parameters, source = set_up(checkpoint, store, split, seed, device)
+    found = reconstruct_task(learner, parameters, source.batch([task]))
     if not np.isfinite(found.squared_error):
         raise NotFiniteError(f"{split} task {task}: the reconstruction is not finite")
     return found

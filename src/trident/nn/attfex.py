@@ -1,7 +1,7 @@
 """AttFEX: a mask over the feature maps that is made from all images of a task.
 
-First come `width_m` feature maps of the whole task, M in the paper; the rest, from M to the mask G, is the same for all
-ways of getting there.
+An extractor makes `width_m` feature maps of the whole task, M in the paper. `Positional` is the paper's extractor;
+`Classes` does not depend on the order of the images. The rest, from M to the mask G, is the same for both.
 """
 
 import math
@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from trident.nn.activation import activate
-from trident.nn.classes import class_means, members_of
+from trident.nn.classes import members_of, weighted_means
 from trident.nn.linear import Linear
-from trident.nn.parameters import Parameters, uniform
+from trident.nn.parameters import Parameters
 
 
 class TaskFeatures(NamedTuple):
@@ -34,7 +34,7 @@ class TaskFeatures(NamedTuple):
 
 
 class Extractor(Protocol):
-    """A way from the images of a task to M."""
+    """Makes M from the feature maps of a task."""
 
     def initial(self, generator: torch.Generator) -> Parameters: ...
 
@@ -65,54 +65,12 @@ class Positional:
 
 
 @dataclass(frozen=True)
-class Seeds:
-    """Learned seeds look at all images, and each takes the mean of those it likes: no weight has a place."""
-
-    name: str
-    channels: int
-    width_m: int
-
-    def initial(self, generator: torch.Generator) -> Parameters:
-        return {
-            f"{self.name}.seeds": uniform((self.width_m, self.channels), 1, generator),
-            f"{self.name}.seed_key": uniform((self.channels, self.channels), self.channels, generator),
-            f"{self.name}.seed_role": uniform((2, self.channels), self.channels, generator),  # support, query
-        }
-
-    def __call__(self, parameters: Parameters, features: TaskFeatures) -> Tensor:
-        n, n_support = features.maps.shape[1], features.n_support
-        role = parameters[f"{self.name}.seed_role"]  # (task, 2, c)
-        roles = torch.cat([role[:, :1].expand(-1, n_support, -1), role[:, 1:].expand(-1, n - n_support, -1)], 1)
-        keys = torch.baddbmm(roles, features.maps.mean((2, 3)), parameters[f"{self.name}.seed_key"])  # (task, image, c)
-        liking = torch.bmm(parameters[f"{self.name}.seeds"], keys.transpose(1, 2)) / math.sqrt(self.channels)
-        return torch.bmm(torch.softmax(liking, -1), features.flat)
-
-
-@dataclass(frozen=True)
-class Moments:
-    """Learned mixtures of means and standard deviations, over all images, over the support set and over the queries."""
-
-    name: str
-    width_m: int
-
-    @property
-    def w_m(self) -> Linear:
-        return Linear(f"{self.name}.w_m", 6, self.width_m, bias=False)
-
-    def initial(self, generator: torch.Generator) -> Parameters:
-        return self.w_m.initial(generator)
-
-    def __call__(self, parameters: Parameters, features: TaskFeatures) -> Tensor:
-        flat, n = features.flat, features.n_support
-        sets = (flat, flat[:, :n], flat[:, n:])
-        moments = torch.stack([moment for images in sets for moment in (images.mean(1), spread(images))], 1)
-        return torch.bmm(parameters[f"{self.w_m.name}.weight"], moments)
-
-
-@dataclass(frozen=True)
 class Classes:
-    """Learned mixtures of what tells a task's classes apart: the support classes' means, how far they lie from each
-    other, how far images lie from their class's, and the moments of all images."""
+    """Learned mixtures of five statistics of a task, which do not depend on the order of its images.
+
+    They are the mean and the spread of all images, the mean and the spread of the support classes' means, and the
+    spread of the support images around the mean of their class.
+    """
 
     name: str
     width_m: int
@@ -128,14 +86,14 @@ class Classes:
         flat, labels = features.flat, features.support_labels
         support = flat[:, : features.n_support]
         members = members_of(labels, features.n_way, flat)
-        means = class_means(members, support)  # (task, n_way, h * w * c)
+        means = weighted_means(members, support)  # (task, n_way, h * w * c)
         within = support - torch.bmm(members.transpose(1, 2), means)
         statistics = [flat.mean(1), spread(flat), means.mean(1), spread(means), spread(within)]
         return torch.bmm(parameters[f"{self.w_m.name}.weight"], torch.stack(statistics, 1))
 
 
 def spread(images: Tensor) -> Tensor:
-    """Standard deviation over images, with a slope where there is none: (task, image, ...) -> (task, ...)."""
+    """Standard deviation over images, (task, image, ...) -> (task, ...); never 0, so that it has a gradient."""
     return torch.sqrt((images - images.mean(1, keepdim=True)).square().mean(1) + 1e-5)
 
 

@@ -12,20 +12,19 @@ EPSILON = 1e-5
 LARGE = 24_000  # pixels of a task from which torch's own statistics are worth a call for each task
 
 
-@dataclass
+@dataclass(frozen=True)
 class BatchNormStatistics:
-    """Where batch norm takes mean and variance from, and what it saw on the way.
+    """Where batch norm takes its mean and variance from.
 
-    `transductive` uses all images at hand, `support` the first `n_support` of them, `running` what training gathered.
+    `transductive`: from all images it gets. `support`: from the first `n_support` of them. `running`: training's.
     """
 
     source: str = "transductive"
     n_support: int = 0
     running: Parameters = field(default_factory=dict)  # (channel,) each
-    seen: Parameters = field(default_factory=dict)  # (task, channel) each
 
     def counted(self, n_images: int) -> int:
-        """How many of the images at hand, the first ones, the statistics are taken from."""
+        """How many of the images, counted from the first, the statistics are taken from."""
         return {"running": 0, "support": min(self.n_support, n_images)}.get(self.source, n_images)
 
 
@@ -35,6 +34,14 @@ class Moments(NamedTuple):
     n_images: int
     mean: Tensor  # (task, channel)
     variance: Tensor  # (task, channel)
+
+
+class Settled(NamedTuple):
+    """The mean and variance to normalise with, and what is reported as seen: the basis of running statistics."""
+
+    mean: Tensor  # (task, channel)
+    variance: Tensor  # (task, channel)
+    seen: Parameters  # (task, channel) each; empty where nothing was measured
 
 
 @dataclass(frozen=True)
@@ -48,41 +55,42 @@ class BatchNorm:
     def initial_running(self) -> Parameters:
         return {f"{self.name}.mean": torch.zeros(self.channels), f"{self.name}.variance": torch.ones(self.channels)}
 
-    def __call__(self, parameters: Parameters, x: Tensor, bias: Tensor, statistics: BatchNormStatistics) -> Tensor:
+    def __call__(
+        self, parameters: Parameters, x: Tensor, bias: Tensor, statistics: BatchNormStatistics
+    ) -> tuple[Tensor, Parameters]:
         """Normalise `x + bias`, where x is (task, image, h, w, channel) and bias the convolution's, (task, channel).
 
         The bias cancels where the statistics come from the batch itself. Never adding it saves a pass over the feature
         maps and makes its gradient exactly zero, where rounding noise would move an inner Adam at full rate.
         """
-        mean, variance = self.gather(x, bias, statistics)
-        return self.normalise(parameters, x, mean, variance)
+        settled = self.gather(x, bias, statistics)
+        return self.normalise(parameters, x, settled), settled.seen
 
-    def gather(
-        self, x: Tensor, bias: Tensor, statistics: BatchNormStatistics, sign: Tensor | float = 1.0
-    ) -> tuple[Tensor, Tensor]:
-        """Mean and variance of x, (task, channel) each; `sign` tells the channels that come in turned upside down."""
+    def gather(self, x: Tensor, bias: Tensor, statistics: BatchNormStatistics, sign: Tensor | float = 1.0) -> Settled:
+        """Mean and variance of x; `sign` is -1 for the channels whose sign was flipped before."""
         counted = statistics.counted(x.shape[1])
         found = [Moments(counted, *mean_and_variance(x[:, :counted]))] if counted else []
         return self.settle(found, bias, statistics, sign)
 
     def settle(
         self, found: list[Moments], bias: Tensor, statistics: BatchNormStatistics, sign: Tensor | float = 1.0
-    ) -> tuple[Tensor, Tensor]:
-        """The same from the moments of slices of x, of all that count."""
+    ) -> Settled:
+        """The same from the moments of slices of x."""
         if statistics.source == "running":
             mean = statistics.running[f"{self.name}.mean"] * sign - bias
-            return mean, statistics.running[f"{self.name}.variance"].expand_as(bias)
+            return Settled(mean, statistics.running[f"{self.name}.variance"].expand_as(bias), {})
         mean, variance = _of_all(found)
-        statistics.seen[f"{self.name}.mean"] = ((mean + bias) * sign).detach()
-        statistics.seen[f"{self.name}.variance"] = variance.detach()
-        return mean, variance
+        seen = {
+            f"{self.name}.mean": ((mean + bias) * sign).detach(),
+            f"{self.name}.variance": variance.detach(),
+        }
+        return Settled(mean, variance, seen)
 
-    def normalise(
-        self, parameters: Parameters, x: Tensor, mean: Tensor, variance: Tensor, sign: Tensor | float = 1.0
-    ) -> Tensor:
-        scale = parameters[f"{self.name}.gain"] * sign * torch.rsqrt(variance + EPSILON)  # (task, channel)
+    def normalise(self, parameters: Parameters, x: Tensor, settled: Settled, sign: Tensor | float = 1.0) -> Tensor:
+        gain = parameters[f"{self.name}.gain"]  # (task, channel)
+        scale = gain * sign * torch.rsqrt(settled.variance + EPSILON)
         return torch.addcmul(
-            _over_pixels(parameters[f"{self.name}.shift"]), x - _over_pixels(mean), _over_pixels(scale)
+            _over_pixels(parameters[f"{self.name}.shift"]), x - _over_pixels(settled.mean), _over_pixels(scale)
         )
 
 

@@ -1,4 +1,7 @@
-"""ConvEnc of the paper: four blocks of 3x3 convolution, batch norm, activation and 2x2 max pooling."""
+"""Conv4 (ConvEnc in the paper): four blocks of 3x3 convolution, batch norm, 2x2 max pooling and activation.
+
+The released code puts the activation before the pooling. Both activations are monotone, so the numbers are the same.
+"""
 
 from dataclasses import dataclass
 
@@ -9,7 +12,6 @@ from trident.nn.activation import activate
 from trident.nn.batch_norm import BatchNormStatistics
 from trident.nn.conv_layer import ConvLayer
 from trident.nn.parameters import Parameters
-from trident.nn.resampling import max_pool
 
 BLOCKS = 4
 
@@ -20,7 +22,6 @@ class Conv4:
     image_channels: int
     channels: int
     activation: str
-    block_order: str
 
     @property
     def layers(self) -> tuple[ConvLayer, ...]:
@@ -36,15 +37,22 @@ class Conv4:
     def initial(self, generator: torch.Generator) -> Parameters:
         return {key: value for layer in self.layers for key, value in layer.initial(generator).items()}
 
-    def __call__(self, parameters: Parameters, images: Tensor, statistics: BatchNormStatistics) -> Tensor:
-        """Patches, or images, (task, image, size, size, ...) -> (task, image, size // 16, size // 16, channels)."""
-        features = images
+    def initial_running(self) -> Parameters:
+        return {key: value for layer in self.layers for key, value in layer.initial_running().items()}
+
+    def __call__(
+        self, parameters: Parameters, images: Tensor, statistics: BatchNormStatistics
+    ) -> tuple[Tensor, Parameters]:
+        """Patches, or images, (task, image, size, size, ...) -> (task, image, size // 16, size // 16, channels).
+
+        The statistics that its batch norms saw come second.
+        """
+        features, seen = images, Parameters()
         for layer in self.layers:
-            if self.block_order == "activation_pool":
-                features = max_pool(activate(layer(parameters, features, statistics), self.activation))
-            else:
-                features = activate(layer.pooled(parameters, features, statistics), self.activation)
-        return features
+            features, more = layer.pooled(parameters, features, statistics)
+            features = activate(features, self.activation)
+            seen |= more
+        return features, seen
 
 
 def feature_sizes(image_size: int) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ SLICE = 50
 
 
 def many(n_images: int) -> bool:
-    """Whether to go through so many images in slices, in which they take a tenth of the memory."""
+    """Whether so many images are processed in slices, which takes a tenth of the memory."""
     return n_images > MANY and not torch.is_grad_enabled()
 
 
@@ -42,27 +42,30 @@ class ConvLayer:
     def initial_running(self) -> Parameters:
         return self.norm.initial_running() if self.batch_norm else {}
 
-    def pooled(self, parameters: Parameters, images: Tensor, statistics: BatchNormStatistics) -> Tensor:
-        """Convolution, batch norm, 2x2 max pooling: the same numbers, with the batch norm's last pass on a quarter.
+    def pooled(
+        self, parameters: Parameters, images: Tensor, statistics: BatchNormStatistics
+    ) -> tuple[Tensor, Parameters]:
+        """Convolution, batch norm and 2x2 max pooling; and the statistics that batch norm saw.
 
-        Batch norm is a straight line for each channel, so the largest of four normalised values is the normalised
-        largest one where the line rises. Where it falls, the weight's sign is turned, and so is the line.
+        Pooling comes before the last pass of the batch norm, which then works on a quarter of the pixels. The result is
+        the same: batch norm is a straight line for each channel, so the largest of four normalised values is the
+        normalised largest value. Where the line falls, the weight's sign is flipped first.
         """
         weight, bias = parameters[f"{self.name}.weight"], parameters[f"{self.name}.bias"]
         falls = parameters[f"{self.norm.name}.gain"].detach() < 0  # (task, outputs)
         sign: Tensor | float = 1.0
-        if falls.is_cuda or bool(falls.any()):  # rarely; to ask a GPU costs more than to turn nothing
+        if falls.is_cuda or bool(falls.any()):  # rare; on a GPU, asking would cost more than flipping nothing
             sign = torch.where(falls, -1.0, 1.0).to(weight)
             weight, bias = weight * sign[:, None, None, None, :], bias * sign
         if many(images.shape[1]):
             pooled, found = self._pooled_slices(images, weight, statistics)
-            mean, variance = self.norm.settle(found, bias, statistics, sign)
+            settled = self.norm.settle(found, bias, statistics, sign)
             for part in torch.split(pooled, SLICE, 1):
-                part.copy_(self.norm.normalise(parameters, part, mean, variance, sign))
-            return pooled
+                part.copy_(self.norm.normalise(parameters, part, settled, sign))
+            return pooled, settled.seen
         features = self._convolution(images, weight)
-        mean, variance = self.norm.gather(features, bias, statistics, sign)
-        return self.norm.normalise(parameters, max_pool(features), mean, variance, sign)
+        settled = self.norm.gather(features, bias, statistics, sign)
+        return self.norm.normalise(parameters, max_pool(features), settled, sign), settled.seen
 
     def _pooled_slices(
         self, images: Tensor, weight: Tensor, statistics: BatchNormStatistics
@@ -81,15 +84,18 @@ class ConvLayer:
             into.copy_(max_pool(features))
         return pooled, found
 
-    def __call__(self, parameters: Parameters, images: Tensor, statistics: BatchNormStatistics) -> Tensor:
+    def __call__(
+        self, parameters: Parameters, images: Tensor, statistics: BatchNormStatistics
+    ) -> tuple[Tensor, Parameters]:
+        """The feature maps, and the statistics that batch norm saw."""
         bias = parameters[f"{self.name}.bias"]  # (task, outputs)
         features = self._convolution(images, parameters[f"{self.name}.weight"])  # (task, image, h, w, outputs)
         if self.batch_norm:
             return self.norm(parameters, features, bias, statistics)
-        return features + bias[:, None, None, None, :]
+        return features + bias[:, None, None, None, :], {}
 
     def _convolution(self, images: Tensor, weight: Tensor) -> Tensor:
         if not self.from_patches:
             return convolve(images, weight)
-        patches = patches_of(images) if images.shape[4] == self.inputs else images  # of a slice they were not made yet
+        patches = patches_of(images) if images.shape[4] == self.inputs else images  # a slice comes as images
         return convolve_patches(patches, weight)

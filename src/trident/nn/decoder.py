@@ -47,14 +47,19 @@ class Decoder:
             start |= layer.initial(generator)
         return start
 
-    def __call__(self, parameters: Parameters, latents: Tensor, statistics: BatchNormStatistics) -> Tensor:
-        """(task, image, latent) -> (task, image, size, size, image_channels)."""
-        x = self.hidden(parameters, latents)
-        *hidden, last = zip(self.layers, self.sizes[1:], strict=True)
-        for layer, size in hidden:
-            x = activate(layer(parameters, upsample(x, size), statistics), self.activation)
-        layer, size = last
-        return torch.sigmoid(layer(parameters, upsample(x, size), statistics))
+    def initial_running(self) -> Parameters:
+        return {key: value for layer in self.layers for key, value in layer.initial_running().items()}
+
+    def __call__(
+        self, parameters: Parameters, latents: Tensor, statistics: BatchNormStatistics
+    ) -> tuple[Tensor, Parameters]:
+        """(task, image, latent) -> (task, image, size, size, image_channels), and the statistics batch norm saw."""
+        x, seen = self.hidden(parameters, latents), Parameters()
+        for layer, size in zip(self.layers, self.sizes[1:], strict=True):
+            x, more = layer(parameters, upsample(x, size), statistics)
+            x = torch.sigmoid(x) if layer == self.layers[-1] else activate(x, self.activation)
+            seen |= more
+        return x, seen
 
     def hidden(self, parameters: Parameters, latents: Tensor) -> Tensor:
         """The smallest feature maps, from the latents: (task, image, size // 16, size // 16, channels)."""

@@ -8,9 +8,9 @@ from trident.data.store import ImageStore
 from trident.learning.checkpoint import Checkpoint
 from trident.measuring.audit import DEFAULT
 from trident.measuring.calibration import Calibration, calibration
-from trident.measuring.evaluate import Evaluation, Sample, evaluate_checkpoint, mean_and_interval
-from trident.recipes import recipe_values
-from trident.report.content import count_parameters, read_log, run_name
+from trident.measuring.evaluate import Evaluation, Sample, evaluate, mean_and_interval
+from trident.recipes.loading import recipe_values
+from trident.report.content import read_log, run_name
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ class Comparison:
         """The settings in which the runs were not trained alike."""
         tables = [recipe_values(run.checkpoint.recipe) for run in self.runs]
         found: dict[str, list[Any]] = {"recipe": [table["name"] for table in tables]}
-        for section, first in tables[0].items():
-            if isinstance(first, dict):
-                for key in first:
-                    found[f"{section}.{key}"] = [table[section][key] for table in tables]
+        sections = [section for section, values in tables[0].items() if isinstance(values, dict)]
+        for section in sections:
+            for key in dict.fromkeys(key for table in tables for key in table[section]):
+                found[f"{section}.{key}"] = [table[section].get(key, "-") for table in tables]
         return {key: values for key, values in found.items() if any(value != values[0] for value in values)}
 
     def to_json(self) -> dict[str, Any]:
@@ -71,13 +71,13 @@ def compare(
             if progress:
                 progress(name, place * total + done, len(checkpoints) * total)
 
-        result = evaluate_checkpoint(checkpoint, store, DEFAULT, report, **sample)
+        result = evaluate(checkpoint, store, DEFAULT, report, **sample)
         difference = None
         if runs:
             first = runs[0].evaluation
             if (first.fingerprint, first.episode) == (result.fingerprint, result.episode):
                 difference = mean_and_interval(result.predictions.accuracies - first.predictions.accuracies)
-        counted = sum(count_parameters(checkpoint).values())
+        counted = sum(value.numel() for value in checkpoint.parameters.values())
         runs.append(
             ComparedRun(
                 name,

@@ -13,13 +13,11 @@ from trident.measuring.calibration import Calibration, CalibrationResult, calibr
 from trident.measuring.decoupling import Decoupling, Panel, decoupling, projected_panels
 from trident.measuring.evaluate import Sample
 from trident.measuring.reconstruction import Reconstructions, reconstructions
+from trident.nn.parameters import count_by_part
 from trident.report.paper_results import PaperResult, find
 
 Progress = Callable[[str, int, int], None]
-_LOGGED = {
-    "train": ("step", "accuracy", "classification", "reconstruction", "label_kl", "semantic_kl"),
-    "validation": ("step", "accuracy", "ci95"),
-}
+_LOGGED = {"train": ("step", "accuracy", "losses"), "validation": ("step", "accuracy", "ci95")}
 
 
 @dataclass(frozen=True)
@@ -31,9 +29,9 @@ class Report:
     calibration: CalibrationResult  # its evaluation is the headline
     fitted_as_paper: Calibration
     audit: Audit
-    decoupling: Decoupling | None  # none where tasks have too few queries for a score
+    decoupling: Decoupling | None  # None where there are no latents, or too few queries for a score
     panels: tuple[Panel, ...]
-    reconstructions: Reconstructions
+    reconstructions: Reconstructions | None  # None where there is no decoder
     paper: tuple[PaperResult, ...]  # the paper's figures for the same data and shots
     store: ImageStore
 
@@ -84,22 +82,24 @@ def gather(
         progress=lambda name, done, total: progress(f"audit: {name}", done, total) if progress else None,
         **fewer,
     )
-    decoupled = None
-    if checkpoint.recipe.episode.n_query > 1:
+    decoupled, decoded, analyses = None, None, checkpoint.recipe.method.about.analyses
+    if "latents" in analyses and checkpoint.recipe.episode.n_query > 1:
         decoupled = decoupling(measured, store, progress=on("latents"), **fewer)
-    if progress:
+    if "reconstructions" in analyses:
+        decoded = reconstructions(measured, store, split=split, seed=seed, device=sample.get("device", "cpu"))
+    if progress and decoupled:
         progress("projecting latents", 0, 1)
     return Report(
         run_name(checkpoint),
         checkpoint,
         read_log(checkpoint),
-        count_parameters(checkpoint),
+        count_by_part(checkpoint.parameters),
         calibrated,
         as_paper,
         audited,
         decoupled,
         tuple(projected_panels(decoupled, seed)) if decoupled else (),
-        reconstructions(measured, store, split=split, seed=seed, device=sample.get("device", "cpu")),
+        decoded,
         tuple(
             find(
                 table="accuracy",
@@ -131,16 +131,8 @@ def read_log(checkpoint: Checkpoint) -> tuple[dict[str, Any], ...]:
         try:
             entry = json.loads(line)
             wanted = _LOGGED[entry["kind"]]
-            if all(isinstance(entry[key], int | float) for key in wanted):
+            if all(isinstance(entry[key], int | float | dict) for key in wanted):
                 lines.append(entry)
         except (ValueError, KeyError, TypeError):
             continue  # the half line of a run that was killed or is still writing, or no line of ours
     return tuple(lines)
-
-
-def count_parameters(checkpoint: Checkpoint) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for key, value in checkpoint.parameters.items():
-        part = key.split(".")[0]
-        counts[part] = counts.get(part, 0) + value.numel()
-    return counts

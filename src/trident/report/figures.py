@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 COLOURS = ("#1F83C4", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#7F7F7F")
 KINDS = (".svg", ".png", ".pdf")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-_MISSING = "figures need matplotlib: pip install 'trident[analysis]'"
+_MISSING = "figures need matplotlib: pip install 'trident-fewshot[analysis]'"
 _Arguments = ParamSpec("_Arguments")
 _INK = "#010203"  # stands for the page's text colour until the SVG is put into the page
 _STYLE: Any = {  # matplotlib's own names for settings
@@ -130,10 +130,13 @@ def learning_curves(lines: Sequence[dict[str, Any]]) -> Any:
         )
     top.set_ylabel("accuracy, %")
     top.legend(loc="lower right")
-    parts = {"classification": "class", "reconstruction": "image", "label_kl": "KL label", "semantic_kl": "KL semantic"}
-    for colour, (key, name) in zip(COLOURS, parts.items(), strict=False):
-        values = np.array([line[key] for line in train], float)
-        bottom.plot(steps, np.maximum(values, 1e-3), color=colour, label=name)
+    names = dict.fromkeys(name for line in train for name in line["losses"])
+    parts = [name for name in names if name != "total"] or list(names)  # a loss of one part has nothing but its total
+    for place, name in enumerate(parts):
+        values = np.array([line["losses"].get(name, np.nan) for line in train], float)
+        if np.any(values != 0):  # a part that is always 0 was not used
+            colour = COLOURS[place % len(COLOURS)]
+            bottom.plot(steps, np.maximum(values, 1e-3), color=colour, label=name.replace("_", " "))
     bottom.set_yscale("log")
     bottom.yaxis.set_major_formatter(lambda value, _: f"{value:g}")  # the default writes TeX
     bottom.yaxis.set_minor_formatter(lambda value, _: "")

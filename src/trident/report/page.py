@@ -13,7 +13,8 @@ from PIL import Image
 import trident
 from trident.data.describe import describe
 from trident.errors import TridentError
-from trident.recipes import recipe_values, setting_help
+from trident.recipes.loading import setting_help, setting_of, shown
+from trident.recipes.recipe import Recipe
 from trident.report import figures
 from trident.report.comparison import Comparison
 from trident.report.content import Report
@@ -23,6 +24,7 @@ from trident.report.paper_results import PAPER_PROTOCOL
 def report_page(report: Report) -> str:
     checkpoint, evaluation = report.checkpoint, report.calibration.evaluation
     curves = [line for line in report.log if line["kind"] == "train"]
+    decoded = report.reconstructions
     return _render(
         "report.html",
         report=report,
@@ -41,11 +43,11 @@ def report_page(report: Report) -> str:
         if report.decoupling
         else None,
         curves_protocol=_validation_protocol(report),
-        pairs=_data_uri(figures.reconstruction_pairs(report.reconstructions, columns=5)),
-        swaps=_data_uri(figures.swap_grid(report.reconstructions)),
+        pairs=decoded and _data_uri(figures.reconstruction_pairs(decoded, columns=5)),
+        swaps=decoded and _data_uri(figures.swap_grid(decoded)),
         total_parameters=sum(report.parameters.values()),
         paper_protocol=PAPER_PROTOCOL,
-        settings=_settings(recipe_values(checkpoint.recipe)),
+        settings=_settings(checkpoint.recipe),
         environment=_environment(checkpoint.provenance),
         data=describe(report.store),
     )
@@ -55,7 +57,7 @@ def _validation_protocol(report: Report) -> str:
     """What the validation accuracies of the run's log were measured under: the run's own protocol."""
     recipe = report.checkpoint.recipe
     tasks = recipe.training.validation_tasks
-    return f"{recipe.episode.describe()}, {recipe.protocol.describe()}, {tasks} tasks, 95 % interval"
+    return f"{recipe.episode.describe()}, {recipe.describe_protocol()}, {tasks} tasks, 95 % interval"
 
 
 def comparison_page(comparison: Comparison) -> str:
@@ -73,7 +75,7 @@ def check_extras() -> None:
     """Before long work starts: whether all that a page is made with is installed."""
     missing = [name for name in ("jinja2", "matplotlib", "sklearn", "umap") if importlib.util.find_spec(name) is None]
     if missing:
-        raise TridentError(f"reports need {', '.join(missing)}: pip install 'trident[analysis]'")
+        raise TridentError(f"reports need {', '.join(missing)}: pip install 'trident-fewshot[analysis]'")
 
 
 def _render(template: str, **values: Any) -> str:
@@ -95,13 +97,9 @@ def _data_uri(pixels: np.ndarray) -> str:
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
-def _settings(values: dict[str, Any]) -> list[tuple[str, str, str]]:
+def _settings(recipe: Recipe) -> list[tuple[str, str, str]]:
     """Name, value and meaning of each setting."""
-    rows = []
-    for key, meaning in setting_help().items():
-        section, name = key.split(".")
-        rows.append((key, str(values[section][name]), meaning))
-    return rows
+    return [(key, shown(setting_of(recipe, key)), meaning) for key, meaning in setting_help(recipe).items()]
 
 
 def _environment(provenance: dict[str, Any]) -> list[tuple[str, str]]:

@@ -1,6 +1,6 @@
-"""Training images in other guises: mirrored, shifted, cropped, recoloured, each by chance and each in its own way.
+"""Random changes of training images: mirrored, shifted, cropped, recoloured, each image on its own.
 
-The views that predictions are made from, always the same ones, are in `views.py`.
+The fixed views that predictions are made from are in `views.py`.
 """
 
 from typing import NamedTuple
@@ -16,38 +16,41 @@ COLOUR = 0.4  # brightness, contrast and saturation change by up to this share
 GREY = (0.299, 0.587, 0.114)  # how bright red, green and blue look
 
 
-class Guises(NamedTuple):
-    """How each image of a task is changed: what is seen of it, whether in a mirror, and in which colours."""
+class Augmentations(NamedTuple):
+    """How each image of a task is changed: which part of it is taken, whether it is mirrored, and its colours."""
 
     mirrored: np.ndarray  # (image,) bool
-    starts: np.ndarray  # (image, 2): first row and column that are seen, in pixels
-    sizes: np.ndarray  # (image, 2): rows and columns that are seen, in pixels; spread over the whole image
+    starts: np.ndarray  # (image, 2): first row and column that are taken, in pixels
+    sizes: np.ndarray  # (image, 2): rows and columns that are taken, in pixels; stretched over the whole image
     colours: np.ndarray | None  # (image, 3): factors of brightness, contrast and saturation
 
 
-def draw_guises(augmentation: str, n_images: int, size: int, generator: np.random.Generator) -> Guises:
+def draw_augmentations(augmentation: str, n_images: int, size: int, generator: np.random.Generator) -> Augmentations:
     mirrored = generator.random(n_images) < 0.5
     if augmentation == "crop_colour":
         side = np.sqrt(generator.uniform(LEAST_AREA, 1, n_images))
         stretch = MOST_STRETCH ** generator.uniform(-0.5, 0.5, n_images)
         sizes = size * np.minimum(side[:, None] * np.stack([stretch, 1 / stretch], 1), 1)
         starts = generator.random((n_images, 2)) * (size - sizes)
-        return Guises(mirrored, starts, sizes, generator.uniform(1 - COLOUR, 1 + COLOUR, (n_images, 3)))
+        return Augmentations(mirrored, starts, sizes, generator.uniform(1 - COLOUR, 1 + COLOUR, (n_images, 3)))
     most = size // SHIFT if augmentation == "flip_shift" else 0
     shifts = generator.integers(-most, most + 1, (n_images, 2))  # down and to the right
-    return Guises(mirrored, -shifts, np.full((n_images, 2), size), None)
+    return Augmentations(mirrored, -shifts, np.full((n_images, 2), size), None)
 
 
-def disguise(images: Tensor, guises: list[Guises]) -> Tensor:
-    """uint8 (task, image, size, size, channel), changed as the guises of its tasks say; edges are reflected."""
+def augment(images: Tensor, augmentations: list[Augmentations]) -> Tensor:
+    """uint8 (task, image, size, size, channel), changed as the augmentations of its tasks say; edges are reflected."""
     size, device = images.shape[2], images.device
 
     def stacked(parts: list[np.ndarray]) -> Tensor:
         return torch.from_numpy(np.stack(parts)).to(device)
 
-    mirrored = stacked([g.mirrored for g in guises])
-    starts, sizes = stacked([g.starts for g in guises])[..., None], stacked([g.sizes for g in guises])[..., None]
-    colours = [g.colours for g in guises if g.colours is not None]
+    mirrored = stacked([g.mirrored for g in augmentations])
+    starts, sizes = (
+        stacked([g.starts for g in augmentations])[..., None],
+        stacked([g.sizes for g in augmentations])[..., None],
+    )
+    colours = [g.colours for g in augmentations if g.colours is not None]
     places = torch.arange(size, device=device)
     if not colours:  # whole pixels
         rows, columns = (starts + places).unbind(2)  # (task, image, size) each

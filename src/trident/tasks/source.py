@@ -1,18 +1,18 @@
-"""From places in a store to tensors: the images, labels and noise of some tasks, where they are needed."""
+"""From positions in a store to tensors: the images, labels and noise of some tasks, or batches of single images."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from trident.data.store import ImageStore
-from trident.learning.inner_loop import TaskBatch
-from trident.methods.trident.network import Noise, TaskImages
-from trident.settings import AdaptationSettings, ModelSettings
-from trident.tasks.augmentation import disguise, draw_guises
+from trident.tasks.augmentation import augment, draw_augmentations
 from trident.tasks.episodes import EpisodeSampler, task_generator
+from trident.tasks.task import Batch, Labels, Task
 
+NoiseShapes = Mapping[str, tuple[int, int]]  # by name: images of the set, numbers for each image
 _on_device: dict[tuple[str, torch.device], Tensor] = {}
 
 
@@ -28,72 +28,119 @@ def _resident(store: ImageStore, device: torch.device) -> Tensor:
     return _on_device[key]
 
 
+class Images:
+    """The images of a store, by position, on a device."""
+
+    def __init__(self, store: ImageStore, device: torch.device | str):
+        self.store = store
+        self.device = torch.device(device)
+        self._resident = None if self.device.type == "cpu" else _resident(store, self.device)
+
+    def at(self, positions: np.ndarray) -> Tensor:
+        """(...) -> (..., height, width, channel) uint8."""
+        if self._resident is None:
+            return torch.from_numpy(self.store.images[positions])
+        return self._resident[torch.from_numpy(positions).to(self.device)]
+
+    def on_device(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self.device)
+
+
+class Source(Protocol):
+    """Whatever training draws its batches from; batch `i` depends on the seed and on `i` alone."""
+
+    def batch(self, indices: Sequence[int]) -> Batch: ...
+
+
 class TaskSource:
     """Draws the tasks of one random stream, with their noise, so that task `i` is the same in any batch."""
 
     def __init__(
         self,
         sampler: EpisodeSampler,
-        model: ModelSettings,
-        adaptation: AdaptationSettings,
+        noise_shapes: NoiseShapes,
         seed: int,
         stream: str,
-        latents: str = "sample",
-        predictions: int = 1,
+        *,
+        sampled: bool = True,
         device: torch.device | str = "cpu",
         augmentation: str = "none",
+        with_training_classes: bool = False,
     ):
-        """`latents`: 'sample' draws noise for every latent, 'mean' none. `predictions`: noise draws for the queries."""
+        """`sampled`: noise is drawn; otherwise it is zero, which gives latents their means."""
         self.sampler = sampler
+        self.noise_shapes = noise_shapes
         self.seed = seed
         self.stream = stream
-        self.device = torch.device(device)
-        self.sampled = latents != "mean"
-        self.with_classes = model.training_classes > 0 and sampler.split == "train"
-        self.sizes = (model.semantic_latents, model.label_latents)
-        self.support_draws = max(1, adaptation.steps)  # a start from prototypes needs noise even without inner steps
-        self.predictions = predictions
+        self.sampled = sampled
+        self.images = Images(sampler.store, device)
         self.augmentation = augmentation
-        self.resident = None if self.device.type == "cpu" else _resident(sampler.store, self.device)
+        self.with_training_classes = with_training_classes
 
-    def batch(self, indices: Sequence[int]) -> TaskBatch:
-        episodes, noises, guises = [], [], []
+    @property
+    def device(self) -> torch.device:
+        return self.images.device
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        spec, size, on_device = self.sampler.spec, self.sampler.store.image_size, self.images.on_device
+        episodes, noises, augmentations = [], [], []
         for index in indices:
             generator = task_generator(self.seed, self.stream, index)
             episodes.append(self.sampler.draw(generator))
-            noises.append(self._noise(generator))
+            noises.append([self._noise(generator, shape) for shape in self.noise_shapes.values()])
             if self.augmentation != "none":
-                size, n_images = self.sampler.store.image_size, self.sampler.spec.n_images
-                guises.append(draw_guises(self.augmentation, n_images, size, generator))
+                augmentations.append(draw_augmentations(self.augmentation, spec.n_images, size, generator))
         support, support_labels, query, query_labels, classes = (np.stack(part) for part in zip(*episodes, strict=True))
-        stacked = [
-            Noise(*(torch.from_numpy(np.stack(part)).to(self.device) for part in zip(*draws, strict=True)))
-            for draws in zip(*noises, strict=True)
-        ]
-        stored = self._stored(np.concatenate([support, query], 1))
-        stored = disguise(stored, guises) if guises else stored
-        query_classes = torch.from_numpy(np.take_along_axis(classes, query_labels, 1)).to(self.device)
-        return TaskBatch(
-            TaskImages(stored, torch.from_numpy(support_labels).to(self.device)),
-            torch.from_numpy(query_labels).to(self.device),
-            tuple(stacked[: self.support_draws]),
-            tuple(stacked[self.support_draws :]),
-            query_classes if self.with_classes else None,
-        )
+        images = self.images.at(np.concatenate([support, query], 1))
+        images = augment(images, augmentations) if augmentations else images
+        noise = {
+            name: on_device(np.stack(draws))
+            for name, draws in zip(self.noise_shapes, zip(*noises, strict=True), strict=False)
+        }
+        training_classes = None
+        if self.with_training_classes:
+            training_classes = on_device(np.take_along_axis(classes, query_labels, 1))
+        task = Task(images, on_device(support_labels), spec.n_way, noise)
+        return Batch(task, Labels(on_device(query_labels), training_classes))
 
-    def _noise(self, generator: np.random.Generator) -> list[tuple[np.ndarray, np.ndarray]]:
-        """For each inner step the support's, then for each prediction the queries': (image, latent) each."""
-        spec = self.sampler.spec
-        rows = [spec.n_support] * self.support_draws + [spec.n_queries] * self.predictions
+    def _noise(self, generator: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
+        return generator.standard_normal(shape, np.float32) if self.sampled else np.zeros(shape, np.float32)
 
-        def draw(shape: tuple[int, int]) -> np.ndarray:
-            return generator.standard_normal(shape, np.float32) if self.sampled else np.zeros(shape, np.float32)
 
-        semantic, label = self.sizes
-        return [(draw((n, semantic)), draw((n, label))) for n in rows]
+class ClassSource:
+    """Draws batches of single images from all training classes, for methods that train a classifier of them.
 
-    def _stored(self, places: np.ndarray) -> Tensor:
-        """(task, image, height, width, channel) uint8."""
-        if self.resident is None:
-            return torch.from_numpy(self.sampler.store.images[places])
-        return self.resident[torch.from_numpy(places).to(self.device)]
+    A batch comes as one task without a support set, whose queries are the images; their labels are their classes.
+    """
+
+    def __init__(
+        self,
+        store: ImageStore,
+        images_per_step: int,
+        seed: int,
+        device: torch.device | str = "cpu",
+        augmentation: str = "none",
+    ):
+        entries = store.classes_of("train")
+        self.images = Images(store, device)
+        self.n_classes = len(entries)
+        self.positions = np.concatenate([np.arange(entry.start, entry.start + entry.count) for entry in entries])
+        self.classes = np.repeat(np.arange(len(entries)), [entry.count for entry in entries])
+        self.n_images = min(images_per_step, len(self.positions))
+        self.seed = seed
+        self.augmentation = augmentation
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        images, labels = zip(*(self._one(index) for index in indices), strict=True)
+        no_support = torch.zeros(len(indices), 0, dtype=torch.int64, device=self.images.device)
+        truth = self.images.on_device(np.stack(labels))
+        return Batch(Task(torch.cat(images), no_support, self.n_classes), Labels(truth, truth))
+
+    def _one(self, index: int) -> tuple[Tensor, np.ndarray]:
+        generator = task_generator(self.seed, "train", index)
+        chosen = generator.choice(len(self.positions), self.n_images, replace=False)
+        images = self.images.at(self.positions[chosen][None])
+        if self.augmentation != "none":
+            size = self.images.store.image_size
+            images = augment(images, [draw_augmentations(self.augmentation, self.n_images, size, generator)])
+        return images, self.classes[chosen]

@@ -1,4 +1,4 @@
-"""The views of an image that a prediction is made from: as it is, in a mirror, and its corners."""
+"""The views of an image that a prediction is made from: the image itself, its mirror image and its corners."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ CORNER = 6 / 7  # of the image's height and width: 72 of 84 pixels
 
 
 def views_of(images: Tensor, views: Views) -> Iterator[Tensor]:
-    """The images (task, image, size, size, channel) in one view after the other, all of them in the same one."""
+    """The images (task, image, size, size, channel) in one view after the other."""
     yield images
     if views.mirrored:
         yield images.flip(3)
@@ -19,13 +19,13 @@ def views_of(images: Tensor, views: Views) -> Iterator[Tensor]:
         size = images.shape[2]
         part = round(CORNER * size)
         far = size - part
-        for top, left, in_mirror in ((0, 0, False), (0, far, True), (far, 0, True), (far, far, False)):
-            corner = _spread(images[:, :, top : top + part, left : left + part], size)
-            yield corner.flip(3) if views.mirrored and in_mirror else corner
+        for top, left, flipped in ((0, 0, False), (0, far, True), (far, 0, True), (far, far, False)):
+            corner = _enlarged(images[:, :, top : top + part, left : left + part], size)
+            yield corner.flip(3) if views.mirrored and flipped else corner
 
 
-def _spread(part: Tensor, size: int) -> Tensor:
-    """Part of the images, as large as the whole."""
+def _enlarged(part: Tensor, size: int) -> Tensor:
+    """A part of the images, scaled up to the size of the whole."""
     tasks, n, _, _, channels = part.shape
     flat = part.flatten(0, 1).movedim(3, 1)  # (task * image, channel, height, width)
     exact = flat if flat.is_floating_point() else flat.float()

@@ -1,7 +1,6 @@
 """The server's addresses: the page, what it needs to know, and the two requests that bring pictures."""
 
 import asyncio
-import warnings
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -11,40 +10,38 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from fastapi.staticfiles import StaticFiles
-from PIL import Image
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp
 
 import trident
+from trident.data.images import silence_pillow
 from trident.errors import TridentError
 from trident.web.guard import Guard
 from trident.web.labels import Task, label, task_of
-from trident.web.latent_view import look
+from trident.web.latent_view import show_latents
 from trident.web.limits import Limits, RefusedError
-from trident.web.request_queue import Check, Desk
+from trident.web.request_queue import Check, RequestQueue
 from trident.web.uploads import Receiver, Upload, drain
-from trident.web.weight_store import Shelf
+from trident.web.weight_store import WeightStore
 
 STATIC = Path(__file__).parent / "static"
 Work = Callable[[Task, str, Check], dict[str, Any]]
 
 
-def make_app(shelf: Shelf, limits: Limits, device: str = "cpu", names: Iterable[str] = ()) -> ASGIApp:
+def make_app(weights: WeightStore, limits: Limits, device: str = "cpu", names: Iterable[str] = ()) -> ASGIApp:
     """The whole server. `names` are those it answers to, besides localhost and addresses."""
-    # For the whole process: `warnings.catch_warnings` is not safe where several threads decode.
-    warnings.simplefilter("ignore", UserWarning)
-    warnings.simplefilter("error", Image.DecompressionBombWarning)
+    silence_pillow()
     # Newer versions of FastAPI can report requests to a collector: what visitors do is reported to nobody.
     silent: Any = dict.fromkeys(("tracing", "metrics", "logs", "operation_spans", "auto_configure"), False)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, telemetry=silent)
-    desk = Desk(limits.at_once)
-    receiver = Receiver(limits, shelf.size, shelf.channels, ThreadPoolExecutor(1, "decode"))
+    queue = RequestQueue(limits.at_once)
+    receiver = Receiver(limits, weights.size, weights.channels, ThreadPoolExecutor(1, "decode"))
 
     async def answer(request: Request, work: Work) -> Response:
         stream = request.stream()
         try:
-            with desk.place():
+            with queue.place():
                 upload = await _received(request, stream, receiver)
                 return await _unless_gone(request, _worked_on(upload, work))
         except RefusedError as error:
@@ -56,10 +53,10 @@ def make_app(shelf: Shelf, limits: Limits, device: str = "cpu", names: Iterable[
             return Response(status_code=400)  # nobody reads it
 
     async def _worked_on(upload: Upload, work: Work) -> Response:
-        task = task_of(upload, shelf)
+        task = task_of(upload, weights)
         try:
             async with asyncio.timeout(limits.seconds):
-                return JSONResponse(await desk.work(lambda check: work(task, device, check)))
+                return JSONResponse(await queue.work(lambda check: work(task, device, check)))
         except TimeoutError:
             raise RefusedError(
                 503, f"this took longer than {limits.seconds:g} seconds and was stopped: send fewer pictures, or later"
@@ -67,7 +64,7 @@ def make_app(shelf: Shelf, limits: Limits, device: str = "cpu", names: Iterable[
 
     @app.get("/api/about")
     async def about() -> dict[str, Any]:
-        return {"version": trident.__version__, "weights": shelf.described(), "limits": asdict(limits)}
+        return {"version": trident.__version__, "weights": weights.described(), "limits": asdict(limits)}
 
     @app.post("/api/label")
     async def label_request(request: Request) -> Response:
@@ -75,7 +72,7 @@ def make_app(shelf: Shelf, limits: Limits, device: str = "cpu", names: Iterable[
 
     @app.post("/api/look")
     async def look_request(request: Request) -> Response:
-        return await answer(request, look)
+        return await answer(request, show_latents)
 
     @app.exception_handler(HTTPException)
     async def other(request: Request, error: HTTPException) -> Response:

@@ -12,7 +12,7 @@ from trident.learning.checkpoint import Checkpoint
 from trident.web.limits import RefusedError
 from trident.web.request_queue import Check
 from trident.web.uploads import Received, Upload
-from trident.web.weight_store import Shelf, describe
+from trident.web.weight_store import WeightStore, describe
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,9 @@ class Task:
     labels: np.ndarray  # (picture,) int64
     upload: Upload
 
+    def labeller(self, device: str) -> Labeller:
+        return Labeller(self.checkpoint, self.classes, self.pictures, self.labels, device)
+
     def described(self) -> dict[str, Any]:
         return {
             "classes": list(self.classes),
@@ -34,7 +37,7 @@ class Task:
         }
 
 
-def task_of(upload: Upload, shelf: Shelf) -> Task:
+def task_of(upload: Upload, available: WeightStore) -> Task:
     """Labelled pictures that cannot be read are left out, unless a class has no other."""
     readable = [(place, picture.pixels) for place, picture in upload.labelled if picture.pixels is not None]
     for place, name in enumerate(upload.classes):
@@ -44,7 +47,7 @@ def task_of(upload: Upload, shelf: Shelf) -> Task:
             raise RefusedError(422, f"class '{name}' {why}", labelled=_labelled(upload))
     if not upload.pile:
         raise RefusedError(422, "there is no picture to label")
-    weights, checkpoint = shelf.fitting(len(readable), len(upload.classes))
+    weights, checkpoint = available.fitting(len(readable), len(upload.classes))
     pictures = np.stack([pixels for _, pixels in readable])
     labels = np.array([place for place, _ in readable], np.int64)
     return Task(weights, checkpoint, tuple(upload.classes), pictures, labels, upload)
@@ -52,7 +55,7 @@ def task_of(upload: Upload, shelf: Shelf) -> Task:
 
 def label(task: Task, device: str, check: Check) -> dict[str, Any]:
     """Stops after a chunk of the pile if `check` says so."""
-    labeller = Labeller(task.checkpoint, task.classes, task.pictures, task.labels, device)
+    labeller = task.labeller(device)
     check()
     # With those that cannot be read, as `trident predict` has them: the chunks are the same, and so are the answers.
     labelled = label_pile(labeller, [_Held(got) for got in task.upload.pile], lambda done, total: check())

@@ -17,7 +17,7 @@ class StoppedError(Exception):
     """Work that nobody waits for any more."""
 
 
-class Desk:
+class RequestQueue:
     def __init__(self, places: int):
         self._places = places
         self._turn = asyncio.Lock()  # hands itself on in the order of arrival

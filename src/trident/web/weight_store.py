@@ -4,25 +4,27 @@ from pathlib import Path
 from typing import Any
 
 from trident.errors import TridentError
-from trident.labelling.labeller import refuse_positional, weights_for
+from trident.labelling.labeller import refuse_positional
 from trident.learning.checkpoint import Checkpoint, load_checkpoint
-from trident.weights import weight_names
+from trident.weights import weight_names, weights_for
 
 _MANY = 1000
 
 
-class Shelf:
+class WeightStore:
     def __init__(self, weights: str = "auto"):
         """Weights by their name or path; `auto`: those that suit the number of labelled pictures."""
         self._auto = weights == "auto"
         wanted = {weights_for(n, 1) for n in (1, _MANY)} if self._auto else {weights}
         self._known: dict[str, Checkpoint] = {}
         for name in sorted(wanted):
-            checkpoint = load_checkpoint(Path(name))
-            refuse_positional(checkpoint.recipe)
-            # The name of a file or a run, without the folders it is in: they are nobody's business.
+            checkpoint = load_checkpoint(name)
+            refuse_positional(checkpoint.recipe.method)
+            # The name of a file or a run without its folders, which visitors need not know.
             self._known[name if self._auto else Path(name).stem] = checkpoint
-        shapes = {(known.recipe.model.image_size, known.recipe.model.image_channels) for known in self._known.values()}
+        shapes = {
+            (known.recipe.backbone.image_size, known.recipe.backbone.image_channels) for known in self._known.values()
+        }
         if len(shapes) > 1:
             raise TridentError("these weights take pictures of different sizes: give one of them with --weights")
         self.size, self.channels = shapes.pop()
@@ -41,6 +43,7 @@ def describe(name: str, checkpoint: Checkpoint) -> dict[str, Any]:
     return {
         "name": name,
         "described": checkpoint.described(),
-        "size": checkpoint.recipe.model.image_size,
+        "size": checkpoint.recipe.backbone.image_size,
+        "latents": "latents" in checkpoint.recipe.method.about.analyses,
         "comes_along": name in weight_names(),
     }

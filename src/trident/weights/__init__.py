@@ -3,6 +3,7 @@
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
+FEW_SHOTS = 2  # labelled pictures of a class, on average, up to which the 1-shot weights are used
 
 
 def weight_names() -> list[str]:
@@ -11,6 +12,11 @@ def weight_names() -> list[str]:
 
 def weights_file(name: str) -> Path:
     return FOLDER / f"{name}.safetensors"
+
+
+def weights_for(n_pictures: int, n_classes: int) -> str:
+    """The name of the weights that suit so many labelled photographs."""
+    return "mini-5w1s-set" if n_pictures <= FEW_SHOTS * n_classes else "mini-5w5s-set"
 
 
 def model_card(name: str) -> str:

@@ -7,39 +7,24 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from trident.backbones.conv4 import NAME as LABEL_ENCODER
 from trident.engines.fused.decoder import Decoded, FusedDecoder
 from trident.engines.fused.encoder import Encoded, FusedEncoder
 from trident.engines.fused.layout import Layout
-from trident.engines.kernels.first_layer import PictureRows, Pictures
+from trident.engines.fused.storage import PRODUCTS, pictures_of, slope_of
+from trident.engines.kernels.first_layer import PictureRows
 from trident.engines.kernels.scaling import enter
-from trident.errors import TridentError
-from trident.learning.inner_loop import TaskBatch
-from trident.methods.trident.network import Latents, Noise, Output, Target, Trident
-from trident.methods.trident.objective import LossParts, weighed_parts
-from trident.nn.activation import LEAKY_SLOPE
-from trident.nn.gaussian import Gaussian
+from trident.methods.base import Losses
+from trident.methods.inner_loop import Target
+from trident.methods.trident.latents import Latents
+from trident.methods.trident.network import Network
+from trident.methods.trident.objective import evidence_lower_bound
+from trident.nn.batch_norm import BatchNormStatistics
 from trident.nn.parameters import Parameters
-from trident.settings import ModelSettings, ObjectiveSettings
+from trident.tasks.task import Labels, Task
 
+TRANSDUCTIVE = BatchNormStatistics("transductive")
 TANGENT_SIZE = 2.0**-4  # largest entry of a scaled direction in parameter space
-STORAGE = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-PRODUCTS = {"fp32": "tf32x3", "tf32": "tf32", "fp16": "tf32", "bf16": "tf32"}  # of 32-bit numbers, where there are any
-
-
-def slope_of(settings: ModelSettings) -> float:
-    return 0.0 if settings.activation == "relu" else LEAKY_SLOPE
-
-
-def pictures_of(tasks: TaskBatch, precision: str, settings: ModelSettings) -> Pictures:
-    """The tasks' images, unless they are too many: the kernels count numbers in 32 bits."""
-    n_tasks, n, size = tasks.images.stored.shape[:3]
-    largest = n_tasks * n * size**2 * max(settings.channels, settings.label_encoder_channels)
-    if largest >= 2**31:
-        raise TridentError(
-            f"{n_tasks} tasks of {n} images of {size}x{size} at once are too many for the fused engine: set "
-            f"tasks_per_chunk to {n_tasks * 2**31 // largest} or fewer"
-        )
-    return Pictures(tasks.images.stored, STORAGE[precision], PRODUCTS[precision])
 
 
 class Images(NamedTuple):
@@ -54,8 +39,13 @@ class Images(NamedTuple):
 
 
 class FusedEncodings(NamedTuple):
-    semantic: Encoded  # of the target images
+    semantic: tuple[Encoded, ...]  # of the images that are asked for; apart, where batch norm sees each set apart
     label: Encoded  # of all images
+
+    @property
+    def semantic_features(self) -> Tensor:
+        parts = [encoded.features for encoded in self.semantic]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
 
 @dataclass
@@ -70,117 +60,146 @@ class Pass:
     gradients: dict[str, Tensor]  # of the leaves, with their graph
     hidden: Tensor  # what the decoder reads, with its graph
     hidden_gradient: Tensor  # a leaf
-    parts: LossParts
+    losses: Losses
     logits: Tensor
 
 
 @dataclass(frozen=True)
 class FusedNetwork:
-    model: Trident
-    objective: ObjectiveSettings
+    model: Network
     precision: str
 
     @cached_property
     def label_encoder(self) -> FusedEncoder:
-        return FusedEncoder("label_encoder", self._slope, self._products)
+        return FusedEncoder(LABEL_ENCODER, self._slope, self._products)
 
     @cached_property
     def semantic_encoder(self) -> FusedEncoder:
-        return FusedEncoder("semantic_encoder", self._slope, self._products)
+        return FusedEncoder(self.model.semantic_encoder.name, self._slope, self._products)
 
     @cached_property
     def decoder(self) -> FusedDecoder:
-        decoder, settings = self.model.decoder, self.model.settings
+        decoder = self.model.decoder
         return FusedDecoder(
-            "decoder",
-            decoder.sizes[1:],
-            settings.image_channels,
-            settings.decoder_batch_norm,
-            self._slope,
-            self._products,
+            decoder.name, decoder.sizes[1:], decoder.image_channels, decoder.batch_norm, self._slope, self._products
         )
+
+    @cached_property
+    def outside(self) -> frozenset[str]:
+        """The parameters of the fused stacks; autograd does the others."""
+        decoder = self.model.decoder
+        layers = (*self.model.backbone.network.layers, *self.model.semantic_encoder.layers, *decoder.layers)
+        with torch.device("meta"):
+            return frozenset(key for layer in layers for key in layer.initial(torch.Generator()))
 
     @property
     def _slope(self) -> float:
-        return slope_of(self.model.settings)
+        return slope_of(self.model.backbone)
 
     @property
     def _products(self) -> str:
         return PRODUCTS[self.precision]
 
-    def images(self, tasks: TaskBatch) -> Images:
-        pictures = pictures_of(tasks, self.precision, self.model.settings)
-        n, total = tasks.images.n_support, tasks.images.stored.shape[1]
+    def images(self, task: Task) -> Images:
+        widest = max(self.model.backbone.channels, self.model.semantic_channels)
+        pictures = pictures_of(task, self.precision, widest)
+        n, total = task.n_support, task.images.shape[1]
         return Images(pictures.rows(0, total), pictures.rows(0, n), pictures.rows(n, total - n))
 
     def encode(
-        self, parameters: Parameters, images: Images, target: Target, label: Encoded | None = None
+        self, parameters: Parameters, images: Images, target: Target, known: FusedEncodings | None = None
     ) -> FusedEncodings:
-        """`label` is the label encoder's part, where the same parameters have made it before."""
-        of = images.all if self.model.has_context(target, "transductive") else images.target(target)
+        """`known` are the encodings of the other set by the same parameters: what is the same is not computed again."""
+        if self.model.whole_task and known is not None:
+            return known
+        if self.model.whole_task:
+            of = [images.all]
+        elif self._has_context(target):
+            of = [images.support, images.query]
+        else:
+            of = [images.target(target)]
         return FusedEncodings(
-            self.semantic_encoder.forward(parameters, of), label or self.label_encoder.forward(parameters, images.all)
+            tuple(self.semantic_encoder.forward(parameters, rows) for rows in of),
+            known.label if known is not None else self.label_encoder.forward(parameters, images.all),
         )
+
+    def _has_context(self, target: Target) -> bool:
+        return self.model.has_context(target, TRANSDUCTIVE)
 
     def leaves(self, parameters: Parameters, encodings: FusedEncodings) -> dict[str, Tensor]:
-        inside = {key: value for key, value in parameters.items() if not self._is_outside(key)}
-        features = {"/semantic": encodings.semantic.features, "/label": encodings.label.features}
+        inside = {key: value for key, value in parameters.items() if key not in self.outside}
+        features = {"/semantic": encodings.semantic_features, "/label": encodings.label.features}
         return {key: value.detach().requires_grad_() for key, value in (features | inside).items()}
 
-    @staticmethod
-    def _is_outside(key: str) -> bool:
-        """Whether a parameter belongs to a fused stack."""
-        part = key.split(".")[0]
-        return part.endswith("_encoder") or (part == "decoder" and not key.startswith("decoder.linear"))
-
-    def posteriors(self, leaves: Parameters, tasks: TaskBatch, target: Target, noise: Noise) -> Latents:
-        context = self.model.has_context(target, "transductive")
-        return self.model.posteriors(
-            leaves, leaves["/semantic"], leaves["/label"], tasks.images, target, noise, context
-        )
+    def posteriors(self, leaves: Parameters, task: Task, target: Target, draw: int) -> Latents:
+        context, semantic = self._has_context(target), leaves["/semantic"]
+        if self.model.whole_task and not context:
+            semantic = semantic[:, task.support if target == "support" else task.queries]
+        return self.model.posteriors(leaves, semantic, leaves["/label"], task, target, draw, context)
 
     def first_order(
         self,
         parameters: Parameters,
         out: Parameters,
-        tasks: TaskBatch,
+        task: Task,
         images: Images,
         target: Target,
-        noise: Noise,
+        labels: Labels | None,
+        draw: int,
         encodings: FusedEncodings | None = None,
         differentiable: bool = False,
     ) -> Pass:
         """Write the gradient of the summed losses to `out`, (task, ...) each, and tell how it came about."""
         encodings = encodings or self.encode(parameters, images, target)
-        labels = tasks.support_labels if target == "support" else tasks.query_labels
+        n = task.n_support if labels is None else task.n_queries
         with torch.enable_grad():
             leaves = self.leaves(parameters, encodings)
-            latents = self.posteriors(leaves, tasks, target, noise)
-            logits = self.model.classify(leaves, latents)
-            first = latents.n_context
-            hidden = self.model.decoder.hidden(leaves, latents.codes[:, first:])
-            label, semantic = (Gaussian(*(x[:, first:] for x in of)) for of in (latents.label, latents.semantic))
-            output = Output(logits, label, semantic, None, self.model.training_class_logits(leaves, latents))
+            latents = self.posteriors(leaves, task, target, draw)
+            hidden = self.model.decoder.hidden(leaves, latents.codes[:, latents.n_context :])
             decoded = self.decoder.forward(parameters, hidden.detach(), images.target(target))
-            n = labels.shape[1]
-            classes = None if target == "support" else tasks.query_classes
-            parts = weighed_parts(output, decoded.error / n, labels, self.objective, classes)
-            share = self.objective.reconstruction_weight / n
+            inferred = self.model.inferred(leaves, latents, task, decoded.error / n, labels)
+            losses = evidence_lower_bound(inferred, self.model.method)
+            share = self.model.method.reconstruction_weight / n
             hidden_gradient = self.decoder.backward(decoded, share, out).requires_grad_(differentiable)
             gradients = torch.autograd.grad(
-                [parts.total.sum(), hidden],
+                [losses["total"].sum(), hidden],
                 list(leaves.values()),
-                [torch.ones_like(parts.total[0]), hidden_gradient],
+                [torch.ones_like(losses["total"][0]), hidden_gradient],
                 create_graph=differentiable,
                 materialize_grads=True,
             )
         named = dict(zip(leaves, gradients, strict=True))
         self.give_out(named, out)
-        self.semantic_encoder.backward(parameters, encodings.semantic, named["/semantic"].detach(), out)
+        self.semantic_backward(parameters, encodings, named["/semantic"].detach(), out)
         self.label_encoder.backward(parameters, encodings.label, named["/label"].detach(), out)
         return Pass(
-            parameters, encodings, decoded, share, leaves, named, hidden, hidden_gradient, parts, logits.detach()
+            parameters,
+            encodings,
+            decoded,
+            share,
+            leaves,
+            named,
+            hidden,
+            hidden_gradient,
+            losses,
+            inferred.logits.detach(),
         )
+
+    def semantic_backward(
+        self, parameters: Parameters, encodings: FusedEncodings, gradient: Tensor, out: Parameters
+    ) -> None:
+        """The semantic encoder's gradient, from that of its features; summed, where sets were encoded apart."""
+        *others, last = encodings.semantic
+        first, earlier = 0, []
+        for encoded in others:
+            rows = encoded.features.shape[1]
+            self.semantic_encoder.backward(parameters, encoded, gradient[:, first : first + rows], out)
+            earlier.append({key: out[key].clone() for key in out if key.startswith(f"{self.semantic_encoder.name}.")})
+            first += rows
+        self.semantic_encoder.backward(parameters, last, gradient[:, first:], out)
+        for part in earlier:
+            for key, value in part.items():
+                out[key].add_(value)
 
     @staticmethod
     def give_out(named: Parameters, out: Parameters) -> None:
@@ -194,10 +213,10 @@ class FusedNetwork:
         product = layout.zeros(len(direction), direction.device)
         out = layout.split(product)
         semantic = self.semantic_encoder.tangent(
-            at.parameters, at.encodings.semantic, *self._scaled(direction, layout, "semantic_encoder.")
+            at.parameters, at.encodings.semantic[0], *self._scaled(direction, layout, f"{self.semantic_encoder.name}.")
         )
         label = self.label_encoder.tangent(
-            at.parameters, at.encodings.label, *self._scaled(direction, layout, "label_encoder.")
+            at.parameters, at.encodings.label, *self._scaled(direction, layout, f"{LABEL_ENCODER}.")
         )
         moves = layout.split(direction) | {"/semantic": semantic.features, "/label": label.features}
         *moved, hidden1 = torch.autograd.grad(
@@ -212,7 +231,9 @@ class FusedNetwork:
         pulled = torch.autograd.grad(at.hidden, list(at.leaves.values()), hidden_gradient1, materialize_grads=True)
         total = dict(zip(at.leaves, torch._foreach_add(moved, list(pulled)), strict=True))
         self.give_out(total, out)
-        self.semantic_encoder.tangent_backward(at.parameters, at.encodings.semantic, semantic, total["/semantic"], out)
+        self.semantic_encoder.tangent_backward(
+            at.parameters, at.encodings.semantic[0], semantic, total["/semantic"], out
+        )
         self.label_encoder.tangent_backward(at.parameters, at.encodings.label, label, total["/label"], out)
         return product
 

@@ -1,4 +1,4 @@
-"""CUDA graphs: a meta-gradient of a thousand small kernels, launched as one.
+"""CUDA graphs: a gradient of a thousand small kernels, launched as one.
 
 The first call of a shape runs the kernels one by one (which compiles them), then records them; later calls copy their
 inputs to where the recording reads them and replay it.
@@ -11,42 +11,41 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trident.learning.inner_loop import MetaGradient, TaskBatch, matrix_products
-from trident.methods.trident.network import Noise, TaskImages
-from trident.methods.trident.objective import LossParts
+from trident.engines.learner import Gradient, matrix_products
 from trident.nn.parameters import Parameters
+from trident.tasks.task import Batch, Labels, Task
 
-Compute = Callable[[Parameters, TaskBatch], MetaGradient]
+Compute = Callable[[Parameters, Batch], Gradient]
 
 
 class Replay:
-    """One recorded meta-gradient, for inputs of one shape."""
+    """One recorded gradient, for inputs of one shape."""
 
-    def __init__(self, compute: Compute, parameters: Parameters, tasks: TaskBatch, pool: Any = None):
+    def __init__(self, compute: Compute, parameters: Parameters, batch: Batch, pool: Any = None):
         """`pool` is another recording's memory, to be shared; results are copied out of it at once."""
         self.parameters = {key: value.detach().clone() for key, value in parameters.items()}
-        self.tasks = _rebuilt(tasks, [x.clone() for x in tensors_of(tasks)])
+        self.batch = _copied(batch)
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            compute(self.parameters, self.tasks)
+            compute(self.parameters, self.batch)
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.empty_cache()
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph, pool=pool):
-            self.result = compute(self.parameters, self.tasks)
+            self.result = compute(self.parameters, self.batch)
         self.pool = self.graph.pool()
 
-    def __call__(self, parameters: Parameters, tasks: TaskBatch) -> MetaGradient:
+    def __call__(self, parameters: Parameters, batch: Batch) -> Gradient:
         torch._foreach_copy_(
-            [*self.parameters.values(), *tensors_of(self.tasks)],
-            [*(parameters[key].detach() for key in self.parameters), *tensors_of(tasks)],
+            [*self.parameters.values(), *tensors_of(self.batch)],
+            [*(parameters[key].detach() for key in self.parameters), *tensors_of(batch)],
         )
         self.graph.replay()
         result = self.result
-        return MetaGradient(  # copies: the next replay overwrites what the recording made
+        return Gradient(  # copies: the next replay overwrites what the recording made
             {key: value.clone() for key, value in result.gradient.items()},
-            LossParts(*(part.clone() for part in result.loss)),
+            {name: part.clone() for name, part in result.losses.items()},
             result.accuracy.clone(),
             {key: value.clone() for key, value in result.statistics.items()},
             result.finite.clone(),
@@ -59,15 +58,15 @@ class Recordings:
     def __init__(self) -> None:
         self.by_shape: dict[tuple[Any, ...], Replay] = {}
 
-    def __call__(self, compute: Compute, parameters: Parameters, tasks: TaskBatch) -> MetaGradient:
-        device, shape = tasks.query_labels.device, signature(tasks)
+    def __call__(self, compute: Compute, parameters: Parameters, batch: Batch) -> Gradient:
+        device, shape = batch.task.device, signature(batch)
         if device.type != "cuda":
-            return compute(parameters, tasks)
+            return compute(parameters, batch)
         with torch.cuda.device(device):
             if shape not in self.by_shape:
                 other = next(iter(self.by_shape.values()), None)  # one memory serves all: they never run together
-                self.by_shape[shape] = Replay(compute, parameters, tasks, other and other.pool)
-            return self.by_shape[shape](parameters, tasks)
+                self.by_shape[shape] = Replay(compute, parameters, batch, other and other.pool)
+            return self.by_shape[shape](parameters, batch)
 
 
 @contextmanager
@@ -78,21 +77,21 @@ def computing(precision: str, device: torch.device) -> Iterator[None]:
         yield
 
 
-def tensors_of(tasks: TaskBatch) -> list[Tensor]:
-    noises = (*tasks.support_noise, *tasks.query_noise)
-    classes = [] if tasks.query_classes is None else [tasks.query_classes]
-    labels = [tasks.support_labels, tasks.query_labels]
-    return [tasks.images.stored, *labels, *(x for noise in noises for x in noise), *classes]
+def tensors_of(batch: Batch) -> list[Tensor]:
+    task, labels = batch
+    truth = [part for part in labels if part is not None]
+    return [task.images, task.support_labels, *task.noise.values(), *truth]
 
 
-def signature(tasks: TaskBatch) -> tuple[Any, ...]:
+def signature(batch: Batch) -> tuple[Any, ...]:
     """What must be the same for a recording to serve."""
-    return tuple((x.shape, x.dtype, x.device) for x in tensors_of(tasks))
+    return (batch.task.n_way, *((x.shape, x.dtype, x.device) for x in tensors_of(batch)))
 
 
-def _rebuilt(tasks: TaskBatch, tensors: list[Tensor]) -> TaskBatch:
-    images, support_labels, query_labels, *noise = tensors
-    classes = None if tasks.query_classes is None else noise.pop()
-    pairs = [Noise(*noise[i : i + 2]) for i in range(0, len(noise), 2)]
-    n = len(tasks.support_noise)
-    return TaskBatch(TaskImages(images, support_labels), query_labels, tuple(pairs[:n]), tuple(pairs[n:]), classes)
+def _copied(batch: Batch) -> Batch:
+    task, labels = batch
+    noise = {name: values.clone() for name, values in task.noise.items()}
+    return Batch(
+        Task(task.images.clone(), task.support_labels.clone(), task.n_way, noise),
+        Labels(labels.queries.clone(), None if labels.training_classes is None else labels.training_classes.clone()),
+    )

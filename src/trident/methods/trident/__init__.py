@@ -1,1 +1,1 @@
-"""TRIDENT: its network, its loss terms and its settings."""
+"""TRIDENT. Read `network.py` for Algorithm 1 of the paper, `objective.py` for the loss, `settings.py` for the rest."""

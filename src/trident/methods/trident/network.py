@@ -1,9 +1,9 @@
-"""TRIDENT (Algorithm 1 of the paper): images -> latents -> logits and reconstructions.
+"""TRIDENT's network (Algorithm 1 of the paper): images -> latents -> logits and reconstructions.
 
 The generative story of an image x with label y:
 
-    z_semantic ~ N(0, I)            what the image looks like: style, context
-    z_label    ~ N(0, I)            what class it belongs to
+    z_semantic ~ p(z_semantic)      what the image looks like: style, context
+    z_label    ~ p(z_label)         what class it belongs to
     y ~ p(y | z_label)              the classifier
     x ~ p(x | z_label, z_semantic)  the decoder
 
@@ -12,161 +12,87 @@ AttFEX makes the second one aware of all images of the task.
 """
 
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from trident.backbones.conv4 import Conv4Backbone, first_layer_input
+from trident.methods.inner_loop import Encodings, Evaluated, InnerLoopModel, Target
+from trident.methods.trident.latents import Inferred, Latents
+from trident.methods.trident.objective import evidence_lower_bound
+from trident.methods.trident.priors import PRIORS, Prior
+from trident.methods.trident.settings import TridentSettings
 from trident.nn.activation import activate
-from trident.nn.attfex import Attfex, Classes, Extractor, Moments, Positional, Seeds, TaskFeatures
+from trident.nn.attfex import Attfex, Classes, Extractor, Positional, TaskFeatures
 from trident.nn.batch_norm import BatchNormStatistics
-from trident.nn.classes import class_means, members_of
+from trident.nn.classes import members_of, weighted_means
 from trident.nn.conv4 import Conv4
-from trident.nn.conv_layer import ConvLayer, many
-from trident.nn.convolution import patches_of
 from trident.nn.decoder import Decoder
 from trident.nn.gaussian import Gaussian, GaussianHead
 from trident.nn.linear import Linear
 from trident.nn.parameters import Parameters
-from trident.settings import EpisodeSpec, ModelSettings
+from trident.settings import EpisodeSpec
+from trident.tasks.source import NoiseShapes
+from trident.tasks.task import Labels, Task
 
-Target = Literal["support", "query"]
 PROTOTYPE_SCALE = 0.1  # start of the learned scale of distances to prototypes
-UNIT_SCALE = 7.0  # the same, between features of length 1
+UNIT_SCALE = 7.0  # the same, between features of unit length
 
 
 @dataclass(frozen=True)
-class TaskImages:
-    """The images of some tasks, the support set first."""
-
-    stored: Tensor  # (task, n_images, height, width, channel): uint8, or floating point in 0 .. 1
-    support_labels: Tensor  # (task, n_support) int64
-
-    @property
-    def n_support(self) -> int:
-        return self.support_labels.shape[1]
-
-    @cached_property
-    def pixels(self) -> Tensor:
-        """Values in 0 .. 1."""
-        return self.stored.float() / 255 if self.stored.dtype == torch.uint8 else self.stored
-
-    @cached_property
-    def patches(self) -> Tensor:
-        """(task, n_images, height, width, 9 * channel)."""
-        return patches_of(self.pixels)
-
-    @property
-    def for_encoders(self) -> Tensor:
-        """What the plain encoders' first layers read: patches, or pixels where there are too many to hold patches."""
-        return self.pixels if many(self.stored.shape[1]) else self.patches
-
-    def rows(self, target: Target) -> slice:
-        return slice(self.n_support) if target == "support" else slice(self.n_support, None)
-
-
-class Noise(NamedTuple):
-    """Standard normal noise for the latents of the target images; zeros give the latents' means."""
-
-    semantic: Tensor  # (task, image, semantic_latents)
-    label: Tensor  # (task, image, label_latents)
-
-
-class Encodings(NamedTuple):
-    """What the encoders make of all images of a task."""
-
-    label: Tensor  # (task, n_images, h, w, channel)
-    semantic: Tensor | None  # the same; None where it matters which images are encoded together
-
-
-class Latents(NamedTuple):
-    """Inferred of the target images and, before them, of `n_context` support images that come along."""
-
-    semantic: Gaussian
-    label: Gaussian
-    z_semantic: Tensor  # (task, n_context + image, semantic_latents)
-    z_label: Tensor  # (task, n_context + image, label_latents)
-    n_context: int
-    context_labels: Tensor | None = None  # (task, n_context)
-
-    @property
-    def codes(self) -> Tensor:
-        """What the decoder reads: (task, n_context + image, semantic_latents + label_latents)."""
-        return torch.cat([self.z_semantic, self.z_label], 2)
-
-
-class Output(NamedTuple):
-    """What the network says of the target images."""
-
-    logits: Tensor  # (task, image, n_way)
-    label: Gaussian
-    semantic: Gaussian
-    reconstruction: Tensor | None  # (task, image, height, width, channel); None where it is scored elsewhere
-    training_class_logits: Tensor | None = None  # (task, image, training class), where there is a head for them
-
-
-@dataclass(frozen=True)
-class Trident:
+class Network(InnerLoopModel):
     """The network's structure. It holds no weights: they are passed to every call, one set for each task."""
 
-    settings: ModelSettings
+    method: TridentSettings
+    backbone: Conv4Backbone  # the label encoder
     episode: EpisodeSpec
-    refinements: int = 0  # rounds in which the queries share in the prototypes
+
+    # The parts, each with the parameters whose names begin with the part's name.
 
     @property
     def semantic_encoder(self) -> Conv4:
-        return self._encoder("semantic_encoder", self.settings.channels)
+        return self.backbone.encoder("semantic_encoder", self.semantic_channels)
 
     @property
-    def label_encoder(self) -> Conv4:
-        return self._encoder("label_encoder", self.settings.label_encoder_channels)
-
-    def _encoder(self, name: str, channels: int) -> Conv4:
-        s = self.settings
-        return Conv4(name, s.image_channels, channels, s.activation, s.block_order)
+    def semantic_channels(self) -> int:
+        return self.method.semantic_channels or self.backbone.channels
 
     @property
     def semantic_head(self) -> GaussianHead:
-        s = self.settings
-        inputs = self.semantic_encoder.n_features(s.image_size)
+        s = self.method
+        inputs = self.semantic_encoder.n_features(self.backbone.image_size)
         return GaussianHead("semantic", inputs, s.semantic_latents, s.initial_log_var, s.log_var_bound)
 
     @property
     def label_head(self) -> GaussianHead:
-        s = self.settings
-        inputs = self.label_encoder.n_features(s.image_size) + s.semantic_latents
+        s = self.method
+        inputs = self.backbone.n_features + s.semantic_latents
         return GaussianHead("label", inputs, s.label_latents, s.initial_log_var, s.log_var_bound)
 
     @property
     def attfex(self) -> Attfex | None:
-        s = self.settings
+        s = self.method
         if s.attfex == "off":
             return None
+        extractor: Extractor = Classes("attfex", s.attfex_width_m)
+        if s.attfex == "positional":
+            extractor = Positional("attfex", self.episode.n_images, s.attfex_width_m)
         return Attfex(
             "attfex",
-            self._extractor,
+            extractor,
             s.attfex_width_m,
             s.attfex_width_n,
-            s.activation,
+            self.backbone.activation,
             s.attention_activation,
             s.attention_scale,
             s.attfex_residual,
         )
 
     @property
-    def _extractor(self) -> Extractor:
-        s = self.settings
-        if s.attfex == "positional":
-            return Positional("attfex", self.episode.n_images, s.attfex_width_m)
-        if s.attfex_pooling == "seeds":
-            return Seeds("attfex", s.label_encoder_channels, s.attfex_width_m)
-        return (Moments if s.attfex_pooling == "moments" else Classes)("attfex", s.attfex_width_m)
-
-    @property
     def classifier(self) -> tuple[Linear, Linear]:
-        s = self.settings
+        s = self.method
         return (
             Linear("classifier.0", s.label_latents, s.classifier_width),
             Linear("classifier.1", s.classifier_width, self.episode.n_way),
@@ -174,22 +100,35 @@ class Trident:
 
     @property
     def training_class_head(self) -> Linear | None:
-        s = self.settings
+        s = self.method
         return Linear("training_classes", s.classifier_width, s.training_classes) if s.training_classes else None
 
     @property
     def decoder(self) -> Decoder:
-        s = self.settings
+        s, b = self.method, self.backbone
         latents = s.label_latents + s.semantic_latents
         return Decoder(
-            "decoder", latents, s.image_size, s.image_channels, s.channels, s.activation, s.decoder_batch_norm
+            "decoder",
+            latents,
+            b.image_size,
+            b.image_channels,
+            self.semantic_channels,
+            b.activation,
+            s.decoder_batch_norm,
         )
 
-    def initial(self, seed: int) -> Parameters:
+    @property
+    def label_prior(self) -> Prior:
+        return PRIORS[self.method.label_prior]("label_prior", self.method.label_latents)
+
+    @property
+    def semantic_prior(self) -> Prior:
+        return PRIORS[self.method.semantic_prior]("semantic_prior", self.method.semantic_latents)
+
+    def initial(self, generator: torch.Generator) -> Parameters:
         """Random weights, without a task axis."""
-        generator = torch.Generator().manual_seed(seed)
         start = self.semantic_encoder.initial(generator) | self.semantic_head.initial(generator)
-        start |= self.label_encoder.initial(generator) | self.label_head.initial(generator)
+        start |= self.backbone.initial(generator) | self.label_head.initial(generator)
         if self.attfex is not None:
             start |= self.attfex.initial(generator)
         for layer in self.classifier:
@@ -197,129 +136,199 @@ class Trident:
         if self.training_class_head is not None:
             start |= self.training_class_head.initial(generator)
         start |= self.decoder.initial(generator)
-        if self.settings.classifier_start == "prototypes":
+        start |= self.label_prior.initial(generator) | self.semantic_prior.initial(generator)
+        if self.method.classifier_start == "prototypes":
             del start["classifier.1.weight"], start["classifier.1.bias"]  # `prototype_classifier` makes them
             start[self._scale] = torch.tensor(UNIT_SCALE if self._unit else PROTOTYPE_SCALE)
         return start
 
     def initial_running(self) -> Parameters:
-        """Batch-norm statistics before any have been gathered."""
-        layers: list[ConvLayer] = [*self.semantic_encoder.layers, *self.label_encoder.layers, *self.decoder.layers]
-        return {key: value for layer in layers for key, value in layer.initial_running().items()}
+        encoders = self.semantic_encoder.initial_running() | self.backbone.initial_running()
+        return encoders | self.decoder.initial_running()
 
-    def __call__(
-        self,
-        parameters: Parameters,
-        images: TaskImages,
-        target: Target,
-        noise: Noise,
-        statistics: BatchNormStatistics,
-    ) -> Output:
-        """Infer the latents of the target set, classify it and reconstruct it."""
-        return self.generate(parameters, self.infer(parameters, images, target, noise, statistics), statistics)
+    # Noise: standard normal for the latents, or zero, which gives their means.
 
-    def generate(self, parameters: Parameters, latents: Latents, statistics: BatchNormStatistics) -> Output:
-        """p(y | z_label) and p(x | z_label, z_semantic) of the target images."""
-        first = latents.n_context
-        if statistics.source == "support":
-            reconstruction = self.decoder(parameters, latents.codes, statistics)[:, first:]
-        else:
-            reconstruction = self.decoder(parameters, latents.codes[:, first:], statistics)
-        return Output(
-            self.classify(parameters, latents),
-            Gaussian(*(x[:, first:] for x in latents.label)),
-            Gaussian(*(x[:, first:] for x in latents.semantic)),
-            reconstruction,
-            self.training_class_logits(parameters, latents),
-        )
+    def noise_shapes(self, episode: EpisodeSpec, predictions: int) -> NoiseShapes:
+        s = self.method
+        # The start from prototypes needs noise even without inner steps.
+        draws = [("support", i, episode.n_support) for i in range(max(1, s.inner_steps))]
+        draws += [("query", i, episode.n_queries) for i in range(predictions)]
+        sizes = {"semantic": s.semantic_latents, "label": s.label_latents}
+        return {f"{of}/{i}/{latent}": (n, size) for of, i, n in draws for latent, size in sizes.items()}
 
-    def classify(self, parameters: Parameters, latents: Latents) -> Tensor:
-        """Logits of the target images: (task, image, n_way)."""
-        features = self._compared_features(parameters, latents.z_label)
-        logits: Tensor = self.classifier[1](parameters, features)[:, latents.n_context :]
-        if latents.context_labels is None:
-            return logits
-        support = members_of(latents.context_labels, self.episode.n_way, features)
-        for _ in range(self.refinements):
-            # Each query belongs to every class in part, by the probability it was given before.
-            queries = torch.softmax(logits, -1).transpose(1, 2)  # (task, n_way, query)
-            prototypes = class_means(torch.cat([support, queries], 2), features)
-            last = self._last_layer(parameters, prototypes)
-            logits = self.classifier[1](parameters | last, features[:, latents.n_context :])
-        return logits
+    def n_draws(self, task: Task) -> int:
+        return sum(name.startswith("query/") and name.endswith("/label") for name in task.noise)
 
-    def training_class_logits(self, parameters: Parameters, latents: Latents) -> Tensor | None:
-        if self.training_class_head is None:
-            return None
-        features = self._classifier_features(parameters, latents.z_label[:, latents.n_context :])
-        return self.training_class_head(parameters, features)
+    # Inference: lines 1 to 3 of Algorithm 1.
 
-    def has_context(self, target: Target, batch_norm: str) -> bool:
-        """Whether the support set comes along with the queries, at its latents' means.
+    def encode(self, parameters: Parameters, task: Task, statistics: BatchNormStatistics) -> Encodings:
+        label, _ = self.backbone(parameters, task, statistics)
+        semantic, _ = self.encode_semantic(parameters, task, statistics, slice(None))
+        return {"label": label, "semantic": semantic}
 
-        It does to give its statistics to batch norm, or to have the prototypes refined.
+    def encode_semantic(
+        self, parameters: Parameters, task: Task, statistics: BatchNormStatistics, rows: slice
+    ) -> tuple[Tensor, Parameters]:
+        """The semantic encoder's features (task, image, h, w, channel) of some images, and what batch norm saw.
+
+        `method.semantic_batch_norm` says which images are normalised together, whichever of them are asked for.
         """
-        return target == "query" and (batch_norm == "support" or self.refinements > 0)
+        images = first_layer_input(task)
+        if statistics.source == "support" or (statistics.source == "transductive" and self.whole_task):
+            features, seen = self.semantic_encoder(parameters, images, statistics)
+            return features[:, rows], seen
+        if statistics.source == "running" or rows != slice(None) or 0 in (task.n_support, task.n_queries):
+            return self.semantic_encoder(parameters, images[:, rows], statistics)
+        support, _ = self.semantic_encoder(parameters, images[:, task.support], statistics)
+        queries, seen = self.semantic_encoder(parameters, images[:, task.queries], statistics)
+        return torch.cat([support, queries], 1), seen
+
+    @property
+    def whole_task(self) -> bool:
+        return self.method.semantic_batch_norm == "task"
+
+    def has_context(self, target: Target, statistics: BatchNormStatistics) -> bool:
+        """Whether the support images come along with the queries, at the means of their latents.
+
+        They do to refine the prototypes, or to give their statistics to the decoder's batch norm.
+        """
+        return target == "query" and (self.method.refinements > 0 or statistics.source == "support")
 
     def infer(
         self,
         parameters: Parameters,
-        images: TaskImages,
+        task: Task,
         target: Target,
-        noise: Noise,
+        draw: int,
         statistics: BatchNormStatistics,
         encodings: Encodings | None = None,
-    ) -> Latents:
-        """Encode the images, if they are not yet, then infer their latents: lines 1 to 3 of Algorithm 1."""
-        context = self.has_context(target, statistics.source)
-        rows = slice(None) if context else images.rows(target)
-        if encodings is None:
-            encodings = Encodings(self.label_encoder(parameters, images.for_encoders, statistics), None)
-        if encodings.semantic is None:
-            semantic_features = self.semantic_encoder(parameters, images.for_encoders[:, rows], statistics)
+    ) -> tuple[Latents, Parameters]:
+        """Latents of one set, with draw number `draw` of its noise, and what batch norm saw while encoding."""
+        context = self.has_context(target, statistics)
+        rows = slice(None) if context else _rows(task, target)
+        if encodings is not None:
+            found, seen = (encodings["semantic"][:, rows], encodings["label"]), Parameters()
         else:
-            semantic_features = encodings.semantic[:, rows]
-        return self.posteriors(parameters, semantic_features, encodings.label, images, target, noise, context)
-
-    def encode(self, parameters: Parameters, images: TaskImages, statistics: BatchNormStatistics) -> Encodings:
-        """For several calls of `infer` with the same parameters: what they would all compute."""
-        label = self.label_encoder(parameters, images.for_encoders, statistics)
-        if statistics.source != "running":
-            return Encodings(label, None)
-        return Encodings(label, self.semantic_encoder(parameters, images.for_encoders, statistics))
+            label, seen = self.backbone(parameters, task, statistics)
+            semantic, more = self.encode_semantic(parameters, task, statistics, rows)
+            found, seen = (semantic, label), seen | more
+        return self.posteriors(parameters, *found, task, target, draw, context), seen
 
     def posteriors(
         self,
         parameters: Parameters,
         semantic_features: Tensor,  # (task, image, h, w, channel)
-        features: Tensor,  # (task, n_images, h, w, channel), the label encoder's, of all images
-        images: TaskImages,
+        label_features: Tensor,  # (task, n_images, h, w, channel), of all images
+        task: Task,
         target: Target,
-        noise: Noise,
+        draw: int,
         context: bool,
     ) -> Latents:
         """q(z_semantic | x), then q(z_label | x, z_semantic), from what the encoders made of x.
 
         With `context`, the semantic features are those of all images.
         """
-        rows, n_context = (slice(None), images.n_support) if context else (images.rows(target), 0)
-        if context:
-            noise = Noise(*(torch.cat([x.new_zeros(len(x), n_context, x.shape[2]), x], 1) for x in noise))
+        rows, n_context = (slice(None), task.n_support) if context else (_rows(task, target), 0)
+
+        def noise(latent: str) -> Tensor:
+            own = task.noise[f"{target}/{draw}/{latent}"]
+            return F.pad(own, (0, 0, n_context, 0)) if context else own
+
         semantic = self.semantic_head(parameters, semantic_features.flatten(2))
-        z_semantic = semantic.sample(noise.semantic)
-        target_features = features[:, rows]
+        z_semantic = semantic.sample(noise("semantic"))
+        target_features = label_features[:, rows]
         if self.attfex is not None:
-            of_task = TaskFeatures(features, images.support_labels, self.episode.n_way)
+            of_task = TaskFeatures(label_features, task.support_labels, task.n_way)
             target_features = target_features * self.attfex(parameters, of_task)
         label = self.label_head(parameters, torch.cat([target_features.flatten(2), z_semantic], 2))
-        labels = images.support_labels if context else None
-        return Latents(semantic, label, z_semantic, label.sample(noise.label), n_context, labels)
+        return Latents(semantic, label, z_semantic, label.sample(noise("label")), n_context)
 
-    def prototype_classifier(self, parameters: Parameters, support: Latents, labels: Tensor) -> Parameters:
-        """A last layer whose logits are scaled negative squared distances to the support classes' mean features."""
+    # Classification and reconstruction.
+
+    def logits(
+        self, parameters: Parameters, task: Task, encodings: Encodings, draw: int, statistics: BatchNormStatistics
+    ) -> Tensor:
+        latents, _ = self.infer(parameters, task, "query", draw, statistics, encodings)
+        return self.classify(parameters, latents, task)
+
+    def classify(self, parameters: Parameters, latents: Latents, task: Task) -> Tensor:
+        """Logits of the target images: (task, image, n_way)."""
+        features = self._compared_features(parameters, latents.z_label)
+        logits: Tensor = self.classifier[1](parameters, features)[:, latents.n_context :]
+        if latents.n_context == 0:
+            return logits
+        support = members_of(task.support_labels, task.n_way, features)
+        for _ in range(self.method.refinements):
+            # Each query belongs to every class in part, by the probability it was given before.
+            queries = torch.softmax(logits, -1).transpose(1, 2)  # (task, n_way, query)
+            prototypes = weighted_means(torch.cat([support, queries], 2), features)
+            last = self._last_layer(parameters, prototypes)
+            logits = self.classifier[1](parameters | last, features[:, latents.n_context :])
+        return logits
+
+    def decode(
+        self, parameters: Parameters, latents: Latents, statistics: BatchNormStatistics
+    ) -> tuple[Tensor, Parameters]:
+        """Images made from the latents of the target images, and what the decoder's batch norm saw."""
+        first = latents.n_context
+        if statistics.source == "support":
+            images, seen = self.decoder(parameters, latents.codes, statistics)
+            return images[:, first:], seen
+        return self.decoder(parameters, latents.codes[:, first:], statistics)
+
+    # The loss.
+
+    def loss(
+        self,
+        parameters: Parameters,
+        task: Task,
+        target: Target,
+        labels: Labels | None,
+        draw: int,
+        statistics: BatchNormStatistics,
+        reused: Any = None,
+    ) -> Evaluated:
+        """`reused` is what `start` returned: latents of the support set from the same parameters and noise."""
+        latents, seen = reused or self.infer(parameters, task, target, draw, statistics)
+        images, more = self.decode(parameters, latents, statistics)
+        squared_error = (images - task.pixels[:, _rows(task, target)]).square().sum((2, 3, 4)).mean(1)
+        inferred = self.inferred(parameters, latents, task, squared_error, labels)
+        return Evaluated(evidence_lower_bound(inferred, self.method), inferred.logits, seen | more)
+
+    def inferred(
+        self, parameters: Parameters, latents: Latents, task: Task, squared_error: Tensor, labels: Labels | None
+    ) -> Inferred:
+        """Everything that the terms of the loss are made from. Without labels it is about the support set."""
+        first = latents.n_context
+        label, semantic = (Gaussian(*(x[:, first:] for x in of)) for of in (latents.label, latents.semantic))
+        head, training_class_logits = self.training_class_head, None
+        if head is not None:
+            training_class_logits = head(parameters, self._hidden(parameters, latents.z_label[:, first:]))
+        return Inferred(
+            latents,
+            self.classify(parameters, latents, task),
+            task.support_labels if labels is None else labels.queries,
+            squared_error,
+            self.label_prior.divergence(parameters, label, latents.z_label[:, first:]),
+            self.semantic_prior.divergence(parameters, semantic, latents.z_semantic[:, first:]),
+            training_class_logits,
+            None if labels is None else labels.training_classes,
+        )
+
+    # Prototypes: a last layer whose logits are scaled negative squared distances to the classes' mean features.
+
+    def start(
+        self, parameters: Parameters, task: Task, statistics: BatchNormStatistics, encodings: Encodings | None = None
+    ) -> tuple[Parameters, Any]:
+        if self.method.classifier_start == "learned":
+            return parameters, None
+        latents, seen = self.infer(parameters, task, "support", 0, statistics, encodings)
+        return parameters | self.prototype_classifier(parameters, latents, task), (latents, seen)
+
+    def prototype_classifier(self, parameters: Parameters, support: Latents, task: Task) -> Parameters:
         features = self._compared_features(parameters, support.z_label)  # (task, n_support, classifier_width)
-        members = members_of(labels, self.episode.n_way, features)
-        return self._last_layer(parameters, class_means(members, features))
+        members = members_of(task.support_labels, task.n_way, features)
+        return self._last_layer(parameters, weighted_means(members, features))
 
     def _last_layer(self, parameters: Parameters, prototypes: Tensor) -> Parameters:
         """Prototypes (task, n_way, classifier_width) as weight and bias."""
@@ -331,7 +340,7 @@ class Trident:
 
     @property
     def _unit(self) -> bool:
-        return self.settings.classifier_features == "unit"
+        return self.method.classifier_features == "unit"
 
     @property
     def _scale(self) -> str:
@@ -339,9 +348,13 @@ class Trident:
         return "classifier.unit_scale" if self._unit else "classifier.scale"
 
     def _compared_features(self, parameters: Parameters, z_label: Tensor) -> Tensor:
-        """What distances to prototypes are measured between."""
-        features = self._classifier_features(parameters, z_label)
+        """The features between which distances to prototypes are measured."""
+        features = self._hidden(parameters, z_label)
         return F.normalize(features, dim=2) if self._unit else features
 
-    def _classifier_features(self, parameters: Parameters, z_label: Tensor) -> Tensor:
-        return activate(self.classifier[0](parameters, z_label), self.settings.activation)
+    def _hidden(self, parameters: Parameters, z_label: Tensor) -> Tensor:
+        return activate(self.classifier[0](parameters, z_label), self.backbone.activation)
+
+
+def _rows(task: Task, target: Target) -> slice:
+    return task.support if target == "support" else task.queries

@@ -1,63 +1,83 @@
-"""The negative evidence lower bound of one set of a task, and its parts."""
+"""The negative evidence lower bound of one set of a task, as a weighted sum of named terms (equation 3 of the paper).
 
-from typing import NamedTuple
+To add a term, write a function with the decorator `loss_term`, and give its weight a field in `ObjectiveSettings` that
+is called after the function. It is then added to the loss on both engines, and logged, plotted and reported.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.trident.network import Output
-from trident.settings import ObjectiveSettings
+from trident.methods.base import Losses, cross_entropy
+from trident.methods.trident.latents import Inferred
+from trident.settings import require_at_least, setting
+
+Term = Callable[[Inferred], Tensor]
+TERMS: dict[str, Term] = {}
 
 
-class LossParts(NamedTuple):
-    """Means over a set's images, unweighted but for the total; (task,) each."""
-
-    total: Tensor
-    classification: Tensor  # cross-entropy, -ln p(y | z_label)
-    reconstruction: Tensor  # summed squared error of an image
-    label_kl: Tensor
-    semantic_kl: Tensor
-    training_classes: Tensor  # cross-entropy of the head for all training classes; 0 where there is none
+def loss_term(function: Term) -> Term:
+    """Register a term: a function from what was inferred of a set to one number for each task, (task,)."""
+    TERMS[function.__name__] = function
+    return function
 
 
-def loss_parts(
-    output: Output, images: Tensor, labels: Tensor, settings: ObjectiveSettings, training_classes: Tensor | None = None
-) -> LossParts:
-    """Equation (3) of the paper. `images` (task, image, h, w, c) and `labels` (task, image) are the target set's.
+@dataclass(frozen=True)
+class ObjectiveSettings:
+    """The weights of the terms. Each term is a mean over the images of a set."""
 
-    So are `training_classes` (task, image), its images' places among all training classes.
-    """
-    if output.reconstruction is None:
-        raise ValueError("the objective needs the reconstruction, and this output has none")
-    reconstruction = (output.reconstruction - images).square().sum((2, 3, 4)).mean(1)
-    return weighed_parts(output, reconstruction, labels, settings, training_classes)
-
-
-def weighed_parts(
-    output: Output,
-    reconstruction: Tensor,
-    labels: Tensor,
-    settings: ObjectiveSettings,
-    training_classes: Tensor | None = None,
-) -> LossParts:
-    """The same, where the images' mean summed squared error is known: (task,)."""
-    classification = _cross_entropy(output.logits, labels)
-    label_kl = output.label.kl_to_standard_normal().mean(1)
-    semantic_kl = output.semantic.kl_to_standard_normal().mean(1)
-    of_training_classes = torch.zeros_like(classification)
-    if output.training_class_logits is not None and training_classes is not None:
-        of_training_classes = _cross_entropy(output.training_class_logits, training_classes)
-    total = (
-        settings.classification_weight * classification
-        + settings.reconstruction_weight * reconstruction
-        + settings.label_kl_weight * label_kl
-        + settings.semantic_kl_weight * semantic_kl
-        + settings.training_classes_weight * of_training_classes
+    classification_weight: float = setting(100.0, "weight of the cross-entropy, the paper's alpha_2")
+    reconstruction_weight: float = setting(
+        0.01, "weight of an image's squared reconstruction error, summed over its pixels; the paper's alpha_1"
     )
-    return LossParts(total, classification, reconstruction, label_kl, semantic_kl, of_training_classes)
+    label_kl_weight: float = setting(1.0, "weight of the divergence of q(z_label) from its prior")
+    semantic_kl_weight: float = setting(1.0, "weight of the divergence of q(z_semantic) from its prior")
+    training_class_weight: float = setting(
+        100.0, "weight of the cross-entropy over all training classes, where method.training_classes is not 0"
+    )
+
+    def check_weights(self) -> None:
+        require_at_least(self, "method", 0, *(f"{name}_weight" for name in TERMS))
+
+    def weight(self, term: str) -> float:
+        value: float = getattr(self, f"{term}_weight")
+        return value
 
 
-def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean over images: (task,)."""
-    return F.nll_loss(torch.log_softmax(logits, -1).transpose(1, 2), labels, reduction="none").mean(1)
+@loss_term
+def classification(of: Inferred) -> Tensor:
+    """-ln p(y | z_label)."""
+    return cross_entropy(of.logits, of.labels)
+
+
+@loss_term
+def reconstruction(of: Inferred) -> Tensor:
+    """Squared error of the decoded images, summed over their pixels."""
+    return of.squared_error
+
+
+@loss_term
+def label_kl(of: Inferred) -> Tensor:
+    return of.label_divergence.mean(1)
+
+
+@loss_term
+def semantic_kl(of: Inferred) -> Tensor:
+    return of.semantic_divergence.mean(1)
+
+
+@loss_term
+def training_class(of: Inferred) -> Tensor:
+    """Cross-entropy of a second head, which tells all training classes apart; 0 outside of training."""
+    if of.training_class_logits is None or of.training_classes is None:
+        return torch.zeros_like(of.squared_error)
+    return cross_entropy(of.training_class_logits, of.training_classes)
+
+
+def evidence_lower_bound(of: Inferred, settings: ObjectiveSettings) -> Losses:
+    """Every term, unweighted, and their weighted sum as "total": (task,) each."""
+    parts = {name: term(of) for name, term in TERMS.items()}
+    total = torch.stack([settings.weight(name) * part for name, part in parts.items()]).sum(0)
+    return {"total": total} | parts

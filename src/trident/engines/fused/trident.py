@@ -1,4 +1,4 @@
-"""The meta-gradient of `trident.learning.inner_loop`, by the fused passes.
+"""TRIDENT by the fused passes: the same meta-gradient as that of `learning/inner_loop.py`.
 
 An inner step's gradient keeps what its forward and backward passes made, so that the Hessian-vector product which
 pulls the meta-gradient back through that step only needs the two tangent passes. Task parameters are one flat matrix,
@@ -15,9 +15,11 @@ from torch import Tensor
 from trident.engines.fused.layout import Layout
 from trident.engines.fused.network import FusedEncodings, FusedNetwork, Images, Pass
 from trident.engines.fused.replay import Recordings, computing
-from trident.learning.inner_loop import InnerState, Learner, MetaGradient, TaskBatch, only_finite
-from trident.methods.trident.objective import LossParts
+from trident.engines.learner import Gradient, Setting, accuracy_of, for_each_task, mean_prediction, only_finite
+from trident.methods.inner_loop import InnerState
+from trident.methods.trident.network import Network
 from trident.nn.parameters import Parameters
+from trident.tasks.task import Batch, Task
 
 
 class Start(NamedTuple):
@@ -38,55 +40,59 @@ class Step:
 
 
 @dataclass(frozen=True)
-class FusedLearner(Learner):
+class FusedTridentLearner(Setting):
+    model: Network
     recordings: Recordings = field(init=False, default_factory=Recordings, compare=False, repr=False)
 
     @cached_property
     def network(self) -> FusedNetwork:
-        return FusedNetwork(self.model, self.objective, self.precision)
+        return FusedNetwork(self.model, self.precision)
 
-    def _start(self, parameters: Parameters, tasks: TaskBatch, images: Images) -> Start:
+    def _start(self, parameters: Parameters, task: Task, images: Images) -> Start:
         """The parameters as each task finds them before its first step."""
-        own = {key: value.detach().expand(tasks.n_tasks, *value.shape) for key, value in parameters.items()}
-        if self.model.settings.classifier_start == "learned":
+        own = for_each_task({key: value.detach() for key, value in parameters.items()}, task.n_tasks)
+        if self.model.method.classifier_start == "learned":
             return Start(own, None, {}, {})
         encodings = self.network.encode(own, images, "support")
         with torch.enable_grad():
             leaves = self.network.leaves(own, encodings)
-            latents = self.network.posteriors(leaves, tasks, "support", tasks.support_noise[0])
-            made = self.model.prototype_classifier(leaves, latents, tasks.support_labels)
+            latents = self.network.posteriors(leaves, task, "support", 0)
+            made = self.model.prototype_classifier(leaves, latents, task)
         return Start(own, encodings, leaves, made)
 
     def _steps(
-        self, start: Start, tasks: TaskBatch, images: Images, differentiable: bool
+        self, start: Start, task: Task, images: Images, differentiable: bool
     ) -> tuple[Layout, list[Step], Tensor, InnerState]:
         """All inner steps; the flat parameters and the optimiser's state after the last."""
+        method = self.model.method
         begun = start.parameters | {key: value.detach() for key, value in start.made.items()}
         layout = Layout(begun)
         flat = layout.join(begun)
-        state = self.initial_state({"": flat})
+        state = method.initial_state({"": flat})
         steps = []
-        for number in range(self.adaptation.steps):
-            gradient = layout.zeros(tasks.n_tasks, flat.device)
+        for number in range(method.inner_steps):
+            gradient = layout.zeros(task.n_tasks, flat.device)
             record = self.network.first_order(
                 layout.split(flat),
                 layout.split(gradient),
-                tasks,
+                task,
                 images,
                 "support",
-                tasks.support_noise[number],
+                None,
+                number,
                 start.encodings if number == 0 else None,
                 differentiable,
             )
             steps.append(Step(flat, state, gradient, record if differentiable else None))
-            after, state = self.update({"": flat}, state, {"": gradient}, number)
+            after, state = method.update({"": flat}, state, {"": gradient}, number)
             flat = after[""]
         return layout, steps, flat, state
 
-    def adapt(self, parameters: Parameters, tasks: TaskBatch) -> list[tuple[Parameters, InnerState]]:
-        with computing(self.precision, tasks.query_labels.device):
-            images = self.network.images(tasks)
-            layout, steps, flat, state = self._steps(self._start(parameters, tasks, images), tasks, images, False)
+    def adapt(self, parameters: Parameters, task: Task) -> list[tuple[Parameters, InnerState]]:
+        """The parameters of each task before each inner step, and after the last."""
+        with computing(self.precision, task.device):
+            images = self.network.images(task)
+            layout, steps, flat, state = self._steps(self._start(parameters, task, images), task, images, False)
 
             def named(state: InnerState) -> InnerState:
                 return InnerState(*(layout.split(moment[""]) if moment else {} for moment in state))
@@ -95,39 +101,42 @@ class FusedLearner(Learner):
                 (layout.split(at), named(kept)) for at, kept in [*((s.flat, s.state) for s in steps), (flat, state)]
             ]
 
-    def logits(self, parameters: Parameters, tasks: TaskBatch) -> list[Tensor]:
-        adapted, _ = self.adapt(parameters, tasks)[-1]
-        with computing(self.precision, tasks.query_labels.device):
+    def log_probabilities(self, parameters: Parameters, task: Task) -> Tensor:
+        adapted, _ = self.adapt(parameters, task)[-1]
+        with computing(self.precision, task.device):
             layout = Layout(adapted)
             adapted = layout.split(layout.join(adapted))  # side by side, as the kernels want them
-            encodings = self.network.encode(adapted, self.network.images(tasks), "query")
-            leaves = adapted | {"/semantic": encodings.semantic.features, "/label": encodings.label.features}
-            draws = [self.network.posteriors(leaves, tasks, "query", noise) for noise in tasks.query_noise]
-            return [self.model.classify(leaves, latents) for latents in draws]
+            encodings = self.network.encode(adapted, self.network.images(task), "query")
+            leaves = adapted | {"/semantic": encodings.semantic_features, "/label": encodings.label.features}
+            draws = range(self.model.n_draws(task))
+            latents = [self.network.posteriors(leaves, task, "query", draw) for draw in draws]
+            return mean_prediction([self.model.classify(leaves, found, task) for found in latents])
 
-    def meta_gradient(self, parameters: Parameters, tasks: TaskBatch) -> MetaGradient:
-        return self.recordings(self.compute, parameters, tasks)
+    def gradient(self, parameters: Parameters, batch: Batch) -> Gradient:
+        return self.recordings(self.compute, parameters, batch)
 
-    def compute(self, parameters: Parameters, tasks: TaskBatch) -> MetaGradient:
+    def compute(self, parameters: Parameters, batch: Batch) -> Gradient:
         """The meta-gradient, kernel after kernel."""
-        with computing(self.precision, tasks.query_labels.device):
-            images = self.network.images(tasks)
-            start = self._start(parameters, tasks, images)
-            second_order = self.adaptation.order == "second"
-            layout, steps, flat, state = self._steps(start, tasks, images, second_order)
+        task, labels = batch
+        with computing(self.precision, task.device):
+            images = self.network.images(task)
+            start = self._start(parameters, task, images)
+            second_order = self.model.method.inner_order == "second"
+            layout, steps, flat, state = self._steps(start, task, images, second_order)
             adapted = layout.split(flat)
-            pulled = layout.zeros(tasks.n_tasks, flat.device)
-            known = start.encodings.label if start.encodings is not None and not steps else None
+            pulled = layout.zeros(task.n_tasks, flat.device)
+            known = None if steps else start.encodings
             outer = self.network.first_order(
                 adapted,
                 layout.split(pulled),
-                tasks,
+                task,
                 images,
                 "query",
-                tasks.query_noise[0],
+                labels,
+                0,
                 self.network.encode(adapted, images, "query", known),
             )
-            statistics = self.network.semantic_encoder.statistics(adapted, outer.encodings.semantic)
+            statistics = self.network.semantic_encoder.statistics(adapted, outer.encodings.semantic[-1])
             statistics |= self.network.label_encoder.statistics(adapted, outer.encodings.label)
             statistics |= self.network.decoder.statistics(adapted, outer.decoded)
             if second_order:
@@ -135,11 +144,11 @@ class FusedLearner(Learner):
                 for number in reversed(range(len(steps))):
                     pulled, moments = self._pull(pulled, moments, steps[number], number, layout)
                     steps[number].record = None  # lets its memory go
-            finite = outer.parts.total.detach().isfinite() & pulled.isfinite().all(1)
-            return MetaGradient(
+            finite = outer.losses["total"].detach().isfinite() & pulled.isfinite().all(1)
+            return Gradient(
                 self._pull_through_start(layout, only_finite(pulled, finite), start),
-                LossParts(*(part.detach() for part in outer.parts)),
-                (outer.logits.argmax(-1) == tasks.query_labels).float().mean(1),
+                {name: part.detach() for name, part in outer.losses.items()},
+                accuracy_of(outer.logits, labels.queries),
                 statistics,
                 finite,
             )
@@ -153,12 +162,13 @@ class FusedLearner(Learner):
             assert step.record is not None
             return self.network.hessian_product(step.record, direction, layout)
 
-        if self.adaptation.optimizer == "sgd":
-            return torch.add(pulled, hessian(pulled), alpha=-self.adaptation.rate), moments
+        method = self.model.method
+        if method.inner_optimizer == "sgd":
+            return torch.add(pulled, hessian(pulled), alpha=-method.inner_rate), moments
         with torch.enable_grad():
             inputs = [x.detach().requires_grad_() for x in (step.flat, step.gradient, *(m[""] for m in step.state))]
             flat, gradient, first, second = inputs
-            after, state = self.update({"": flat}, InnerState({"": first}, {"": second}), {"": gradient}, number)
+            after, state = method.update({"": flat}, InnerState({"": first}, {"": second}), {"": gradient}, number)
             outputs = [after[""], *(m[""] for m in state)]
             cotangents = [pulled, *(m[""] for m in moments)]
             direct, through, *rest = torch.autograd.grad(outputs, inputs, cotangents, materialize_grads=True)
@@ -181,6 +191,6 @@ class FusedLearner(Learner):
         more = own.zeros(len(pulled), pulled.device)
         out = own.split(more)
         self.network.give_out(named, out)
-        self.network.semantic_encoder.backward(start.parameters, start.encodings.semantic, named["/semantic"], out)
+        self.network.semantic_backward(start.parameters, start.encodings, named["/semantic"], out)
         self.network.label_encoder.backward(start.parameters, start.encodings.label, named["/label"], out)
         return {key: summed[key] + value[0] for key, value in own.split(more.sum(0, keepdim=True)).items()}

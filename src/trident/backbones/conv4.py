@@ -1,0 +1,75 @@
+"""The Conv4 backbone: four convolution blocks, trained here from scratch."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from trident.nn.batch_norm import BatchNormStatistics
+from trident.nn.conv4 import Conv4, feature_sizes
+from trident.nn.conv_layer import many
+from trident.nn.convolution import patches_of
+from trident.nn.parameters import Parameters
+from trident.settings import require, require_at_least, setting
+from trident.tasks.task import Task
+
+NAME = "backbone"  # its parameters are called backbone.0.weight and so on, whichever method uses it
+ALL = slice(None)
+
+
+@dataclass(frozen=True)
+class Conv4Backbone:
+    """Conv4, the network of most few-shot papers: 84x84 images become 5x5 maps of `channels` features."""
+
+    image_size: int = setting(84, "height and width of the images in pixels")
+    image_channels: int = setting(3, "3 for colour, 1 for grey")
+    channels: int = setting(32, "feature maps in each block")
+    activation: Literal["leaky_relu", "relu"] = setting("leaky_relu", "LeakyReLU(0.2) or ReLU, after every block")
+
+    def __post_init__(self) -> None:
+        require_at_least(self, "backbone", 1, "channels")
+        require(
+            self.image_size >= 16, f"backbone.image_size is {self.image_size}: four poolings need at least 16 pixels"
+        )
+        require(self.image_channels in (1, 3), f"backbone.image_channels is {self.image_channels}: it must be 1 or 3")
+
+    @property
+    def network(self) -> Conv4:
+        return self.encoder(NAME, self.channels)
+
+    def encoder(self, name: str, channels: int) -> Conv4:
+        """A network like this backbone's with parameters and channels of its own."""
+        return Conv4(name, self.image_channels, channels, self.activation)
+
+    @property
+    def map_size(self) -> int:
+        return feature_sizes(self.image_size)[-1]
+
+    @property
+    def n_features(self) -> int:
+        return self.channels * self.map_size**2
+
+    def initial(self, generator: torch.Generator) -> Parameters:
+        return self.network.initial(generator)
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """Of its parameters."""
+        with torch.device("meta"):
+            return frozenset(self.initial(torch.Generator()))
+
+    def initial_running(self) -> Parameters:
+        return self.network.initial_running()
+
+    def __call__(
+        self, parameters: Parameters, task: Task, statistics: BatchNormStatistics, rows: slice = ALL
+    ) -> tuple[Tensor, Parameters]:
+        """Feature maps (task, image, h, w, channel) of the images in `rows`, and the statistics batch norm saw."""
+        return self.network(parameters, first_layer_input(task)[:, rows], statistics)
+
+
+def first_layer_input(task: Task) -> Tensor:
+    """What the first layer reads: patches, made once for all inner steps, or pixels where they need too much memory."""
+    return task.pixels if many(task.images.shape[1]) else task.once("patches", patches_of)

@@ -1,0 +1,80 @@
+"""The few-shot methods: `trident methods`."""
+
+import json
+import textwrap
+from typing import Annotated, Any
+
+import typer
+
+from trident.cli.app import app
+from trident.cli.options import Json
+from trident.cli.tables import aligned
+
+TRAINED_ON = {"episodes": "tasks", "classes": "batches of all training classes", "nothing": "nothing"}
+
+
+@app.command(short_help="List the methods, or explain one.")
+def methods(
+    name: Annotated[str | None, typer.Argument(help="A method: explain it and its settings.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the few-shot methods and what they are, or explain one with its settings.
+
+    A recipe chooses a method by the name in its [method] table; the other keys of that table are the method's settings.
+    """
+    from trident.methods.registry import method_class, method_paths
+
+    if name is None:
+        found = [_described(known) for known in method_paths()]
+        if as_json:
+            print(json.dumps(found))
+            return
+        heading = ("method", "queries", "trained on", "classes in a task", "latents", "engines", "paper")
+        print("\n".join(aligned([heading, *map(_row, found)])))
+        return
+    about = _described(name)
+    if as_json:
+        print(json.dumps(about))
+        return
+    from trident.cli.settings import print_settings
+    from trident.recipes.recipe import Recipe
+
+    method = method_class(name)
+    print(f"{name}: {about['title']}\n{about['paper']}\n")
+    print(textwrap.dedent(f"    {method.__doc__}").strip())
+    print(f"\n{', '.join(f'{key}: {value}' for key, value in zip(_FACTS, _row(about)[1:-1], strict=True))}\n")
+    print("Settings of the [method] table, with their defaults:\n")
+    print_settings(Recipe(name, "", "", method=method()), "method")
+
+
+_FACTS = ("queries", "trained on", "classes in a task", "latents", "engines")
+
+
+def _described(name: str) -> dict[str, Any]:
+    from trident.methods.registry import method_class
+
+    method = method_class(name)()
+    about = method.about
+    return {
+        "name": name,
+        "title": about.title,
+        "paper": about.paper,
+        "transductive": about.transductive,
+        "trained_on": about.trained_on,
+        "any_way": method.any_way,
+        "latents": "latents" in about.analyses,
+        "engines": list(method.learners),
+        "positional": method.positional,
+    }
+
+
+def _row(about: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        about["name"],
+        "together (transductive)" if about["transductive"] else "each alone (inductive)",
+        TRAINED_ON[about["trained_on"]],
+        "any number" if about["any_way"] else "as in training, or any from prototypes",
+        "yes" if about["latents"] else "no",
+        " and ".join(about["engines"]),
+        about["paper"].split(",")[0] + " " + "".join(c for c in about["paper"] if c.isdigit())[:4],
+    )

@@ -1,0 +1,70 @@
+"""Heads on features by the fused passes of the backbone: encoder forward, autograd in the head, encoder backward."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from trident.backbones.conv4 import NAME
+from trident.engines.fused.encoder import Encoded, FusedEncoder
+from trident.engines.fused.layout import Layout
+from trident.engines.fused.replay import Recordings, computing
+from trident.engines.fused.storage import PRODUCTS, pictures_of, slope_of
+from trident.engines.learner import Gradient, Setting, accuracy_of, for_each_task, mean_prediction
+from trident.methods.base import HeadModel
+from trident.nn.parameters import Parameters
+from trident.tasks.task import Batch, Task
+
+
+@dataclass(frozen=True)
+class FusedHeadLearner(Setting):
+    model: HeadModel
+    recordings: Recordings = field(init=False, default_factory=Recordings, compare=False, repr=False)
+
+    @property
+    def encoder(self) -> FusedEncoder:
+        return FusedEncoder(NAME, slope_of(self.model.backbone), PRODUCTS[self.precision])
+
+    def _encode(self, parameters: Parameters, task: Task) -> Encoded:
+        """All images of the tasks by the backbone's parameters (task, ...)."""
+        pictures = pictures_of(task, self.precision, self.model.backbone.channels)
+        return self.encoder.forward(parameters, pictures.rows(0, task.images.shape[1]))
+
+    def log_probabilities(self, parameters: Parameters, task: Task) -> Tensor:
+        with computing(self.precision, task.device):
+            features = self._encode(for_each_task(parameters, task.n_tasks), task).features.flatten(2)
+            logits = self.model.method.head(self.model.of_head(parameters, self.running), features, task)
+            return mean_prediction([logits])
+
+    def gradient(self, parameters: Parameters, batch: Batch) -> Gradient:
+        return self.recordings(self.compute, parameters, batch)
+
+    def compute(self, parameters: Parameters, batch: Batch) -> Gradient:
+        """The gradient, kernel after kernel."""
+        task, labels = batch
+        method = self.model.method
+        with computing(self.precision, task.device):
+            names = self.model.backbone.names
+            own = {key: value.detach() for key, value in parameters.items() if key in names}
+            own = for_each_task(own, task.n_tasks)
+            encoded = self._encode(own, task)
+            with torch.enable_grad():
+                maps = encoded.features.requires_grad_()
+                head = {key: value.detach().requires_grad_() for key, value in parameters.items() if key not in own}
+                features = maps.flatten(2)
+                logits = method.training_logits(self.model.of_head(head, self.running), features, task)
+                losses = method.losses(logits, labels)
+                leaves = [maps, *head.values()]
+                for_maps, *for_head = torch.autograd.grad(losses["total"].sum(), leaves, materialize_grads=True)
+            layout = Layout(own)
+            flat = layout.zeros(task.n_tasks, for_maps.device)
+            self.encoder.backward(own, encoded, for_maps, layout.split(flat))
+            summed = {key: value[0] for key, value in layout.split(flat.sum(0, keepdim=True)).items()}
+            total = losses["total"].detach()
+            return Gradient(
+                {key: (summed | dict(zip(head, for_head, strict=True)))[key] for key in parameters},
+                {name: part.detach() for name, part in losses.items()},
+                accuracy_of(logits, labels.queries),
+                self.encoder.statistics(own, encoded) | method.statistics(features.detach()),
+                total.isfinite(),
+            )

@@ -1,0 +1,108 @@
+"""What computes a method: a `Learner` predicts the queries of tasks, and gives the gradient to train with."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from trident.methods.base import Losses, Model
+from trident.methods.inner_loop import Encodings
+from trident.nn.batch_norm import BatchNormStatistics
+from trident.nn.parameters import Parameters
+from trident.tasks.task import Batch, Task
+
+
+class Gradient(NamedTuple):
+    """What one training step needs to know of a batch of tasks."""
+
+    gradient: Parameters  # summed over the finite tasks, without a task axis
+    losses: Losses  # on the queries, (task,) each
+    accuracy: Tensor  # (task,)
+    statistics: Parameters  # of batch norm, and the method's own: (task, ...) each
+    finite: Tensor  # (task,) bool: whether loss and gradient are; now and then a task diverges in its inner steps
+
+
+class Learner(Protocol):
+    """Computes a method on one engine. Parameters come without a task axis."""
+
+    @property
+    def model(self) -> Model: ...
+
+    @property
+    def batch_norm(self) -> str: ...
+
+    def log_probabilities(self, parameters: Parameters, task: Task) -> Tensor:
+        """Of the queries: (task, query, n_way). Where a task brings several draws of noise, of the mean probability."""
+
+    def gradient(self, parameters: Parameters, batch: Batch) -> Gradient:
+        """The gradient of the summed losses of the queries."""
+
+
+@runtime_checkable
+class EncodesAlone(Protocol):
+    """A learner whose prediction starts from encodings that can be computed image by image, and kept."""
+
+    @property
+    def encodes_alone(self) -> bool:
+        """Whether they can under the settings at hand: whether no image changes the encoding of another."""
+
+    def encode(self, parameters: Parameters, task: Task) -> Encodings: ...
+
+    def log_probabilities_from(self, parameters: Parameters, task: Task, encodings: Encodings) -> Tensor:
+        """The same as `log_probabilities`; of the task's images only their number is used."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all learners are made from. `make_learner` builds them."""
+
+    model: Model
+    batch_norm: str = "transductive"
+    running: Parameters | None = None
+    precision: str = "fp32"
+
+    def statistics(self, task: Task) -> BatchNormStatistics:
+        return BatchNormStatistics(self.batch_norm, task.n_support, self.running or {})
+
+
+def for_each_task(parameters: Parameters, n_tasks: int) -> Parameters:
+    """The same parameters for every task: (...) -> (task, ...), without a copy."""
+    return {key: value.expand(n_tasks, *value.shape) for key, value in parameters.items()}
+
+
+def only_finite(values: Tensor, finite: Tensor) -> Tensor:
+    """Values (task, ...) with zeros for the tasks that are not finite."""
+    return torch.where(finite.view(-1, *(1,) * (values.dim() - 1)), values, 0.0)
+
+
+def accuracy_of(logits: Tensor, labels: Tensor) -> Tensor:
+    """Share of queries whose largest logit is that of their class: (task,)."""
+    return (logits.detach().argmax(-1) == labels).float().mean(1)
+
+
+def log_mean(logs: list[Tensor]) -> Tensor:
+    """The logarithm of the mean of some probabilities that come as logarithms."""
+    return logs[0] if len(logs) == 1 else torch.logsumexp(torch.stack(logs), 0) - math.log(len(logs))
+
+
+def mean_prediction(draws: list[Tensor]) -> Tensor:
+    """Logits of each draw of noise -> logarithm of the mean probability."""
+    return log_mean([torch.log_softmax(logits, -1) for logits in draws])
+
+
+@contextmanager
+def matrix_products(precision: str, device: torch.device) -> Iterator[None]:
+    """How torch multiplies float32 matrices on a GPU: in full precision or, where less is asked for, as TF32."""
+    if device.type != "cuda":
+        yield
+        return
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = precision != "fp32"
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before

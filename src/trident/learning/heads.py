@@ -1,0 +1,62 @@
+"""Heads on features, by torch's operations and autograd: for every method that is a `HeadOnFeatures`."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trident.engines.learner import (
+    Gradient,
+    Setting,
+    accuracy_of,
+    for_each_task,
+    matrix_products,
+    mean_prediction,
+)
+from trident.methods.base import HeadModel
+from trident.methods.inner_loop import Encodings
+from trident.nn.parameters import Parameters
+from trident.tasks.task import Batch, Task
+
+
+@dataclass(frozen=True)
+class HeadLearner(Setting):
+    model: HeadModel
+
+    def log_probabilities(self, parameters: Parameters, task: Task) -> Tensor:
+        return self.log_probabilities_from(parameters, task, self.encode(parameters, task))
+
+    def log_probabilities_from(self, parameters: Parameters, task: Task, encodings: Encodings) -> Tensor:
+        with torch.no_grad(), matrix_products(self.precision, task.device):
+            of_head = self.model.of_head(parameters, self.running)
+            return mean_prediction([self.model.method.head(of_head, encodings["features"], task)])
+
+    @property
+    def encodes_alone(self) -> bool:
+        return self.batch_norm == "running"
+
+    def encode(self, parameters: Parameters, task: Task) -> Encodings:
+        with torch.no_grad(), matrix_products(self.precision, task.device):
+            return {"features": self.features(parameters, task)[0]}
+
+    def features(self, parameters: Parameters, task: Task) -> tuple[Tensor, Parameters]:
+        """Of all images, (task, image, feature); and the statistics that batch norm saw."""
+        maps, seen = self.model.backbone(for_each_task(parameters, task.n_tasks), task, self.statistics(task))
+        return maps.flatten(2), seen
+
+    def gradient(self, parameters: Parameters, batch: Batch) -> Gradient:
+        task, labels = batch
+        leaves = {key: value.detach().requires_grad_() for key, value in parameters.items()}
+        method = self.model.method
+        with matrix_products(self.precision, task.device), torch.enable_grad():
+            features, seen = self.features(leaves, task)
+            logits = method.training_logits(self.model.of_head(leaves, self.running), features, task)
+            losses = method.losses(logits, labels)
+            found = torch.autograd.grad(losses["total"].sum(), list(leaves.values()), materialize_grads=True)
+        return Gradient(
+            dict(zip(leaves, found, strict=True)),
+            {name: part.detach() for name, part in losses.items()},
+            accuracy_of(logits, labels.queries),
+            seen | method.statistics(features.detach()),
+            losses["total"].detach().isfinite(),
+        )

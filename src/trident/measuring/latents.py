@@ -1,0 +1,95 @@
+"""Access to the latents of models that have them, for whatever looks at them."""
+
+from dataclasses import replace
+from typing import NamedTuple, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from trident.data.store import ImageStore
+from trident.engines.execution import execution_for
+from trident.engines.learner import Learner
+from trident.errors import TridentError
+from trident.learning.checkpoint import Checkpoint
+from trident.learning.run_start import check_images
+from trident.measuring.subject import TrainedModel, task_source
+from trident.methods.base import Method
+from trident.methods.inner_loop import InnerState
+from trident.methods.trident.latents import Latents
+from trident.methods.trident.network import Network
+from trident.nn.batch_norm import BatchNormStatistics
+from trident.nn.parameters import Parameters, on_device
+from trident.tasks.source import TaskSource
+from trident.tasks.task import Task
+
+
+class LatentLearner(Protocol):
+    """A learner of a model with latents and a decoder."""
+
+    @property
+    def model(self) -> Network: ...
+
+    def statistics(self, task: Task) -> BatchNormStatistics: ...
+
+    def adapt(self, parameters: Parameters, task: Task) -> list[tuple[Parameters, InnerState]]: ...
+
+
+class Setup(NamedTuple):
+    """A model with latents and the tasks it is looked at on, all on one device."""
+
+    learner: LatentLearner
+    parameters: Parameters
+    source: TaskSource
+
+
+def check_latents(method: Method) -> None:
+    if "latents" not in method.about.analyses:
+        raise TridentError(f"{method.about.title} has no latents and no decoder: there is nothing to look at")
+
+
+def with_latents(learner: Learner) -> LatentLearner:
+    check_latents(learner.model.method)
+    return cast(LatentLearner, learner)
+
+
+def set_up(
+    checkpoint: Checkpoint,
+    store: ImageStore,
+    split: str,
+    seed: int,
+    device: torch.device | str,
+    engine: str = "auto",
+    precision: str = "auto",
+) -> Setup:
+    """The queries of the tasks of a split, at the means of their latents."""
+    recipe = checkpoint.recipe
+    check_latents(recipe.method)
+    recipe.check_all_at_once()
+    check_images(recipe, store)
+    recipe = replace(recipe, protocol=replace(recipe.protocol, latents="mean"))
+    model = TrainedModel(recipe, checkpoint.parameters, checkpoint.running)
+    learner = with_latents(model.learner(execution_for(device, engine, precision, recipe)))
+    shapes = recipe.model.noise_shapes(recipe.episode, 1)
+    source = task_source(model, store, split, seed, str(device), None, shapes)
+    return Setup(learner, on_device(checkpoint.parameters, device), source)
+
+
+def query_latents(learner: LatentLearner, adapted: Parameters, task: Task) -> Latents:
+    """Of the queries, without the support images that may come along. `adapted` carries a task axis."""
+    with torch.no_grad():
+        found, _ = learner.model.infer(adapted, task, "query", 0, learner.statistics(task))
+    return found
+
+
+def latents_and_images(learner: LatentLearner, parameters: Parameters, task: Task) -> tuple[Tensor, Tensor]:
+    """After adaptation, of all images of a task, the support set first: z_label, and what the decoder makes of it."""
+    model, statistics = learner.model, learner.statistics(task)
+    adapted, _ = learner.adapt(parameters, task)[-1]
+    with torch.no_grad():
+        found, _ = model.infer(adapted, task, "query", 0, statistics)
+        z_label, codes = found.z_label, found.codes
+        if found.n_context == 0:  # the support images did not come along
+            support, _ = model.infer(adapted, task, "support", 0, statistics)
+            z_label, codes = torch.cat([support.z_label, z_label], 1), torch.cat([support.codes, codes], 1)
+        images, _ = model.decoder(adapted, codes, statistics)
+    return z_label, images

@@ -1,0 +1,188 @@
+"""What can be measured: trained weights, or any Python function that predicts."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trident.data.store import ImageStore
+from trident.engines.execution import Execution, execution_for
+from trident.engines.learner import Learner
+from trident.errors import TridentError
+from trident.learning.checkpoint import Checkpoint
+from trident.learning.learners import make_learner
+from trident.learning.run_start import check_images
+from trident.measuring.prediction import predict, predict_one_by_one
+from trident.nn.parameters import Parameters, on_device
+from trident.recipes.recipe import Recipe
+from trident.settings import EpisodeSpec, Protocol
+from trident.tasks.episodes import EpisodeSampler
+from trident.tasks.source import NoiseShapes, TaskSource
+from trident.tasks.task import Task, queries_alone
+
+# Support images (n_support, height, width, channel) uint8, their labels (n_support,) from 0 to n_way - 1, and query images
+# (n_query, height, width, channel) uint8 -> probabilities (n_query, n_way).
+Function = Callable[[np.ndarray, np.ndarray, np.ndarray], Any]
+
+PIXELS_AT_ONCE = 400_000  # of the images of a chunk of tasks, on a CPU
+TASKS_AT_ONCE = 16
+
+
+class Prepared(NamedTuple):
+    """A subject and the tasks it is to be measured on, all on one device."""
+
+    source: TaskSource
+    log_probabilities: Callable[[Task], Tensor]  # of the queries: (task, query, n_way)
+    at_once: int  # tasks
+    execution: Execution
+    in_parallel: bool  # whether several chunks of tasks may be predicted at the same time
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """Weights and the recipe they were trained by."""
+
+    recipe: Recipe
+    parameters: Parameters
+    running: Parameters
+
+    @property
+    def episode(self) -> EpisodeSpec:
+        return self.recipe.episode
+
+    @property
+    def protocol(self) -> Protocol:
+        return self.recipe.protocol
+
+    def with_protocol(self, protocol: Protocol) -> "TrainedModel":
+        return replace(self, recipe=replace(self.recipe, protocol=protocol))
+
+    def effective(self, protocol: Protocol) -> Protocol:
+        """The protocol with defaults for what means nothing to this model."""
+        return protocol if self.recipe.model.noise_shapes(self.episode, 1) else without_latents(protocol)
+
+    def describe_protocol(self) -> str:
+        return self.recipe.describe_protocol()
+
+    def settings_json(self) -> dict[str, Any]:
+        return {"method": self.recipe.method.describe(), "views": vars(self.recipe.views)}
+
+    def learner(self, execution: Execution) -> Learner:
+        return make_learner(self.recipe, execution, on_device(self.running, execution.device))
+
+    def prepare(
+        self, store: ImageStore, split: str, seed: int, device: str, engine: str, precision: str, stream: str | None
+    ) -> Prepared:
+        recipe, protocol = self.recipe, self.recipe.protocol
+        check_images(recipe, store)
+        execution = execution_for(device, engine, precision, recipe)
+        learner, parameters = self.learner(execution), on_device(self.parameters, device)
+        predictions = protocol.latent_samples if protocol.latents == "average" else 1
+        shapes = recipe.model.noise_shapes(recipe.episode, predictions)
+        source = task_source(self, store, split, seed, device, stream, shapes)
+        at_once = default_chunk(recipe, device)
+
+        def log_probabilities(task: Task) -> Tensor:
+            if protocol.queries_at_once == "one":
+                return predict_one_by_one(learner, parameters, task, at_once, recipe.views)
+            return predict(learner, parameters, task, recipe.views)
+
+        return Prepared(source, log_probabilities, at_once, execution, in_parallel=True)
+
+
+@dataclass(frozen=True)
+class PredictFunction:
+    """Any function predict(support_images, support_labels, query_images) -> probabilities, to be measured as it is."""
+
+    function: Function
+    episode: EpisodeSpec = EpisodeSpec()
+    protocol: Protocol = Protocol()
+
+    def with_protocol(self, protocol: Protocol) -> "PredictFunction":
+        return replace(self, protocol=protocol)
+
+    def effective(self, protocol: Protocol) -> Protocol:
+        return replace(without_latents(protocol), batch_norm=Protocol().batch_norm)
+
+    @property
+    def name(self) -> str:
+        return getattr(self.function, "__name__", type(self.function).__name__)
+
+    def describe_protocol(self) -> str:
+        return f"{self.protocol.describe(latents=False, batch_norm=False)}, function {self.name}"
+
+    def settings_json(self) -> dict[str, Any]:
+        return {"function": self.name}
+
+    def prepare(
+        self, store: ImageStore, split: str, seed: int, device: str, engine: str, precision: str, stream: str | None
+    ) -> Prepared:
+        source = task_source(self, store, split, seed, "cpu", stream, {})
+        return Prepared(source, self._log_probabilities, 1, Execution(), in_parallel=False)
+
+    def _log_probabilities(self, task: Task) -> Tensor:
+        if self.protocol.queries_at_once == "one":
+            each = queries_alone(task, 0, range(task.n_queries))
+            return torch.cat([self._of_task(each, i) for i in range(each.n_tasks)])[None]
+        return torch.stack([self._of_task(task, i) for i in range(task.n_tasks)])
+
+    def _of_task(self, task: Task, index: int) -> Tensor:
+        images, labels = task.images[index].numpy(), task.support_labels[index].numpy()
+        found = self.function(images[task.support], labels, images[task.queries])
+        array = np.asarray(found.detach().cpu() if isinstance(found, Tensor) else found, np.float64)
+        wanted = (task.n_queries, task.n_way)
+        if array.shape != wanted:
+            raise TridentError(f"{self.name} returned an array of shape {array.shape}: it must be {wanted}")
+        if not np.isfinite(array).all() or array.min() < 0 or not np.allclose(array.sum(1), 1, atol=1e-3):
+            raise TridentError(f"{self.name} must return probabilities: every row from 0 to 1, and its sum 1")
+        with np.errstate(divide="ignore"):
+            return torch.from_numpy(np.log(array))
+
+
+Subject = TrainedModel | PredictFunction
+Measurable = Checkpoint | PredictFunction
+
+
+def subject_of(model: Measurable, protocol: Protocol | None = None) -> Subject:
+    """What is to be measured, under its own protocol or another."""
+    if isinstance(model, Checkpoint):
+        found: Subject = TrainedModel(model.recipe, model.parameters, model.running)
+    else:
+        found = model
+    return found if protocol is None else found.with_protocol(protocol)
+
+
+def task_source(
+    subject: Subject,
+    store: ImageStore,
+    split: str,
+    seed: int,
+    device: str,
+    stream: str | None,
+    noise_shapes: NoiseShapes,
+) -> TaskSource:
+    """The tasks of a split; `stream` is the random stream that draws them, by default the split's own."""
+    return TaskSource(
+        EpisodeSampler(store, split, subject.episode, subject.protocol),
+        noise_shapes,
+        seed,
+        stream or ("train-evaluation" if split == "train" else split),
+        sampled=subject.protocol.latents != "mean",
+        device=device,
+    )
+
+
+def without_latents(protocol: Protocol) -> Protocol:
+    default = Protocol()
+    return replace(protocol, latents=default.latents, latent_samples=default.latent_samples)
+
+
+def default_chunk(recipe: Recipe, device: torch.device | str) -> int:
+    """Tasks to compute at once, where nobody says how many."""
+    if torch.device(device).type != "cpu":
+        return TASKS_AT_ONCE
+    pixels = recipe.episode.n_images * recipe.backbone.image_size**2
+    return max(1, min(TASKS_AT_ONCE, PIXELS_AT_ONCE // pixels))

@@ -1,0 +1,33 @@
+"""The validations of a training run, which choose its best weights."""
+
+from trident.data.store import ImageStore
+from trident.engines.execution import Execution, why_not_fused
+from trident.measuring.evaluate import Evaluation, Progress, evaluate_subject
+from trident.measuring.subject import TrainedModel
+from trident.nn.parameters import Parameters
+from trident.recipes.recipe import Recipe
+
+
+def validate(
+    recipe: Recipe,
+    parameters: Parameters,
+    running: Parameters,
+    store: ImageStore,
+    execution: Execution,
+    progress: Progress,
+) -> Evaluation:
+    """Accuracy on validation tasks that no later measurement uses; computed as training is, wherever that can be."""
+    same = execution.engine == "plain" or why_not_fused(execution.device, recipe, execution.precision) is None
+    return evaluate_subject(
+        TrainedModel(recipe, parameters, running),
+        store,
+        progress,
+        "selection",
+        split="val",
+        tasks=recipe.training.validation_tasks,
+        seed=recipe.training.seed,
+        device=execution.device,
+        engine=execution.engine if same else "plain",
+        precision=execution.precision if same else "auto",
+        tasks_per_chunk=recipe.training.tasks_per_chunk,
+    )

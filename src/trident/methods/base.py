@@ -1,0 +1,200 @@
+"""What a method is. Read this file first, then `protonet.py`, which is a whole method.
+
+A method is a frozen dataclass. Its fields are its settings: the keys of a recipe's [method] table. `about` says what it
+is. Most methods are a head on features: they subclass `HeadOnFeatures` and write one function, `head`. Methods that
+adapt their weights to each task subclass `InnerLoopMethod` (`inner_loop.py`).
+
+A method sees a `Task`, which has no query labels. They reach its training loss only.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trident.backbones.conv4 import Conv4Backbone
+from trident.errors import TridentError
+from trident.nn.linear import Linear
+from trident.nn.parameters import Parameters
+from trident.settings import EpisodeSpec, require_at_least, setting
+from trident.tasks.source import NoiseShapes
+from trident.tasks.task import Labels, Task
+
+Losses = dict[str, Tensor]  # the parts by name, (task,) each; "total" is what training minimises
+
+
+@dataclass(frozen=True)
+class About:
+    """What a method says of itself. `trident methods` prints it; training and measuring rely on it."""
+
+    title: str
+    paper: str
+    trained_on: Literal["episodes", "classes", "nothing"] = "episodes"  # classes: batches of all training classes
+    transductive: bool = False  # whether queries are classified together (batch norm is a matter of the protocol)
+    analyses: tuple[str, ...] = ()  # what else there is to look at: "latents", "reconstructions"
+
+
+class Model(ABC):
+    """A method on a backbone, for tasks of one shape. It knows which parameters there are, but holds none."""
+
+    method: "Method"
+    backbone: Conv4Backbone
+
+    @abstractmethod
+    def initial(self, generator: torch.Generator) -> Parameters:
+        """Random parameters, those of the backbone included."""
+
+    @abstractmethod
+    def initial_running(self) -> Parameters:
+        """Running statistics before any have been gathered in training."""
+
+    def noise_shapes(self, episode: EpisodeSpec, predictions: int) -> NoiseShapes:
+        """The noise that a task needs; the queries' once for each of the predictions that are averaged."""
+        return {}
+
+
+@dataclass(frozen=True)
+class Method(ABC):
+    """Base of all methods."""
+
+    about: ClassVar[About]
+    learners: ClassVar[Mapping[str, str]]  # the code that computes it, as an import path for each engine that can
+
+    @abstractmethod
+    def model(self, backbone: Conv4Backbone, episode: EpisodeSpec) -> Model:
+        """The method on a backbone, for tasks of this shape."""
+
+    @property
+    def any_way(self) -> bool:
+        """Whether trained weights can take tasks of any number of classes."""
+        return True
+
+    @property
+    def positional(self) -> bool:
+        """Whether weights are tied to positions in the task, so that the order of the images matters."""
+        return False
+
+    @property
+    def inner_steps(self) -> int:
+        """Steps by which weights are adapted to each task."""
+        return 0
+
+    @property
+    def n_training_classes(self) -> int:
+        """Classes of the training split that training tells apart; 0 where it need not know their number."""
+        return 0
+
+    def in_training(self) -> "Method":
+        """The method as it is trained, where that differs from how it predicts."""
+        return self
+
+    def for_few_queries(self) -> "Method":
+        """The method as it predicts best where there are too few queries to learn from them."""
+        return self
+
+    def describe(self) -> str:
+        """How it predicts, in words, as part of a result's protocol; empty where there is nothing to choose."""
+        return ""
+
+    def check_episode(self, trained: EpisodeSpec, episode: EpisodeSpec) -> None:
+        """Raise an error where weights that were trained on tasks of one shape cannot take another."""
+        if episode.n_way != trained.n_way and not self.any_way:
+            raise TridentError(f"these weights classify {trained.n_way} ways, not {episode.n_way}")
+        if self.positional and episode != trained:
+            raise TridentError(
+                f"the positional AttFEX of these weights takes {trained.describe()} tasks with {trained.n_query} "
+                f"queries per class, not {episode.describe()} with {episode.n_query}"
+            )
+
+    def channels(self, backbone: Conv4Backbone) -> set[int]:
+        """The widths of all convolution stacks, the backbone's included."""
+        return {backbone.channels}
+
+    def why_not_fused(self) -> str | None:
+        """What keeps the fused engine from computing it with these settings, if anything does."""
+        return None
+
+
+@dataclass(frozen=True)
+class HeadOnFeatures(Method):
+    """Base of methods that classify features. It does not matter which backbone made them, or on which engine."""
+
+    learners: ClassVar[Mapping[str, str]] = {
+        "plain": "trident.learning.heads:HeadLearner",
+        "fused": "trident.engines.fused.heads:FusedHeadLearner",
+    }
+
+    @abstractmethod
+    def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
+        """Features of all images (task, image, feature), the support set first -> query logits (task, query, n_way)."""
+
+    def initial(self, n_features: int, generator: torch.Generator) -> Parameters:
+        """The head's own parameters."""
+        return {}
+
+    def initial_statistics(self, n_features: int) -> Parameters:
+        """Statistics of the training features that `head` needs; it finds them among its parameters."""
+        return {}
+
+    def statistics(self, features: Tensor) -> Parameters:
+        """These statistics of a training batch, (task, image, feature) -> (task, ...); running means are kept."""
+        return {}
+
+    def training_logits(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
+        """What the loss is computed from: by default the same logits as in prediction."""
+        return self.head(parameters, features, task)
+
+    def losses(self, logits: Tensor, labels: Labels) -> Losses:
+        """The loss of each task, (task,), by name. All names are logged and plotted; "total" is minimised."""
+        return {"total": cross_entropy(logits, labels.queries)}
+
+    def model(self, backbone: Conv4Backbone, episode: EpisodeSpec) -> "HeadModel":
+        return HeadModel(self, backbone)
+
+
+@dataclass(frozen=True)
+class ClassifierHead(HeadOnFeatures):
+    """Base of heads whose features are trained to tell all training classes apart, by one linear layer."""
+
+    training_classes: int = setting(64, "number of classes in the training split")
+
+    def __post_init__(self) -> None:
+        require_at_least(self, "method", 2, "training_classes")
+
+    @property
+    def n_training_classes(self) -> int:
+        return self.training_classes
+
+    def initial(self, n_features: int, generator: torch.Generator) -> Parameters:
+        return Linear("classes", n_features, self.training_classes).initial(generator)
+
+    def training_logits(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
+        return F.linear(features, parameters["classes.weight"], parameters["classes.bias"])
+
+
+@dataclass(frozen=True)
+class HeadModel(Model):
+    """A head on a backbone's features."""
+
+    method: HeadOnFeatures
+    backbone: Conv4Backbone
+
+    def initial(self, generator: torch.Generator) -> Parameters:
+        return self.backbone.initial(generator) | self.method.initial(self.backbone.n_features, generator)
+
+    def initial_running(self) -> Parameters:
+        return self.backbone.initial_running() | self.method.initial_statistics(self.backbone.n_features)
+
+    def of_head(self, parameters: Parameters, running: Parameters | None) -> Parameters:
+        """The parameters, with the statistics that the head wants from training among them."""
+        wanted = self.method.initial_statistics(self.backbone.n_features)
+        return parameters | {key: value for key, value in (running or {}).items() if key in wanted}
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean over images: (task, image, class) and (task, image) -> (task,)."""
+    return F.nll_loss(torch.log_softmax(logits, -1).transpose(1, 2), labels, reduction="none").mean(1)

@@ -1,0 +1,38 @@
+"""What is inferred of the images of a set: latents, and everything the loss is made from."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from trident.nn.gaussian import Gaussian
+
+
+class Latents(NamedTuple):
+    """Inferred of the target images and, before them, of `n_context` support images that come along."""
+
+    semantic: Gaussian
+    label: Gaussian
+    z_semantic: Tensor  # (task, n_context + image, semantic_latents)
+    z_label: Tensor  # (task, n_context + image, label_latents)
+    n_context: int
+
+    @property
+    def codes(self) -> Tensor:
+        """What the decoder reads: (task, n_context + image, semantic_latents + label_latents)."""
+        return torch.cat([self.z_semantic, self.z_label], 2)
+
+
+@dataclass(frozen=True)
+class Inferred:
+    """What the network says of a set's images, with their labels: all that a term of the loss can use."""
+
+    latents: Latents  # support images that came along are the first `latents.n_context` ones
+    logits: Tensor  # (task, image, n_way)
+    labels: Tensor  # (task, image) int64
+    squared_error: Tensor  # (task,): of the decoded images, summed over pixels, mean over images
+    label_divergence: Tensor  # (task, image): of q(z_label) from its prior
+    semantic_divergence: Tensor  # (task, image): of q(z_semantic) from its prior
+    training_class_logits: Tensor | None = None  # (task, image, training class), where there is a head for them
+    training_classes: Tensor | None = None  # (task, image) int64, where they are known

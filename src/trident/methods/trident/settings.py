@@ -1,0 +1,115 @@
+"""TRIDENT's settings, the [method] table of its recipes.
+
+Where the paper and its released code differ, the help of a setting says which value is whose.
+"""
+
+import math
+from abc import ABC
+from dataclasses import dataclass, replace
+from typing import Literal, Self
+
+from trident.backbones.conv4 import Conv4Backbone
+from trident.methods.inner_loop import InnerLoopMethod
+from trident.methods.trident.objective import ObjectiveSettings
+from trident.methods.trident.priors import PRIORS
+from trident.settings import require, require_at_least, setting
+
+
+@dataclass(frozen=True)
+class TridentSettings(InnerLoopMethod, ObjectiveSettings, ABC):
+    label_latents: int = setting(64, "size of z_label")
+    semantic_latents: int = setting(64, "size of z_semantic")
+    semantic_channels: int | None = setting(
+        None, "feature maps in each block of the semantic encoder and of the decoder; 'none' takes backbone.channels"
+    )
+    semantic_batch_norm: Literal["set", "task"] = setting(
+        "set",
+        "images whose statistics the semantic encoder's transductive batch norm takes: those of one set, support and "
+        "queries apart (released code), or all of the task",
+    )
+    classifier_width: int = setting(32, "hidden units between z_label and the logits")
+    classifier_start: Literal["learned", "prototypes"] = setting(
+        "learned", "last layer before adaptation: learned (paper), or made from class means, for any number of classes"
+    )
+    classifier_features: Literal["plain", "unit"] = setting(
+        "plain", "distances to prototypes are between features as they are, or scaled to unit length"
+    )
+    training_classes: int = setting(
+        0, "number of training classes, for a second head that tells them all apart in training; 0 for no such head"
+    )
+    attfex: Literal["positional", "set", "off"] = setting(
+        "positional", "AttFEX with one weight for each image position (paper), independent of the order, or none"
+    )
+    attfex_residual: bool = setting(False, "multiply features by 1 + G instead of G (paper)")
+    attfex_width_m: int = setting(64, "feature maps that W_M extracts from the images of a task")
+    attfex_width_n: int = setting(32, "feature maps that W_N makes of them")
+    attention_activation: bool = setting(False, "activation after the query, key and value maps (5-shot: yes)")
+    attention_scale: Literal["inside", "outside"] = setting(
+        "inside", "1/sqrt(W'H') inside the softmax (released code) or outside (paper's equation)"
+    )
+    decoder_batch_norm: bool = setting(False, "batch norm in the decoder (mini 5-shot and tiered 1-shot: yes)")
+    initial_log_var: float | None = setting(
+        None, "start of the log-variance heads' bias; 'none' keeps the layer's random start, a variance near 1"
+    )
+    log_var_bound: float | None = setting(None, "squash log-variances smoothly into (-bound, bound); 'none' does not")
+    label_prior: str = setting("standard_normal", "prior of z_label, one of methods/trident/priors.py")
+    semantic_prior: str = setting("standard_normal", "prior of z_semantic, likewise")
+    refinements: int = setting(
+        0, "rounds, after the inner steps, in which prototypes are recomputed with the queries' soft labels", True
+    )
+    training_refinements: int | None = setting(None, "the same in training; 'none' takes as many as at test")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_weights()
+        widths = ("label_latents", "semantic_latents", "semantic_channels", "classifier_width")
+        require_at_least(self, "method", 1, *widths, "attfex_width_m", "attfex_width_n")
+        require_at_least(self, "method", 0, "training_classes", "refinements", "training_refinements")
+        require(
+            self.initial_log_var is None or math.isfinite(self.initial_log_var),
+            f"method.initial_log_var is {self.initial_log_var}: it must be finite, or 'none'",
+        )
+        require(
+            self.log_var_bound is None or 0 < self.log_var_bound < math.inf,
+            f"method.log_var_bound is {self.log_var_bound}: it must be above 0, or 'none'",
+        )
+        for name in ("label_prior", "semantic_prior"):
+            prior = getattr(self, name)
+            require(prior in PRIORS, f"method.{name} is '{prior}': it must be one of {', '.join(PRIORS)}")
+        prototypes = self.classifier_start == "prototypes"
+        require(
+            prototypes or self.classifier_features == "plain",
+            "method.classifier_features=unit needs method.classifier_start=prototypes: without prototypes there are no "
+            "distances",
+        )
+        require(
+            prototypes or not (self.refinements or self.training_refinements),
+            "method.refinements needs method.classifier_start=prototypes: there is nothing else to refine",
+        )
+
+    @property
+    def any_way(self) -> bool:
+        return self.classifier_start == "prototypes"
+
+    @property
+    def positional(self) -> bool:
+        return self.attfex == "positional"
+
+    @property
+    def n_training_classes(self) -> int:
+        return self.training_classes
+
+    def in_training(self) -> Self:
+        rounds = self.refinements if self.training_refinements is None else self.training_refinements
+        return replace(self, refinements=rounds)
+
+    def for_few_queries(self) -> Self:
+        return replace(self, refinements=0)  # a few queries would pull the prototypes towards themselves
+
+    def describe(self) -> str:
+        rounds = f", {self.refinements} refinement{'' if self.refinements == 1 else 's'}" if self.refinements else ""
+        whole = ", semantic batch norm over the task" if self.semantic_batch_norm == "task" else ""
+        return super().describe() + rounds + whole
+
+    def channels(self, backbone: Conv4Backbone) -> set[int]:
+        return {backbone.channels, self.semantic_channels or backbone.channels}

@@ -1,0 +1,38 @@
+"""Which recipes are shipped. Nothing here imports torch, so that they are listed at once."""
+
+import difflib
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trident.errors import TridentError
+
+FOLDER = Path(__file__).parent
+
+
+def recipe_names() -> list[str]:
+    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+
+
+def read_recipe(name: str) -> tuple[dict[str, Any], Path]:
+    """The values of a shipped recipe, by its name, or of any recipe, by the path of its TOML file."""
+    path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
+    if not path.is_file():
+        if name.endswith(".toml"):
+            raise TridentError(f"no recipe file at {path}")
+        raise TridentError(f"no recipe is called '{name}'{nearest(name, recipe_names())}")
+    return {"name": path.stem, **read_toml(path)}, path
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise TridentError(f"{path} is not valid TOML: {error}") from error
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """The end of an error message: the known name that is most like it, or all of them."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f": did you mean '{close[0]}'?" if close else f": there are {', '.join(known)}"

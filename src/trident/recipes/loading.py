@@ -1,0 +1,176 @@
+"""From TOML or a checkpoint to a checked `Recipe`, and back to plain values."""
+
+import dataclasses
+import types
+import typing
+from collections.abc import Sequence
+from typing import Any
+
+from trident.backbones import BACKBONES
+from trident.errors import TridentError
+from trident.methods.registry import imported, method_class, method_name
+from trident.recipes.files import nearest, read_recipe
+from trident.recipes.recipe import Recipe
+
+BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+
+
+def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
+    """A shipped recipe by name, or any by the path of its TOML file, with `key=value` overrides applied."""
+    values, path = read_recipe(name)
+    return with_overrides(recipe_from(values, str(path)), overrides)
+
+
+def recipe_from(values: dict[str, Any], source: str) -> Recipe:
+    """A recipe from nested plain values, as in TOML or in a checkpoint; every key and type is checked."""
+    try:
+        return typing.cast(Recipe, _build(Recipe, values, ""))
+    except TridentError as error:
+        raise TridentError(f"{source}: {error}") from None
+
+
+def recipe_values(recipe: Recipe) -> dict[str, Any]:
+    values = dataclasses.asdict(recipe)
+    values["method"] = {"name": method_name(recipe.method), **values["method"]}
+    values["backbone"] = {"name": "conv4", **values["backbone"]}
+    return values
+
+
+def with_overrides(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
+    """Apply `section.key=value` settings. The section may be omitted where the key is unique."""
+    if not overrides:
+        return recipe
+    values = recipe_values(recipe)
+    keys = setting_types(recipe)
+    for text in overrides:
+        given, separator, value = text.partition("=")
+        key = given.lstrip("-").replace("-", "_")
+        if not separator:
+            raise TridentError(f"'{text}' is not a setting: write KEY=VALUE, for example training.steps=100")
+        known = full_key(recipe, key)
+        section, name = known.split(".")
+        values[section][name] = _parse(value, keys[known])
+    return typing.cast(Recipe, _build(Recipe, values, ""))
+
+
+def full_key(recipe: Recipe, key: str) -> str:
+    """`section.key` of a setting, whose section may be omitted."""
+    keys = setting_types(recipe)
+    matches = [known for known in keys if known == key or known.split(".")[1] == key]
+    if len(matches) > 1:
+        raise TridentError(f"setting '{key}' is ambiguous: write {' or '.join(matches)}")
+    if not matches:
+        short = [known.split(".")[1] for known in keys]
+        raise TridentError(f"unknown setting '{key}'{nearest(key, [*keys, *short])}")
+    return matches[0]
+
+
+def setting_of(recipe: Recipe, key: str) -> Any:
+    section, name = key.split(".")
+    return getattr(getattr(recipe, section), name)
+
+
+def shown(value: Any) -> str:
+    """A setting's value as one writes it in a recipe or on the command line."""
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def setting_types(recipe: Recipe) -> dict[str, Any]:
+    """The type of every setting of a recipe, by section.key; a method's settings are among them."""
+    return {
+        f"{section}.{entry.name}": hints[entry.name]
+        for section, kind in _sections(recipe)
+        for hints in [typing.get_type_hints(kind)]
+        for entry in dataclasses.fields(kind)
+    }
+
+
+def setting_help(recipe: Recipe) -> dict[str, str]:
+    return {
+        f"{section}.{entry.name}": entry.metadata["help"]
+        for section, kind in _sections(recipe)
+        for entry in dataclasses.fields(kind)
+    }
+
+
+def after_training(recipe: Recipe) -> set[str]:
+    """The settings that may be changed for trained weights: how they are measured, and how the method predicts."""
+    own = {f"method.{entry.name}" for entry in dataclasses.fields(recipe.method) if entry.metadata["after_training"]}
+    return own | {key for key in setting_types(recipe) if key.split(".")[0] in ("episode", "protocol", "views")}
+
+
+def _sections(recipe: Recipe) -> list[tuple[str, Any]]:
+    parts = [(entry.name, getattr(recipe, entry.name)) for entry in dataclasses.fields(recipe)]
+    return [(name, type(part)) for name, part in parts if dataclasses.is_dataclass(part)]
+
+
+def _build(kind: Any, values: Any, where: str) -> Any:
+    if not isinstance(values, dict):
+        raise TridentError(f"'{where.rstrip('.')}' must be a table of settings, not {values!r}")
+    if where in ("method.", "backbone."):
+        kind, values = _named(values, where)
+    hints = {entry.name: typing.get_type_hints(kind)[entry.name] for entry in dataclasses.fields(kind)}
+    unknown = [key for key in values if key not in hints]
+    if unknown:
+        raise TridentError(f"unknown setting '{where}{unknown[0]}'{nearest(unknown[0], list(hints))}")
+    needed = [entry.name for entry in dataclasses.fields(kind) if _has_no_default(entry)]
+    missing = [name for name in needed if name not in values]
+    if missing:
+        raise TridentError(f"setting '{where}{missing[0]}' is missing")
+    built = {
+        key: _build(hints[key], value, f"{where}{key}.")
+        if dataclasses.is_dataclass(hints[key])
+        else _checked(value, hints[key], where + key)
+        for key, value in values.items()
+    }
+    return kind(**built)
+
+
+def _named(values: dict[str, Any], where: str) -> tuple[Any, dict[str, Any]]:
+    """The class that a [method] or [backbone] table names, and the settings for it."""
+    default = "trident" if where == "method." else "conv4"
+    name, rest = values.get("name", default), {key: value for key, value in values.items() if key != "name"}
+    if not isinstance(name, str):
+        raise TridentError(f"{where}name is {name!r}: it must be text")
+    if where == "method.":
+        return method_class(name), rest
+    if name not in BACKBONES:
+        raise TridentError(f"backbone.name is '{name}': it must be one of {', '.join(BACKBONES)}")
+    return imported(BACKBONES[name]), rest
+
+
+def _has_no_default(entry: "dataclasses.Field[Any]") -> bool:
+    return entry.default is dataclasses.MISSING and entry.default_factory is dataclasses.MISSING
+
+
+def _checked(value: Any, hint: Any, key: str) -> Any:
+    """The value as its type wants it, or an error that says what would be right."""
+    if isinstance(hint, types.UnionType):
+        inner, _ = typing.get_args(hint)  # all unions are "something or None"
+        return None if value is None or value == "none" else _checked(value, inner, key)
+    if typing.get_origin(hint) is typing.Literal:
+        choices = typing.get_args(hint)
+        if value not in choices:
+            raise TridentError(f"{key} is {value!r}: it must be one of {', '.join(choices)}")
+        return value
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is not hint:
+        names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+        raise TridentError(f"{key} is {value!r}: it must be {names[hint]}")
+    return value
+
+
+def _parse(text: str, hint: Any) -> Any:
+    """A value from the command line, where everything is text; `_checked` finds what it cannot be."""
+    if isinstance(hint, types.UnionType):
+        inner, _ = typing.get_args(hint)
+        return None if text.lower() == "none" else _parse(text, inner)
+    if hint is bool:
+        return BOOLEANS.get(text.lower(), text)
+    if hint in (int, float):
+        try:
+            return hint(text.replace("_", ""))
+        except ValueError:
+            return text
+    return text

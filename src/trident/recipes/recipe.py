@@ -1,0 +1,67 @@
+"""A recipe: everything that a training run is made from."""
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+
+from trident.backbones.conv4 import Conv4Backbone
+from trident.errors import TridentError
+from trident.methods.base import Method, Model
+from trident.methods.trident.method import Trident
+from trident.nn.parameters import Parameters
+from trident.settings import EpisodeSpec, Protocol, TrainingSettings, Views
+
+
+@dataclass(frozen=True)
+class Recipe:
+    name: str
+    summary: str
+    dataset: str
+    episode: EpisodeSpec = EpisodeSpec()
+    protocol: Protocol = Protocol()
+    views: Views = Views()
+    backbone: Conv4Backbone = Conv4Backbone()
+    method: Method = field(default_factory=Trident)
+    training: TrainingSettings = TrainingSettings()
+
+    @cached_property
+    def model(self) -> Model:
+        """The recipe's method on its backbone, which knows its parameters but holds none."""
+        return self.method.model(self.backbone, self.episode)
+
+    def initial(self, seed: int) -> Parameters:
+        """Random weights to start training from."""
+        return self.model.initial(torch.Generator().manual_seed(seed))
+
+    def shapes(self) -> Parameters:
+        """Parameters on torch's meta device: their names, shapes and types without their values."""
+        with torch.device("meta"):
+            return self.model.initial(torch.Generator())
+
+    def running_shapes(self) -> Parameters:
+        with torch.device("meta"):
+            return self.model.initial_running()
+
+    def in_training(self) -> "Recipe":
+        """The recipe as training uses it: its tasks may be larger than those it is measured on."""
+        own, episode = self.training, self.episode
+        episode = replace(
+            episode,
+            n_way=episode.n_way if own.task_ways is None else own.task_ways,
+            n_query=episode.n_query if own.task_queries is None else own.task_queries,
+        )
+        # A classifier of all training classes is trained like any other: by the statistics of its batches.
+        on_classes = self.method.about.trained_on == "classes"
+        protocol = replace(self.protocol, batch_norm="transductive") if on_classes else self.protocol
+        return replace(self, episode=episode, protocol=protocol, method=self.method.in_training(), views=Views())
+
+    def describe_protocol(self) -> str:
+        """How a prediction is made, in words: part of every result."""
+        how = [self.protocol.describe(latents=bool(self.model.noise_shapes(self.episode, 1))), self.method.describe()]
+        return ", ".join(part for part in how if part) + self.views.describe()
+
+    def check_all_at_once(self) -> None:
+        """For what looks at all queries of a task together."""
+        if self.protocol.queries_at_once == "one":
+            raise TridentError("protocol.queries_at_once is 'one': it has a meaning for accuracy and calibration only")

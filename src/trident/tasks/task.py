@@ -1,0 +1,104 @@
+"""Some few-shot tasks as tensors: what a method sees of them, and what only its training loss may see."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+Noise = Mapping[str, Tensor]  # names begin with the set that the noise is for, "support/" or "query/"
+
+
+@dataclass(frozen=True)
+class Task:
+    """Some tasks of one shape, as a method sees them. No prediction can depend on query labels: they are not here."""
+
+    images: Tensor  # (task, n_support + n_queries, height, width, channel): uint8, or floating point in 0 .. 1
+    support_labels: Tensor  # (task, n_support) int64
+    n_way: int
+    noise: Noise = field(default_factory=dict)  # (task, n_support or n_queries, size) each, as the method asked for
+    _made: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @property
+    def n_tasks(self) -> int:
+        return len(self.images)
+
+    @property
+    def n_support(self) -> int:
+        return self.support_labels.shape[1]
+
+    @property
+    def n_queries(self) -> int:
+        return self.images.shape[1] - self.n_support
+
+    @property
+    def device(self) -> torch.device:
+        return self.images.device
+
+    @property
+    def support(self) -> slice:
+        return slice(self.n_support)
+
+    @property
+    def queries(self) -> slice:
+        return slice(self.n_support, None)
+
+    @cached_property
+    def pixels(self) -> Tensor:
+        """The images with values in 0 .. 1."""
+        return self.images.float() / 255 if self.images.dtype == torch.uint8 else self.images
+
+    def once(self, name: str, make: Callable[[Tensor], Tensor]) -> Tensor:
+        """What `make` returns for the pixels, computed the first time it is asked for under this name."""
+        if name not in self._made:
+            self._made[name] = make(self.pixels)
+        return self._made[name]
+
+    def with_images(self, images: Tensor) -> "Task":
+        return replace(self, images=images)
+
+
+class Labels(NamedTuple):
+    """The truth about the queries, for the training loss and for scoring only."""
+
+    queries: Tensor  # (task, n_queries) int64: places among the task's classes
+    training_classes: Tensor | None = None  # (task, n_queries) int64: places among all training classes
+
+
+class Batch(NamedTuple):
+    """Tasks to learn from or to be measured on."""
+
+    task: Task
+    labels: Labels
+
+
+def queries_alone(task: Task, index: int, queries: Sequence[int], fill: bool = False) -> Task:
+    """Some queries of one task, each as the only query of a task of its own with the same support set.
+
+    A method whose weights are tied to positions needs all of them taken; `fill` puts copies of the support images into
+    the positions of the other queries, behind the query itself.
+    """
+    n, rows = len(queries), rows_alone(task.n_support, queries)
+    n_fillers = task.n_queries - 1 if fill else 0
+    rows = torch.cat([rows, (torch.arange(n_fillers) % max(1, task.n_support)).expand(n, -1)], 1)
+
+    def noise_of(name: str, values: Tensor) -> Tensor:
+        if not name.startswith("query/"):
+            return values[index].expand(n, *values.shape[1:])
+        own = values[index, list(queries)][:, None]  # (query, 1, size)
+        return torch.cat([own, own.new_zeros(n, n_fillers, own.shape[2])], 1)
+
+    return Task(
+        task.images[index][rows],
+        task.support_labels[index].expand(n, -1),
+        task.n_way,
+        {name: noise_of(name, values) for name, values in task.noise.items()},
+    )
+
+
+def rows_alone(n_support: int, queries: Sequence[int]) -> Tensor:
+    """Where a task's support images and one of its queries are among its images: (query, n_support + 1)."""
+    support = torch.arange(n_support).expand(len(queries), -1)
+    return torch.cat([support, n_support + torch.tensor(list(queries))[:, None]], 1)
