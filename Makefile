@@ -2,11 +2,12 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 ifndef RUN
 RUN := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 endif
 
-.PHONY: demo test check format bench clean
+.PHONY: demo test test-slow test-all check format bench clean
 
 demo: .venv/.installed
 	$(BIN)/trident train glyphs --out $(RUN)
@@ -15,7 +16,13 @@ demo: .venv/.installed
 	@echo "Open $(RUN)/report.html in a browser"
 
 test: .venv/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal
+	$(PYTEST) -m "not slow"
+
+test-slow: .venv/.installed-dev
+	$(PYTEST) -m slow
+
+test-all: .venv/.installed-dev
+	$(PYTEST)
 
 check: .venv/.installed-dev
 	$(BIN)/ruff check .

@@ -12,8 +12,8 @@ recipe = "glyphs"
 [settings]
 episode.n_way = 3
 episode.n_query = 2
-model.channels = 4
-model.semantic_latents = 4
+backbone.channels = 4
+method.semantic_latents = 4
 [settings.training]
 steps = 4
 tasks_per_step = 1
@@ -24,11 +24,11 @@ log_every = 1
 [evaluation]
 tasks = 3
 [[axes]]
-setting = "model.label_latents"
+setting = "method.label_latents"
 label = "latents"
 values = [3, 5]
 [[axes]]
-setting = "model.attfex"
+setting = "method.attfex"
 values = ["positional", "off"]
 """
 CELLS = ["latents-3-attfex-positional", "latents-3-attfex-off", "latents-5-attfex-positional", "latents-5-attfex-off"]
@@ -39,14 +39,14 @@ dataset = "noise"
 [episode]
 n_way = 3
 n_query = 2
-[model]
+[backbone]
 image_size = 16
 image_channels = 1
 channels = 4
+[method]
 label_latents = 3
 semantic_latents = 3
-[adaptation]
-steps = 1
+inner_steps = 1
 [training]
 steps = 4
 tasks_per_step = 1
@@ -56,7 +56,7 @@ save_every = 1
 log_every = 1
 """
 TINY_GRID = 'summary = "noise"\nrecipe = "tiny.toml"\n[evaluation]\ntasks = 2\n'
-RATES = '[[axes]]\nsetting = "adaptation.rate"\nlabel = "alpha"\nvalues = [{}]\n'
+RATES = '[[axes]]\nsetting = "method.inner_rate"\nlabel = "alpha"\nvalues = [{}]\n'
 
 
 class Answer(subprocess.CompletedProcess[str]):

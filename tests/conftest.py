@@ -16,28 +16,21 @@ import torch
 
 from ablation_grids import TINY_RECIPE as TINY_GRID_RECIPE
 from ablation_grids import Ablate_command, Answer
+from trident.backbones.conv4 import Conv4Backbone
 from trident.cli import main
 from trident.data.store import ImageStore, class_table, store_in_memory, write_store
-from trident.learning.inner_loop import Learner, TaskBatch
-from trident.methods.trident.network import Noise, TaskImages, Trident
+from trident.learning.inner_loop import InnerLoopLearner
+from trident.methods.trident.method import Trident
 from trident.nn.parameters import Parameters
-from trident.settings import (
-    AdaptationSettings,
-    EpisodeSpec,
-    ModelSettings,
-    ObjectiveSettings,
-    Protocol,
-    Recipe,
-    TrainingSettings,
-)
+from trident.recipes.recipe import Recipe
+from trident.settings import EpisodeSpec, Protocol, TrainingSettings
 from trident.tasks.episodes import EpisodeSampler
 from trident.tasks.source import TaskSource
+from trident.tasks.task import Batch, Labels, Task
 
 TINY_EPISODE = EpisodeSpec(n_way=3, n_shot=2, n_query=2)
-TINY_MODEL = ModelSettings(
-    image_size=16,
-    image_channels=1,
-    channels=4,
+TINY_BACKBONE = Conv4Backbone(image_size=16, image_channels=1, channels=4)
+TINY_METHOD = Trident(
     label_latents=5,
     semantic_latents=6,
     classifier_width=4,
@@ -45,18 +38,28 @@ TINY_MODEL = ModelSettings(
     attfex_width_n=4,
     attention_activation=True,
     decoder_batch_norm=True,
+    inner_rate=1e-3,
+    inner_steps=2,
 )
 TINY_RECIPE = Recipe(
     name="tiny",
     summary="for tests",
     dataset="noise",
     episode=TINY_EPISODE,
-    model=TINY_MODEL,
-    adaptation=AdaptationSettings(rate=1e-3, steps=2),
+    backbone=TINY_BACKBONE,
+    method=TINY_METHOD,
     training=TrainingSettings(
         steps=20, tasks_per_step=2, rate=1e-3, validate_every=10, validation_tasks=4, save_every=5, log_every=2
     ),
 )
+
+
+class Silent:
+    """Watches a training run and says nothing."""
+
+    def on_step(self, step: int, values: dict[str, Any]) -> None: ...
+
+    def on_validation(self, step: int, validated: Any, best: bool) -> None: ...
 
 
 def tiny_store(images_per_class: int = 8, size: int = 16) -> ImageStore:
@@ -70,51 +73,54 @@ def tiny_store(images_per_class: int = 8, size: int = 16) -> ImageStore:
     return store_in_memory("noise", images.reshape(-1, size, size, 1).astype(np.uint8), class_table(names))
 
 
-def tiny_tasks(n_tasks: int = 2, inner_steps: int = 3, seed: int = 0, episode: EpisodeSpec = TINY_EPISODE) -> TaskBatch:
-    """Random tasks in float64."""
+def tiny_tasks(n_tasks: int = 2, inner_steps: int = 3, seed: int = 0, episode: EpisodeSpec = TINY_EPISODE) -> Batch:
+    """Random tasks in float64, with noise for TINY_METHOD."""
     generator = torch.Generator().manual_seed(seed)
-
-    def noise(n: int) -> Noise:
-        shapes = ((n_tasks, n, TINY_MODEL.semantic_latents), (n_tasks, n, TINY_MODEL.label_latents))
-        return Noise(*(torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes))
-
-    size = TINY_MODEL.image_size
+    model = replace(TINY_METHOD, inner_steps=inner_steps).model(TINY_BACKBONE, episode)
+    noise = {
+        name: torch.randn((n_tasks, *shape), generator=generator, dtype=torch.float64)
+        for name, shape in model.noise_shapes(episode, 1).items()
+    }
+    size = TINY_BACKBONE.image_size
     pixels = torch.rand(n_tasks, episode.n_images, size, size, 1, generator=generator, dtype=torch.float64)
     ways = torch.arange(episode.n_way)
     labels = torch.stack(
         [torch.randperm(episode.n_queries, generator=generator) % episode.n_way for _ in range(n_tasks)]
     )
-    return TaskBatch(
-        TaskImages(pixels, ways.repeat_interleave(episode.n_shot).expand(n_tasks, -1)),
-        labels,
-        tuple(noise(episode.n_support) for _ in range(inner_steps)),
-        (noise(episode.n_queries),),
+    support_labels = ways.repeat_interleave(episode.n_shot).expand(n_tasks, -1)
+    return Batch(Task(pixels, support_labels, episode.n_way, noise), Labels(labels))
+
+
+def one_task(batch: Batch, index: int) -> Batch:
+    """One task of a batch, as a batch of its own."""
+    only, (task, labels) = slice(index, index + 1), batch
+    noise = {name: values[only] for name, values in task.noise.items()}
+    classes = None if labels.training_classes is None else labels.training_classes[only]
+    return Batch(
+        Task(task.images[only], task.support_labels[only], task.n_way, noise), Labels(labels.queries[only], classes)
     )
 
 
-def one_task(tasks: TaskBatch, index: int) -> TaskBatch:
-    only = slice(index, index + 1)
-    return TaskBatch(
-        TaskImages(tasks.images.stored[only], tasks.support_labels[only]),
-        tasks.query_labels[only],
-        tuple(Noise(*(part[only] for part in noise)) for noise in tasks.support_noise),
-        tuple(Noise(*(part[only] for part in noise)) for noise in tasks.query_noise),
-        None if tasks.query_classes is None else tasks.query_classes[only],
-    )
+def tiny_learner(batch_norm: str = "transductive", **method: Any) -> InnerLoopLearner:
+    """TINY_METHOD with other settings where given; `channels` and `activation` are the backbone's."""
+    of_backbone = {key: method.pop(key) for key in ("channels", "activation") if key in method}
+    settings = replace(TINY_METHOD, **method)
+    return InnerLoopLearner(settings.model(replace(TINY_BACKBONE, **of_backbone), TINY_EPISODE), batch_norm)
 
 
-def tiny_learner(adaptation: AdaptationSettings, batch_norm: str = "transductive", **model: object) -> Learner:
-    settings = replace(TINY_MODEL, **model)  # type: ignore[arg-type]
-    return Learner(Trident(settings, TINY_EPISODE, adaptation.refinements), ObjectiveSettings(), adaptation, batch_norm)
+def initial(model: Any, seed: int = 0) -> Parameters:
+    """Random weights of a model."""
+    parameters: Parameters = model.initial(torch.Generator().manual_seed(seed))
+    return parameters
 
 
 def doubles(parameters: Parameters) -> Parameters:
     return {key: value.double() for key, value in parameters.items()}
 
 
-def source_for(recipe: Recipe, store: ImageStore, stream: str = "train", **options: object) -> TaskSource:
+def source_for(recipe: Recipe, store: ImageStore, stream: str = "train", **options: Any) -> TaskSource:
     sampler = EpisodeSampler(store, stream, recipe.episode, Protocol())
-    return TaskSource(sampler, recipe.model, recipe.adaptation, 0, stream, **options)  # type: ignore[arg-type]
+    return TaskSource(sampler, recipe.model.noise_shapes(recipe.episode, 1), 0, stream, **options)
 
 
 Trident_command = Callable[..., subprocess.CompletedProcess[str]]

@@ -1,83 +1,128 @@
-"""The shape of the code: imports run one way, help needs no torch, files stay small."""
+"""The shape of the code: layers import downwards only, help needs no torch, files stay small, methods see no truth."""
 
 import ast
+import functools
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-PACKAGE = Path(__file__).parent.parent / "src" / "trident"
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "trident"
 MODULES = sorted(path.relative_to(PACKAGE.parent) for path in PACKAGE.rglob("*.py"))
+STATIC = sorted(path.relative_to(PACKAGE.parent) for path in (PACKAGE / "web" / "static").iterdir())
+
+LAYERS = (  # from top to bottom: each may import from those below it
+    ("cli", "web"),
+    ("bench", "report", "ablations"),
+    ("labelling",),
+    ("measuring",),
+    ("learning",),
+    ("engines",),
+    ("recipes",),
+    ("methods",),
+    ("backbones",),
+    ("tasks",),
+    ("nn", "data"),
+    ("settings", "errors", "files", "importing", "weights"),
+)
+BESIDE = {("cli", "web"), ("ablations", "report"), ("settings", "errors"), ("files", "errors")}  # in one layer
+WEB_COMMAND = Path("trident", "cli", "web.py")  # the only file of `cli` that may import from `web`
 
 
-def imported_by(module: Path) -> set[str]:
-    """Modules of ours that a file imports when it is itself imported; those inside functions count too."""
-    names: set[str] = set()
-    for node in ast.walk(ast.parse((PACKAGE.parent / module).read_text("utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            names.add(node.module)
+class Import(NamedTuple):
+    line: int
+    name: str  # trident.data.store, or trident.data.store.ImageStore
+    at_once: bool  # when the file is imported, and not in a function
+
+
+@functools.cache
+def imports_of(module: Path) -> tuple[Import, ...]:
+    """All imports of a file, those inside functions and under TYPE_CHECKING too."""
+    tree = ast.parse((PACKAGE.parent / module).read_text("utf-8"))
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            assert node.module and not node.level, f"{module}:{node.lineno}: a relative import"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-    return {name for name in names if name.startswith("trident")}
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        found += [Import(node.lineno, name, node in tree.body) for name in names]
+    return tuple(found)
 
 
-def test_data_and_networks_do_not_know_each_other() -> None:
+def part_of(name: str) -> str:
+    """The part of the package that a module belongs to: `trident.data.store` is of `data`."""
+    return name.split(".")[1]
+
+
+def module_name(module: Path) -> str:
+    return ".".join(module.with_suffix("").parts).removesuffix(".__init__")
+
+
+def test_layers_import_downwards_only() -> None:
+    depth = {part: place for place, layer in enumerate(LAYERS) for part in layer}
+    top_level = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()}
+    assert set(depth) == top_level - {"__init__", "__main__"}
+    wrong = []
     for module in MODULES:
-        if "data" in module.parts:
-            assert not any(name.startswith("trident.nn") for name in imported_by(module)), module
-        if "nn" in module.parts:
-            assert all(name.startswith(("trident.nn", "trident.errors")) for name in imported_by(module)), module
+        name = module_name(module)
+        own = "cli" if name == "trident.__main__" else name.partition(".")[2].split(".")[0]
+        for one in imports_of(module):
+            if not one.name.startswith("trident.") or part_of(one.name) == own or one.name == "trident.__version__":
+                continue
+            other = part_of(one.name)
+            allowed = (own in depth and depth[own] < depth[other]) or (own, other) in BESIDE
+            if not allowed or (other == "web" and module != WEB_COMMAND):
+                wrong.append(f"{module}:{one.line} imports {one.name}")
+    assert wrong == []
 
 
-def test_nothing_imports_the_command_line() -> None:
-    leaves = ("trident.cli", "trident.cli.console")
+def test_the_web_extra_need_not_be_installed() -> None:
+    extra = ("fastapi", "starlette", "uvicorn", "python_multipart", "trident.web")
     for module in MODULES:
-        if "cli" not in module.parts and module.name != "__main__.py":
-            assert not any(name.startswith(leaf) for name in imported_by(module) for leaf in leaves), module
-
-
-def test_only_its_command_knows_the_web_page() -> None:
-    """It is an extra, and not installed everywhere."""
-    extra = ("fastapi", "starlette", "uvicorn", "python_multipart")
-    for module in MODULES:
-        text = (PACKAGE.parent / module).read_text("utf-8")
-        at_once = {
-            name
-            for node in ast.parse(text).body
-            if isinstance(node, ast.Import | ast.ImportFrom)
-            for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [one.name for one in node.names])
-        }
-        if "web" not in module.parts:
-            assert not any(name.startswith(extra) for name in at_once), module
-            assert not any(name.startswith("trident.web") for name in at_once), module
-            if module.parts[-2:] != ("cli", "web.py"):
-                assert not any(name.startswith("trident.web") for name in imported_by(module)), module
+        if module.parts[1] != "web":
+            assert not [one for one in imports_of(module) if one.at_once and one.name.startswith(extra)], module
 
 
 def test_no_import_cycles() -> None:
-    graph = {
-        ".".join(module.with_suffix("").parts).removesuffix(".__init__"): imported_by(module) for module in MODULES
-    }
-    graph = {
-        name: {other for other in found if other in graph and other not in ("trident", name)}
-        for name, found in graph.items()
-    }
+    names = {module_name(module) for module in MODULES}
+
+    def targets(module: Path) -> set[str]:
+        found = {one.name for one in imports_of(module)}
+        found |= {name.rpartition(".")[0] for name in found}
+        return (found & names) - {"trident", module_name(module)}
+
+    graph = {module_name(module): targets(module) for module in MODULES}
+    done: set[str] = set()
 
     def visit(name: str, path: tuple[str, ...]) -> None:
         assert name not in path, " -> ".join((*path, name))
-        for other in graph[name]:
-            visit(other, (*path, name))
+        if name not in done:
+            for other in graph[name]:
+                visit(other, (*path, name))
+            done.add(name)
 
     for name in graph:
         visit(name, ())
 
 
-@pytest.mark.parametrize(
-    "module",
-    [*MODULES, *(path.relative_to(PACKAGE.parent) for path in sorted((PACKAGE / "web" / "static").iterdir()))],
-    ids=str,
-)
+def test_few_files_lie_at_the_top() -> None:
+    assert len([path for path in PACKAGE.iterdir() if path.is_file()]) <= 12
+
+
+@pytest.mark.parametrize("package", [module for module in MODULES if module.name == "__init__.py"], ids=str)
+def test_every_package_says_what_it_is(package: Path) -> None:
+    docstring = ast.get_docstring(ast.parse((PACKAGE.parent / package).read_text("utf-8"))) or ""
+    assert re.match(r"\S+ .*\.$", docstring, re.DOTALL), docstring
+
+
+@pytest.mark.parametrize("module", [*MODULES, *STATIC], ids=str)
 def test_files_can_be_taken_in_at_once(module: Path) -> None:
     assert len((PACKAGE.parent / module).read_text("utf-8").splitlines()) <= 350
 
@@ -94,3 +139,41 @@ def test_help_does_not_wait_for_torch(arguments: list[str], said: str) -> None:
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert said in result.stdout
+
+
+METHOD = '''"""A method whose head returns features as logits."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from trident.methods.base import HeadOnFeatures
+from trident.methods.protonet import ProtoNet
+from trident.nn.parameters import Parameters
+from trident.tasks.task import Task
+
+
+@dataclass(frozen=True)
+class FirstFeatures(HeadOnFeatures):
+    about = ProtoNet.about
+
+    def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
+        truth = task.query_labels
+        return features[:, task.queries, : task.n_way]
+'''
+
+
+def test_a_head_that_reads_query_labels_does_not_type_check(tmp_path: Path) -> None:
+    """Both files in one run of mypy, with the project's settings. The code they import is checked elsewhere."""
+    line = METHOD[: METHOD.index("query_labels")].count("\n") + 1
+    lines = METHOD.splitlines(keepends=True)
+    (tmp_path / "cheating_method.py").write_text(METHOD)
+    (tmp_path / "honest_method.py").write_text("".join(lines[: line - 1] + lines[line:]))
+    command = [sys.executable, "-m", "mypy", "--no-error-summary", "--hide-error-context", "--no-pretty"]
+    files = [str(tmp_path / "cheating_method.py"), str(tmp_path / "honest_method.py")]
+    result = subprocess.run([*command, *files], cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 1, result.stdout + result.stderr
+    said = [row for row in result.stdout.splitlines() if "_method.py:" in row]
+    assert len(said) == 1, result.stdout
+    assert f"cheating_method.py:{line}: error: " in said[0]
+    assert '"query_labels"' in said[0] and said[0].endswith("[attr-defined]")

@@ -9,26 +9,26 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import TINY_RECIPE, tiny_store
+from conftest import TINY_METHOD, TINY_RECIPE, Silent, tiny_store
 from trident.data.store import ImageStore, class_table, store_in_memory, write_store
+from trident.engines.execution import Execution
+from trident.engines.learner import Learner
 from trident.errors import NotFiniteError
 from trident.learning.checkpoint import Checkpoint, save_checkpoint
 from trident.learning.run_start import start_run
 from trident.learning.training import train
 from trident.measuring.audit import DEFAULT, PROTOCOLS, SORTED, Audit, AuditRow, audit
-from trident.measuring.evaluate import Evaluation, evaluate_checkpoint, set_up
-from trident.measuring.prediction import alone, predict, predict_one_by_one
-from trident.methods.trident.network import Trident
-from trident.recipes import load_recipe
+from trident.measuring.evaluate import Evaluation, evaluate
+from trident.measuring.prediction import predict, predict_one_by_one
+from trident.measuring.subject import Function, PredictFunction, TrainedModel
+from trident.measuring.validation import validate
+from trident.methods.base import Method
+from trident.methods.protonet import ProtoNet
+from trident.recipes.loading import load_recipe
 from trident.settings import EpisodeSpec, Protocol
 from trident.tasks.episodes import EpisodeSampler, task_generator
 from trident.tasks.source import TaskSource
-
-
-class Silent:
-    def on_step(self, step: int, values: dict[str, float]) -> None: ...
-
-    def on_validation(self, step: int, evaluation: object, best: bool) -> None: ...
+from trident.tasks.task import Task, queries_alone
 
 
 def blurred_store() -> ImageStore:
@@ -42,20 +42,53 @@ def blurred_store() -> ImageStore:
     return store_in_memory("blurred", pixels, class_table(names))
 
 
+def nearest_mean(support: np.ndarray, labels: np.ndarray, queries: np.ndarray) -> np.ndarray:
+    """One where the mean support image is nearest, else 0."""
+    means = np.stack([support[labels == label].mean(0) for label in range(labels.max() + 1)])
+    distances = np.square(queries[:, None].astype(float) - means).sum((2, 3, 4))
+    return np.asarray(np.eye(len(means))[distances.argmin(1)])
+
+
+def by_place(support: np.ndarray, labels: np.ndarray, queries: np.ndarray) -> np.ndarray:
+    """Takes the first queries for the first class and so on; by the images it is right now and then."""
+    n_way = labels.max() + 1
+    places = np.eye(n_way)[np.arange(len(queries)) * n_way // len(queries)]
+    return np.asarray(0.6 * places + 0.4 * nearest_mean(support, labels, queries))
+
+
+def test_a_function_that_reads_the_places_of_queries_is_found_out() -> None:
+    chosen = {name: PROTOCOLS[name] for name in ("default", SORTED)}
+    episode = EpisodeSpec(n_way=2, n_shot=5, n_query=8)
+
+    def audited(function: Function) -> Audit:
+        subject = PredictFunction(function, episode)
+        return audit(subject, blurred_store(), split="test", tasks=40, seed=0, protocols=chosen)
+
+    cheat, honest = audited(by_place), audited(nearest_mean)
+    assert cheat.depends_on_query_order and not honest.depends_on_query_order
+    assert "ACCURACY DEPENDS ON QUERY ORDER: 100.00 % when queries are sorted by class" in cheat.verdict()
+    assert f"{cheat.rows[0].evaluation.accuracy:.2f} % when the same queries are shuffled" in cheat.verdict()
+    assert "No dependence on query order found" in honest.verdict()
+    assert honest.rows[0].evaluation.accuracy > 60
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["class_sorted", "shuffled"])
 def test_the_audit_finds_a_dependence_on_query_order_where_there_is_one(order: str, tmp_path: Path) -> None:
     small = ["image_size=16", "channels=8", "label_latents=8", "semantic_latents=4", "classifier_width=16"]
     few = ["n_way=2", "n_query=8", "training.steps=150", "validate_every=1000", "validation_tasks=2"]
     paper = ["classifier_start=learned", f"query_order={order}"]
     recipe, store = load_recipe("glyphs", [*small, *few, *paper]), blurred_store()
-    trained = train(start_run(recipe, store, "none", tmp_path / "run", "cpu"), store, tmp_path / "run", "cpu", Silent())
+    start = start_run(recipe, store, "none", tmp_path / "run", "cpu")
+    trained = train(start, store, tmp_path / "run", "cpu", Silent(), validate)
     trained = replace(trained, parameters={key: value.detach() for key, value in trained.parameters.items()})
     chosen = {name: PROTOCOLS[name] for name in ("default", SORTED)}
     result = audit(trained, store, split="test", tasks=200, seed=0, protocols=chosen)
     assert result.rows[0].evaluation.accuracy > 85  # it did learn: chance is 50 %
     if order == "class_sorted":
         assert result.depends_on_query_order
-        assert result.row(SORTED).difference > 2
+        row = result.row(SORTED)
+        assert row is not None and row.difference > 2
         assert "ACCURACY DEPENDS ON QUERY ORDER" in result.verdict()
         assert f"{result.rows[0].evaluation.accuracy:.2f} % when the same queries are shuffled" in result.verdict()
     else:
@@ -63,10 +96,16 @@ def test_the_audit_finds_a_dependence_on_query_order_where_there_is_one(order: s
         assert "No dependence on query order found" in result.verdict()
 
 
-def untrained(**protocol: object) -> Checkpoint:
-    model = Trident(TINY_RECIPE.model, TINY_RECIPE.episode)
-    recipe = replace(TINY_RECIPE, protocol=replace(Protocol(), **protocol))  # type: ignore[arg-type]
-    return Checkpoint(recipe, model.initial(0), model.initial_running(), 0)
+def untrained(method: Method = TINY_METHOD, **protocol: object) -> Checkpoint:
+    recipe = replace(TINY_RECIPE, method=method, protocol=replace(Protocol(), **protocol))  # type: ignore[arg-type]
+    return Checkpoint(recipe, recipe.initial(0), recipe.model.initial_running(), 0)
+
+
+def learner_and_source(checkpoint: Checkpoint) -> tuple[Learner, TaskSource]:
+    """What measures these weights, and the test tasks they are measured on."""
+    model = TrainedModel(checkpoint.recipe, checkpoint.parameters, checkpoint.running)
+    prepared = model.prepare(tiny_store(), "test", 0, "cpu", "plain", "fp32", None)
+    return model.learner(Execution()), prepared.source
 
 
 def test_every_protocol_is_measured_once_and_paired() -> None:
@@ -111,11 +150,27 @@ def test_the_verdict_needs_the_default_and_sorted_queries(name: str, monkeypatch
     def blows_up(checkpoint: Checkpoint, store: ImageStore, protocol: Protocol, *_: object, **__: object) -> Evaluation:
         if protocol == PROTOCOLS[name]:
             raise NotFiniteError("it blew up")
-        return evaluate_checkpoint(checkpoint, store, protocol, split="test", tasks=2, seed=0)
+        return evaluate(checkpoint, store, protocol, split="test", tasks=2, seed=0)
 
-    monkeypatch.setattr("trident.measuring.audit.evaluate_checkpoint", blows_up)
+    monkeypatch.setattr("trident.measuring.audit.evaluate", blows_up)
     with pytest.raises(NotFiniteError, match="it blew up"):
         audit(untrained(), tiny_store(), split="test", tasks=2, seed=0)
+
+
+def test_without_sorted_queries_the_verdict_says_that_it_was_not_measured() -> None:
+    chosen = {name: PROTOCOLS[name] for name in ("default", "one latent sample")}
+    result = audit(untrained(), tiny_store(), split="test", tasks=2, seed=0, protocols=chosen)
+    assert "was not measured" in result.verdict()
+    assert (result.depends_on_query_order, result.no_dependence_found) == (False, False)
+    assert "was not measured" in result.to_json()["verdict"]
+
+
+def test_a_method_without_latents_has_no_rows_about_them() -> None:
+    result = audit(untrained(ProtoNet()), tiny_store(), split="test", tasks=2, seed=0)
+    about_latents = {"one latent sample", "average of 10 samples", "as the paper"}
+    assert [row.name for row in result.rows] == [name for name in PROTOCOLS if name not in about_latents]
+    assert result.without_result == {}
+    assert "latent" not in " ".join(row.evaluation.describe_protocol() for row in result.rows)
 
 
 def with_difference(difference: float, ci95: float, tasks: int = 100) -> Audit:
@@ -154,35 +209,30 @@ def test_protocols_share_classes_and_support_images() -> None:
 
 @pytest.fixture(params=["positional", "off"])
 def setup(request: pytest.FixtureRequest) -> Iterator[tuple[Checkpoint, str]]:
-    recipe = replace(TINY_RECIPE, model=replace(TINY_RECIPE.model, attfex=request.param))
-    model = Trident(recipe.model, recipe.episode)
-    yield Checkpoint(recipe, model.initial(0), model.initial_running(), 0), request.param
+    yield untrained(replace(TINY_METHOD, attfex=request.param)), request.param
 
 
 def test_a_query_alone_does_not_feel_the_others(setup: tuple[Checkpoint, str]) -> None:
     checkpoint, attfex = setup
-    store = tiny_store()
-    learner, parameters, source = set_up(
-        checkpoint.recipe, checkpoint.parameters, checkpoint.running, store, split="test", seed=0
-    )
-    tasks = source.batch(range(2))
-    one_by_one = predict_one_by_one(learner, parameters, tasks, at_once=4)
+    learner, source = learner_and_source(checkpoint)
+    parameters, task = checkpoint.parameters, source.batch(range(2)).task
+    one_by_one = predict_one_by_one(learner, parameters, task, at_once=4)
     assert one_by_one.shape == (2, 6, 3)
     # Other pictures in the places of all queries but one change nothing for that one; together they do.
     keep = 3
-    pixels = tasks.images.pixels.clone()
-    others = [tasks.images.n_support + i for i in range(6) if i != keep]
+    pixels = task.pixels.clone()
+    others = [task.n_support + i for i in range(6) if i != keep]
     pixels[:, others] = torch.rand_like(pixels[:, others])
-    changed = tasks._replace(images=replace(tasks.images, stored=pixels))
+    changed = task.with_images(pixels)
     after = predict_one_by_one(learner, parameters, changed, at_once=4)
     assert torch.equal(after[:, keep], one_by_one[:, keep])
     assert not torch.allclose(
-        predict(learner, parameters, changed)[:, keep], predict(learner, parameters, tasks)[:, keep]
+        predict(learner, parameters, changed)[:, keep], predict(learner, parameters, task)[:, keep]
     )
     # And it is the same as a task with that query only, where the network can take such a task.
     if attfex == "off":
-        single = alone(tasks, 1, [keep], fill=False)
-        assert single.images.pixels.shape[1] == tasks.images.n_support + 1
+        single = queries_alone(task, 1, [keep])
+        assert single.images.shape[1] == task.n_support + 1
         assert torch.allclose(predict(learner, parameters, single)[0, 0], one_by_one[1, keep], atol=1e-5)
 
 
@@ -191,12 +241,17 @@ def test_one_query_at_a_time_is_for_evaluation_only(tmp_path: Path) -> None:
         start_run(untrained(queries_at_once="one").recipe, tiny_store(), "none", tmp_path / "run", "cpu")
 
 
+def only_draw(task: Task, draw: int) -> Task:
+    """The task with one draw of its queries' noise."""
+    kept = {name: values for name, values in task.noise.items() if not name.startswith("query/")}
+    own = {f"query/0/{latent}": task.noise[f"query/{draw}/{latent}"] for latent in ("semantic", "label")}
+    return replace(task, noise=kept | own)
+
+
 def test_averaged_latents_average_probabilities() -> None:
     checkpoint = untrained(latents="average", latent_samples=4)
-    learner, parameters, source = set_up(
-        checkpoint.recipe, checkpoint.parameters, checkpoint.running, tiny_store(), split="test", seed=0
-    )
-    tasks = source.batch([0, 1])
-    assert isinstance(source, TaskSource)
-    singly = [predict(learner, parameters, tasks._replace(query_noise=(noise,))).exp() for noise in tasks.query_noise]
-    assert torch.allclose(predict(learner, parameters, tasks).exp(), torch.stack(singly).mean(0), atol=1e-6)
+    learner, source = learner_and_source(checkpoint)
+    parameters, task = checkpoint.parameters, source.batch([0, 1]).task
+    singly = [predict(learner, parameters, only_draw(task, draw)).exp() for draw in range(4)]
+    assert not torch.allclose(singly[0], singly[1])
+    assert torch.allclose(predict(learner, parameters, task).exp(), torch.stack(singly).mean(0), atol=1e-6)

@@ -12,10 +12,10 @@ from trident.bench import benchmarks
 from trident.bench.made_up import made_up_store
 from trident.bench.timing import measure
 from trident.engines.execution import Execution
-from trident.recipes import load_recipe
+from trident.recipes.loading import load_recipe
 
 Bench_command = Callable[..., Answer]
-TINY = ["--recipe", "glyphs", "--tasks", "2", "--repeats", "3", "model.channels=4", "n_query=2", "image_size=16"]
+TINY = ["--recipe", "glyphs", "--tasks", "2", "--repeats", "3", "backbone.channels=4", "n_query=2", "image_size=16"]
 KEYS = {
     *("benchmark", "recipe", "n_shot", "tasks", "steps", "device", "engine", "precision", "torch", "date", "repeats"),
     *("seconds", "tasks_per_second", "peak_memory_gib", "warm_up_seconds", "plain_seconds", "ratio", "difference"),
@@ -24,7 +24,7 @@ KEYS = {
 
 @pytest.mark.parametrize(("name", "largest_difference"), [("train", 1e-3), ("evaluate", 1e-4)])
 def test_numbers_as_json(trident_here: Bench_command, name: str, largest_difference: float) -> None:
-    result = trident_here("bench", name, *TINY, "--n-shot", "2", "adaptation.steps=2", "--device", "cpu", "--json")
+    result = trident_here("bench", name, *TINY, "--n-shot", "2", "method.inner_steps=2", "--device", "cpu", "--json")
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout)
     assert found.keys() >= KEYS
@@ -59,12 +59,31 @@ def test_a_table_that_carries_its_setting(trident_here: Bench_command, name: str
 
 
 def test_without_the_yardstick(trident_here: Bench_command) -> None:
-    adam = "adaptation.optimizer=adam"  # which the plain loop does not know
-    assert_one_line_error(trident_here("bench", "train", *TINY, adam), "optimizer", "'adam'", "--no-yardstick")
+    adam = "method.inner_optimizer=adam"  # which the plain loop does not know
+    assert_one_line_error(
+        trident_here("bench", "train", *TINY, adam), "method.inner_optimizer", "'adam'", "--no-yardstick"
+    )
     found = json.loads(trident_here("bench", "train", *TINY, adam, "--no-yardstick", "--json").stdout)
     assert found["seconds"] > 0
     assert all(found[key] is None for key in ("plain_seconds", "ratio", "difference"))
     assert "ratio" not in trident_here("bench", "train", *TINY, "--no-yardstick").stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe", "how"),
+    [
+        ("train", "glyphs-matching", ""),
+        ("evaluate", "glyphs-matching", ""),
+        ("evaluate", "glyphs-simpleshot", ", CL2N features"),
+    ],
+)
+def test_other_methods_are_timed_too(trident_here: Bench_command, name: str, recipe: str, how: str) -> None:
+    small = ["--recipe", recipe, "--tasks", "2", "--repeats", "1", "channels=4", "n_query=2", "image_size=16"]
+    assert_one_line_error(trident_here("bench", name, *small, "--device", "cpu"), "TRIDENT only", "--no-yardstick")
+    result = trident_here("bench", name, *small, "--device", "cpu", "--no-yardstick")
+    assert result.returncode == 0, result.stderr
+    expected = f"bench {name}: {recipe}, 5-way 1-shot, 10 queries, 16x16, 2 tasks{how}"
+    assert result.stdout.splitlines()[0] == expected
 
 
 @pytest.mark.parametrize(
@@ -76,7 +95,7 @@ def test_without_the_yardstick(trident_here: Bench_command) -> None:
         (["evaluate", "--precision", "bf16", "--engine", "plain"], ["bf16 needs the fused engine"]),
         (["train", "--n-shot", "3"], ["--n-shot is 3", "--recipe"]),
         (["train", "--recipe", "glyph"], ["'glyph'", "'glyphs'"]),
-        (["train", "adaptation.stesp=1"], ["'adaptation.stesp'", "'adaptation.steps'"]),
+        (["train", "method.inner_stesp=1"], ["'method.inner_stesp'", "'method.inner_steps'"]),
         (["train", "--data", "nowhere.store"], ["no store at"]),
         (["evaluate", "--data", "glyphs"], ["28x28", "84x84"]),
         (["evaluate", "--device", "cuda:99"], ["there is no cuda:99"]),
@@ -89,10 +108,9 @@ def test_mistakes(trident_here: Bench_command, arguments: list[str], words: list
 
 
 def test_n_shot_chooses_the_recipe(trident_here: Bench_command) -> None:
-    small = ["image_size=16", "channels=4", "n_query=2", "steps=1", "--tasks", "1", "--repeats", "1", "--no-yardstick"]
+    small = ["image_size=16", "channels=4", "n_query=2", "inner_steps=1", "--tasks", "1", "--repeats", "1"]
     for given, name in (([], "mini-5w1s"), (["--n-shot", "5"], "mini-5w5s")):
-        settings = [word.replace("steps", "adaptation.steps") for word in small]
-        result = trident_here("bench", "evaluate", *given, *settings, "--device", "cpu", "--json")
+        result = trident_here("bench", "evaluate", *given, *small, "--no-yardstick", "--device", "cpu", "--json")
         assert json.loads(result.stdout)["recipe"] == name, result.stderr
 
 

@@ -3,9 +3,10 @@
 import json
 import pickle
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,12 +15,20 @@ from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from conftest import TINY_RECIPE, Trident_command, assert_one_line_error, tiny_store
-from trident.cli.data import DatasetName
-from trident.data.prepare import DATASET_NAMES
+from ablation_grids import Answer
+from conftest import TINY_BACKBONE, TINY_RECIPE, Trident_command, assert_one_line_error, tiny_store
+from trident.data.registry import READERS
 from trident.data.store import open_store, write_store
 from trident.learning.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from trident.methods.trident.network import Trident
+
+Here = Callable[..., Answer]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trident_here: Here) -> Here:
+    """The command in an empty folder, but in this very process."""
+    monkeypatch.chdir(tmp_path)
+    return trident_here
 
 
 @pytest.fixture
@@ -32,9 +41,9 @@ def store(tmp_path: Path) -> Path:
 @pytest.fixture
 def weights(tmp_path: Path, store: Path) -> Path:
     """Untrained weights in a file of their own."""
-    model = Trident(TINY_RECIPE.model, TINY_RECIPE.episode)
     provenance = {"data": str(store), "dataset": "noise", "fingerprint": open_store(store).fingerprint}
-    checkpoint = Checkpoint(TINY_RECIPE, model.initial(0), model.initial_running(), 0, provenance=provenance)
+    running = TINY_RECIPE.model.initial_running()
+    checkpoint = Checkpoint(TINY_RECIPE, TINY_RECIPE.initial(0), running, 0, provenance=provenance)
     save_checkpoint(tmp_path / "weights.safetensors", checkpoint)
     return tmp_path / "weights.safetensors"
 
@@ -43,25 +52,25 @@ def files_in(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
 
 
-def test_parameter_counts(trident: Trident_command) -> None:
+def test_parameter_counts(here: Here) -> None:
     def total(*arguments: str) -> int:
-        result = trident("params", *arguments, "--json")
+        result = here("params", *arguments, "--json")
         return int(json.loads(result.stdout)["total"])
 
     assert total("mini-5w5s") == 412_238
     assert total("mini-5w1s") == 410_760
-    assert total("mini-5w1s", "model.decoder_batch_norm=true") == 410_958
+    assert total("mini-5w1s", "method.decoder_batch_norm=true") == 410_958
     assert total("mini-5w1s", "--decoder-batch-norm", "on") == 410_958
 
 
-def test_recipes_are_listed_and_explained(trident: Trident_command) -> None:
-    assert "mini-5w5s" in trident("recipes").stdout
-    shown = trident("recipes", "mini-5w5s").stdout
+def test_recipes_are_listed_and_explained(here: Here) -> None:
+    assert "mini-5w5s" in here("recipes").stdout
+    shown = here("recipes", "mini-5w5s").stdout
     assert "training.steps=22500" in shown
     assert "the paper's alpha_2" in shown
 
 
-def test_train_and_evaluate(trident: Trident_command, tmp_path: Path) -> None:
+def test_train_and_evaluate(trident: Trident_command, here: Here, tmp_path: Path) -> None:
     result = trident(
         "train",
         "glyphs",
@@ -86,10 +95,10 @@ def test_train_and_evaluate(trident: Trident_command, tmp_path: Path) -> None:
     assert (protocol["n_way"], protocol["n_shot"], protocol["n_query"], protocol["tasks"]) == (5, 1, 5, 4)
     assert (protocol["split"], protocol["query_order"], protocol["balance"]) == ("test", "shuffled", "balanced")
     assert (protocol["seed"], protocol["latents"], protocol["batch_norm"]) == (0, "mean", "transductive")
-    in_words = trident(*arguments)
+    in_words = here(*arguments)
     assert f"{answer['accuracy']:.2f} ± {answer['ci95']:.2f} %" in in_words.stdout
     assert "shuffled queries, balanced, transductive batch norm, latent means, 1 inner step, 4 tasks" in in_words.stdout
-    again = trident("train", "--resume", "run")
+    again = here("train", "--resume", "run")
     assert again.returncode == 0, again.stderr
 
 
@@ -105,35 +114,39 @@ def test_train_and_evaluate(trident: Trident_command, tmp_path: Path) -> None:
         ["--inner-steps", "0"],
     ],
 )
-def test_every_protocol_can_be_asked_for(trident: Trident_command, weights: Path, protocol: list[str]) -> None:
-    result = trident("evaluate", weights, "--tasks", "3", "--json", *protocol)
+def test_every_protocol_can_be_asked_for(here: Here, weights: Path, protocol: list[str]) -> None:
+    result = here("evaluate", weights, "--tasks", "3", "--json", *protocol)
     assert result.returncode == 0, result.stderr
     answered = json.loads(result.stdout)["protocol"]
     key, value = protocol[0][2:].replace("-", "_"), protocol[1]
-    assert str(answered["adaptation"]["steps"] if key == "inner_steps" else answered[key]) == value
+    if key == "inner_steps":
+        assert answered["method"] == "no inner steps"
+    else:
+        assert str(answered[key]) == value
 
 
-def test_prepare_and_show(trident: Trident_command, tmp_path: Path) -> None:
+def test_prepare_and_show(here: Here, tmp_path: Path) -> None:
     for split, letter in (("train", "a"), ("val", "b"), ("test", "c")):
         for n in range(2):
             folder = tmp_path / "pictures" / split / f"{letter}{n}"
             folder.mkdir(parents=True)
             for i in range(3):
                 Image.new("RGB", (30, 20), (10 * i, 99, 5)).save(folder / f"{i}.png")
-    made = trident("data", "prepare", "folder", "--from", "pictures", "--to", "pictures.store", "--image-size", "16")
+    made = here("data", "prepare", "folder", "--from", "pictures", "--to", "pictures.store", "--image-size", "16")
     assert made.returncode == 0, made.stderr
-    about = json.loads(trident("data", "show", "pictures.store", "--json").stdout)
+    about = json.loads(here("data", "show", "pictures.store", "--json").stdout)
     assert about["splits"]["train"]["classes"] == 2
     assert about["images"] == 18
-    assert "image_size     16" in trident("data", "show", "pictures.store", "--verify").stdout
+    assert "image_size     16" in here("data", "show", "pictures.store", "--verify").stdout
     content = bytearray((tmp_path / "pictures.store").read_bytes())
     content[-1] ^= 1
     (tmp_path / "pictures.store").write_bytes(content)
-    assert_one_line_error(trident("data", "show", "pictures.store", "--verify"), "has changed")
+    assert_one_line_error(here("data", "show", "pictures.store", "--verify"), "has changed")
 
 
-def test_the_command_line_knows_every_dataset() -> None:
-    assert get_args(DatasetName) == DATASET_NAMES
+def test_the_command_line_knows_every_dataset(here: Here) -> None:
+    told = " ".join(here("data", "prepare", "--help").stdout.split())
+    assert f"{', '.join(READERS)}." in told
 
 
 def test_missing_folder(trident: Trident_command, tmp_path: Path) -> None:
@@ -142,28 +155,28 @@ def test_missing_folder(trident: Trident_command, tmp_path: Path) -> None:
     assert files_in(tmp_path) == set()
 
 
-def test_corrupt_jpeg(trident: Trident_command, tmp_path: Path) -> None:
+def test_corrupt_jpeg(here: Here, tmp_path: Path) -> None:
     folder = tmp_path / "pictures" / "train" / "cat"
     folder.mkdir(parents=True)
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)).save(folder / "good.jpg")
     content = (folder / "good.jpg").read_bytes()
     (folder / "bad.jpg").write_bytes(content[: len(content) // 2])
     before = files_in(tmp_path)
-    assert_one_line_error(trident("data", "prepare", "folder", "--from", "pictures", "--to", "out.store"), "bad.jpg")
+    assert_one_line_error(here("data", "prepare", "folder", "--from", "pictures", "--to", "out.store"), "bad.jpg")
     assert files_in(tmp_path) == before
 
 
-def test_class_in_two_splits(trident: Trident_command, tmp_path: Path) -> None:
+def test_class_in_two_splits(here: Here, tmp_path: Path) -> None:
     for split in ("train", "test"):
         folder = tmp_path / "pictures" / split / "cat"
         folder.mkdir(parents=True)
         Image.new("RGB", (20, 20)).save(folder / "1.png")
     before = files_in(tmp_path)
-    assert_one_line_error(trident("data", "prepare", "folder", "--from", "pictures", "--to", "o.store"), "cat", "both")
+    assert_one_line_error(here("data", "prepare", "folder", "--from", "pictures", "--to", "o.store"), "cat", "both")
     assert files_in(tmp_path) == before
 
 
-def test_malicious_pickle(trident: Trident_command, tmp_path: Path) -> None:
+def test_malicious_pickle(here: Here, tmp_path: Path) -> None:
     class Attack:
         def __reduce__(self) -> tuple[object, ...]:
             return (Path.touch, (tmp_path / "attacked",))
@@ -173,43 +186,41 @@ def test_malicious_pickle(trident: Trident_command, tmp_path: Path) -> None:
     for split in ("train", "val", "test"):
         (folder / f"mini-imagenet-cache-{split}.pkl").write_bytes(pickle.dumps(Attack()))
     before = files_in(tmp_path)
-    assert_one_line_error(trident("data", "prepare", "mini-imagenet", "--from", folder, "--to", "o.store"), "pathlib")
+    assert_one_line_error(here("data", "prepare", "mini-imagenet", "--from", folder, "--to", "o.store"), "pathlib")
     assert files_in(tmp_path) == before
 
 
-def test_too_few_images_in_a_class(trident: Trident_command, tmp_path: Path, store: Path) -> None:
-    result = trident("train", "mini-5w1s", "--data", store, "--out", "run", "model.image_size=16", "image_channels=1")
+def test_too_few_images_in_a_class(here: Here, tmp_path: Path, store: Path) -> None:
+    result = here("train", "mini-5w1s", "--data", store, "--out", "run", "backbone.image_size=16", "image_channels=1")
     assert_one_line_error(result, "has 8 images", "11 are needed")
     assert not (tmp_path / "run").exists()
 
 
-def test_wrong_image_size_for_the_weights(trident: Trident_command, tmp_path: Path, weights: Path) -> None:
-    assert_one_line_error(trident("evaluate", weights, "--data", "glyphs"), "28x28", "16x16")
+def test_wrong_image_size_for_the_weights(here: Here, tmp_path: Path, weights: Path) -> None:
+    assert_one_line_error(here("evaluate", weights, "--data", "glyphs"), "28x28", "16x16")
 
 
-def test_weights_of_another_architecture(trident: Trident_command, tmp_path: Path, weights: Path) -> None:
+def test_weights_of_another_architecture(here: Here, tmp_path: Path, weights: Path) -> None:
     checkpoint = load_checkpoint(weights)
     del checkpoint.parameters["attfex.w_n.weight"]
     save_checkpoint(tmp_path / "other.safetensors", checkpoint)
-    assert_one_line_error(
-        trident("evaluate", "other.safetensors"), "another architecture", "attfex.w_n.weight", "missing"
-    )
-    wider = replace(TINY_RECIPE, model=replace(TINY_RECIPE.model, channels=8))
+    assert_one_line_error(here("evaluate", "other.safetensors"), "another architecture", "attfex.w_n.weight", "missing")
+    wider = replace(TINY_RECIPE, backbone=replace(TINY_BACKBONE, channels=8))
     save_checkpoint(tmp_path / "wider.safetensors", replace(load_checkpoint(weights), recipe=wider))
-    assert_one_line_error(trident("evaluate", "wider.safetensors"), "another architecture")
+    assert_one_line_error(here("evaluate", "wider.safetensors"), "another architecture")
     save_file({"layer.weight": torch.zeros(2)}, tmp_path / "foreign.safetensors")
-    assert_one_line_error(trident("evaluate", "foreign.safetensors"), "not written by trident")
+    assert_one_line_error(here("evaluate", "foreign.safetensors"), "another program")
     (tmp_path / "text.safetensors").write_text("hello")
-    assert_one_line_error(trident("evaluate", "text.safetensors"), "not a safetensors file")
+    assert_one_line_error(here("evaluate", "text.safetensors"), "not a safetensors file")
 
 
-def test_tasks_the_weights_were_not_made_for(trident: Trident_command, weights: Path) -> None:
+def test_tasks_the_weights_were_not_made_for(here: Here, weights: Path) -> None:
     assert_one_line_error(
-        trident("evaluate", weights, "--n-query", "3"), "takes 3-way 2-shot tasks with 2 queries", "with 3"
+        here("evaluate", weights, "--n-query", "3"), "takes 3-way 2-shot tasks with 2 queries", "with 3"
     )
-    swapped = trident("evaluate", weights, "--n-shot", "1", "--n-query", "3")
+    swapped = here("evaluate", weights, "--n-shot", "1", "--n-query", "3")
     assert_one_line_error(swapped, "not 3-way 1-shot with 3")
-    assert_one_line_error(trident("evaluate", weights, "--n-way", "4"), "classify 3 ways, not 4")
+    assert_one_line_error(here("evaluate", weights, "--n-way", "4"), "classify 3 ways, not 4")
 
 
 @pytest.mark.parametrize(
@@ -226,7 +237,7 @@ def test_tasks_the_weights_were_not_made_for(trident: Trident_command, weights: 
         (["train", "glyphs", "--out", "run", "--device", "abacus"], ["'abacus' is not a device"]),
         (["train", "glyphs", "--out", "run", "--device", "cuda:99"], ["there is no cuda:99"]),
         (["train", "glyphs", "--out", "r" * 300], ["File name too long"]),
-        (["train", "glyphs", "--out", "run", "model.initial_log_var=nan"], ["must be finite"]),
+        (["train", "glyphs", "--out", "run", "method.initial_log_var=nan"], ["must be finite"]),
         (["train", "glyphs", "--out", "run", "protocol.batch_norm=running"], ["serve evaluation only"]),
         (["evaluate", "nowhere"], ["no run or weights file at nowhere"]),
         (["evaluate", "nowhere", "--tasks", "1"], ["--tasks", "2"]),
@@ -237,60 +248,56 @@ def test_tasks_the_weights_were_not_made_for(trident: Trident_command, weights: 
         (["fly"], ["fly"]),
     ],
 )
-def test_mistakes_on_the_command_line(
-    trident: Trident_command, tmp_path: Path, arguments: list[str], words: list[str]
-) -> None:
-    assert_one_line_error(trident(*arguments), *words)
+def test_mistakes_on_the_command_line(here: Here, tmp_path: Path, arguments: list[str], words: list[str]) -> None:
+    assert_one_line_error(here(*arguments), *words)
     assert files_in(tmp_path) == set()
 
 
 @pytest.mark.parametrize("about", ["{", "{}", None])
-def test_damaged_metadata(trident: Trident_command, tmp_path: Path, weights: Path, about: str | None) -> None:
+def test_damaged_metadata(here: Here, tmp_path: Path, weights: Path, about: str | None) -> None:
     with safe_open(weights, "pt") as file:
         metadata = {key: value for key, value in {**file.metadata(), "trident": about}.items() if value is not None}
     save_file(load_file(weights), tmp_path / "broken.safetensors", metadata)
-    assert_one_line_error(trident("evaluate", "broken.safetensors"), "broken.safetensors", "damaged")
+    assert_one_line_error(here("evaluate", "broken.safetensors"), "broken.safetensors", "damaged")
 
 
-def test_predictions_that_are_not_finite_have_no_accuracy(
-    trident: Trident_command, tmp_path: Path, weights: Path
-) -> None:
+def test_predictions_that_are_not_finite_have_no_accuracy(here: Here, tmp_path: Path, weights: Path) -> None:
     checkpoint = load_checkpoint(weights)
     checkpoint.parameters["classifier.1.bias"].fill_(torch.nan)
     save_checkpoint(tmp_path / "nan.safetensors", checkpoint)
-    assert_one_line_error(trident("evaluate", "nan.safetensors", "--tasks", "3"), "test task 0", "not finite")
+    assert_one_line_error(here("evaluate", "nan.safetensors", "--tasks", "3"), "test task 0", "not finite")
 
 
-def test_a_damaged_log_does_not_stop_a_good_run(trident: Trident_command, tmp_path: Path) -> None:
+def test_a_damaged_log_does_not_stop_a_good_run(here: Here, tmp_path: Path) -> None:
     settings = ["training.steps=2", "tasks_per_step=1", "validation_tasks=2", "log_every=1"]
-    assert trident("train", "glyphs", "--out", "r[b]", *settings).returncode == 0
+    assert here("train", "glyphs", "--out", "r[b]", *settings).returncode == 0
     log = tmp_path / "r[b]" / "log.jsonl"
     good = log.read_bytes()
     log.write_bytes(b'{"step": 1,}\n\xff\n{"a": 1}\n' + good + b'{"step": 1, "half')
-    again = trident("train", "--resume", "r[b]")
+    again = here("train", "--resume", "r[b]")
     assert again.returncode == 0, again.stderr
     assert "Files in r[b]" in again.stderr
     assert log.read_bytes() == good
 
 
-def test_help_without_arguments(trident: Trident_command) -> None:
+def test_help_without_arguments(trident: Trident_command, here: Here) -> None:
     for arguments in ([], ["data"], ["bench"]):
-        result = trident(*arguments)
+        result = trident(*arguments) if not arguments else here(*arguments)
         assert "Commands:\n" in result.stdout
         assert "error" not in result.stderr
 
 
-def test_a_run_is_never_overwritten(trident: Trident_command, tmp_path: Path, weights: Path) -> None:
+def test_a_run_is_never_overwritten(here: Here, tmp_path: Path, weights: Path) -> None:
     (tmp_path / "run").mkdir()
     shutil.copy(weights, tmp_path / "run" / "last.safetensors")
-    assert_one_line_error(trident("train", "glyphs", "--out", "run"), "already holds a run", "--resume run")
+    assert_one_line_error(here("train", "glyphs", "--out", "run"), "already holds a run", "--resume run")
 
 
 def test_full_disk(trident: Trident_command, tmp_path: Path, store: Path) -> None:
     """A limit on the size of files makes the kernel refuse the write, as a full disk does."""
     recipe = tmp_path / "big.toml"
-    episode, model = "n_way = 3\nn_query = 2", "image_size = 16\nimage_channels = 1"
-    recipe.write_text(f'summary = "s"\ndataset = "noise"\n[episode]\n{episode}\n[model]\n{model}\n')
+    episode, backbone = "n_way = 3\nn_query = 2", "image_size = 16\nimage_channels = 1"
+    recipe.write_text(f'summary = "s"\ndataset = "noise"\n[episode]\n{episode}\n[backbone]\n{backbone}\n')
     before = files_in(tmp_path)
     limited = {"PYTHONPATH": str(tmp_path / "limit")}
     (tmp_path / "limit").mkdir()
@@ -303,40 +310,40 @@ def test_full_disk(trident: Trident_command, tmp_path: Path, store: Path) -> Non
     assert left == set()
 
 
-def test_across_domains(trident: Trident_command, tmp_path: Path, weights: Path, store: Path) -> None:
+def test_across_domains(here: Here, tmp_path: Path, weights: Path, store: Path) -> None:
     """Trained on one store, measured on another; the temperature comes from the one trained on."""
     other = tiny_store(images_per_class=9)
     write_store(tmp_path / "other.store", "other", other.classes, iter(other.images))
     measured = ["--data", "other.store", "--tasks", "4", "--json"]
-    evaluated = json.loads(trident("evaluate", weights, *measured).stdout)
+    evaluated = json.loads(here("evaluate", weights, *measured).stdout)
     assert evaluated["protocol"]["dataset"] == "other"
     assert evaluated["weights"]["trained_on"] == "noise"
-    said = trident("evaluate", weights, "--data", "other.store", "--tasks", "4").stdout
+    said = here("evaluate", weights, "--data", "other.store", "--tasks", "4").stdout
     assert "other test" in said and "trained on noise" in said
-    calibrated = json.loads(trident("calibrate", weights, "--temperature-tasks", "3", *measured).stdout)
+    calibrated = json.loads(here("calibrate", weights, "--temperature-tasks", "3", *measured).stdout)
     assert calibrated["protocol"]["dataset"] == "other"
     assert calibrated["with_temperature"]["fitted_on"] == "validation"
     assert calibrated["with_temperature"]["fitted_tasks"] == "noise val, 3 tasks, seed 0"
-    as_paper = trident("calibrate", weights, "--temperature", "paper", "--data", "other.store", "--tasks", "4")
+    as_paper = here("calibrate", weights, "--temperature", "paper", "--data", "other.store", "--tasks", "4")
     assert "fitted on the very predictions that are scored" in as_paper.stdout
     store.unlink()
-    lost = trident("calibrate", weights, *measured)
+    lost = here("calibrate", weights, *measured)
     assert_one_line_error(lost, "noise.store", "--temperature-data")
 
 
 def test_exported_weights_are_calibrated_by_the_store_at_hand_if_it_is_theirs(
-    trident: Trident_command, tmp_path: Path, weights: Path, store: Path
+    here: Here, tmp_path: Path, weights: Path, store: Path
 ) -> None:
     """They do not know where the data they were trained on lie, but do know them when they see them."""
-    trident("export", weights, "--to", "shared.safetensors")
+    here("export", weights, "--to", "shared.safetensors")
     assert load_checkpoint(tmp_path / "shared.safetensors").provenance["data"] is None
     few = ["--tasks", "4", "--temperature-tasks", "3", "--json"]
-    own = json.loads(trident("calibrate", "shared.safetensors", "--data", store, *few).stdout)
+    own = json.loads(here("calibrate", "shared.safetensors", "--data", store, *few).stdout)
     assert own["with_temperature"]["fitted_tasks"] == "noise val, 3 tasks, seed 0"
     other = tiny_store(images_per_class=9)
     write_store(tmp_path / "other.store", "other", other.classes, iter(other.images))
-    unknown = trident("calibrate", "shared.safetensors", "--data", "other.store", *few)
+    unknown = here("calibrate", "shared.safetensors", "--data", "other.store", *few)
     assert_one_line_error(unknown, "data trained on, noise", "--temperature-data")
-    named = trident("calibrate", "shared.safetensors", "--data", "other.store", "--temperature-data", store, *few)
+    named = here("calibrate", "shared.safetensors", "--data", "other.store", "--temperature-data", store, *few)
     assert json.loads(named.stdout)["with_temperature"] != own["with_temperature"]
     assert json.loads(named.stdout)["with_temperature"]["fitted_tasks"] == "noise val, 3 tasks, seed 0"

@@ -1,20 +1,22 @@
 """Decoding one image: size, colour, orientation, and files that are damaged or too big."""
 
+import warnings
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from struct import pack
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from data_pictures import picture, save
-from trident.data.images import ImageFile, UnreadableImageError, decode, strict_pillow
+from trident.data.images import ImageFile, UnreadableImageError, decode, silence_pillow
 
 
 def decoded(path: Path, size: int = 84, channels: int = 3, inverted: bool = False) -> np.ndarray:
-    with strict_pillow():
-        return decode(ImageFile(path), size, channels, inverted)
+    return decode(ImageFile(path), size, channels, inverted)
 
 
 def test_an_image_of_the_right_size_is_kept_as_it_is(tmp_path: Path) -> None:
@@ -55,9 +57,9 @@ def test_exif_orientation_is_applied(tmp_path: Path, orientation: int) -> None:
     assert np.array_equal(decoded(tmp_path / "a.png"), upright)
 
 
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF:UserWarning")
 def test_broken_exif_data_leaves_the_picture_readable(tmp_path: Path) -> None:
-    Image.fromarray(picture(3)).save(tmp_path / "a.jpg", exif=b"Exif\x00\x00MM\x00*\x00\x00\x00\x08\x00\x09garbage")
-    assert decoded(tmp_path / "a.jpg").shape == (84, 84, 3)
+    assert decoded(save_with_broken_exif(tmp_path / "a.jpg")).shape == (84, 84, 3)
 
 
 def test_colour_modes(tmp_path: Path) -> None:
@@ -114,16 +116,58 @@ def test_only_image_formats_are_tried_whatever_the_name(tmp_path: Path) -> None:
     assert "not an image" in reason(tmp_path / "a.jpg")
 
 
-def test_a_bomb_is_not_decoded(tmp_path: Path) -> None:
+def save_bomb(path: Path, side: int) -> Path:
     def chunk(name: bytes, content: bytes) -> bytes:
         return pack(">I", len(content)) + name + content + pack(">I", zlib.crc32(name + content))
 
-    for side in (10_000, 60_000):  # where Pillow warns, and where it refuses
-        header = pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
-        pixels = zlib.compress(bytes(1000))
-        bomb = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
-        (tmp_path / "bomb.png").write_bytes(bomb)
-        assert "too many to be safe" in reason(tmp_path / "bomb.png")
+    header, pixels = pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0), zlib.compress(bytes(1000))
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b""))
+    return path
+
+
+def save_with_broken_exif(path: Path) -> Path:
+    Image.fromarray(picture(3)).save(path, exif=b"Exif\x00\x00MM\x00*\x00\x00\x00\x08\x00\x09garbage")
+    return path
+
+
+@pytest.mark.parametrize("filtered", ["default", "ignore", "error"])
+@pytest.mark.parametrize("side", [10_000, 60_000])  # where Pillow warns, and where it refuses
+def test_a_bomb_is_not_decoded_whatever_the_filter_of_warnings(tmp_path: Path, side: int, filtered: Any) -> None:
+    with warnings.catch_warnings(record=True):
+        warnings.simplefilter(filtered, Image.DecompressionBombWarning)
+        assert "too many to be safe" in reason(save_bomb(tmp_path / "bomb.png", side))
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning", "ignore:Corrupt EXIF:UserWarning")
+def test_decoding_is_the_same_from_any_thread(tmp_path: Path) -> None:
+    paths = [save(tmp_path / f"{seed}.png", picture(seed, 60 + seed)) for seed in range(4)]
+    paths += [save_with_broken_exif(tmp_path / "odd.jpg"), save_bomb(tmp_path / "bomb.png", 10_000)]
+    paths.append(tmp_path / "missing.png")
+
+    def outcome(path: Path) -> bytes | str:
+        try:
+            return decoded(path).tobytes()
+        except UnreadableImageError as error:
+            return str(error)
+
+    filters = list(warnings.filters)
+    expected = [outcome(path) for path in paths]
+    assert [isinstance(one, str) for one in expected] == [False] * 5 + [True] * 2
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(outcome, paths * 20)) == expected * 20
+    assert list(warnings.filters) == filters
+
+
+def test_pillow_can_be_silenced_and_bombs_are_refused_all_the_same(tmp_path: Path) -> None:
+    odd, bomb = save_with_broken_exif(tmp_path / "odd.jpg"), save_bomb(tmp_path / "bomb.png", 10_000)
+    for silent in (False, True):
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            if silent:
+                silence_pillow()
+            decoded(odd)
+            assert "too many to be safe" in reason(bomb)
+        assert len(said) == (0 if silent else 2)
 
 
 def test_a_tile_far_larger_than_its_picture_is_not_decoded(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from data_pictures import picture, save, save_class_folders
 from trident.data.describe import describe, verify_fingerprint
-from trident.data.prepare import DATASET_NAMES, prepare
+from trident.data.prepare import prepare
+from trident.data.registry import READERS
 from trident.data.store import open_store
 from trident.errors import TridentError
 
@@ -98,7 +99,7 @@ def test_mistakes_in_the_command(tmp_path: Path, pets: Path) -> None:
         prepare("folder", pets, tmp_path)
     with pytest.raises(TridentError, match="does not exist"):
         prepare("folder", pets, tmp_path / "missing" / "a.st")
-    for name in DATASET_NAMES:
+    for name in READERS:
         with pytest.raises(TridentError, match="missing does not exist: expected the folder"):
             prepare(name, tmp_path / "missing", tmp_path / "a.st")
         with pytest.raises(TridentError, match="is not a"):

@@ -11,8 +11,7 @@ import pytest
 import torch
 from sklearn.metrics import davies_bouldin_score
 
-from conftest import TINY_RECIPE, tiny_store
-from trident.engines.execution import with_latents
+from conftest import TINY_METHOD, TINY_RECIPE, tiny_store
 from trident.errors import NotFiniteError, TridentError
 from trident.learning.checkpoint import Checkpoint
 from trident.measuring.decoupling import (
@@ -24,9 +23,11 @@ from trident.measuring.decoupling import (
     latent_means,
     projected_panels,
 )
-from trident.measuring.evaluate import set_up
+from trident.measuring.latents import set_up
 from trident.measuring.reconstruction import reconstructions
-from trident.methods.trident.network import Trident
+from trident.methods.base import Method
+from trident.methods.protonet import ProtoNet
+from trident.recipes.recipe import Recipe
 from trident.report.figures import (
     latent_plot,
     reconstruction_pairs,
@@ -36,12 +37,16 @@ from trident.report.figures import (
     to_svg,
 )
 
+METHOD = replace(TINY_METHOD, inner_rate=0.02, inner_steps=3)
 
-def untrained(batch_norm: str = "transductive") -> Checkpoint:
-    recipe = replace(TINY_RECIPE, protocol=replace(TINY_RECIPE.protocol, batch_norm=batch_norm))  # type: ignore[arg-type]
-    recipe = replace(recipe, adaptation=replace(recipe.adaptation, rate=0.02, steps=3))
-    model = Trident(recipe.model, recipe.episode)
-    return Checkpoint(recipe, model.initial(0), model.initial_running(), 0)
+
+def weights_of(recipe: Recipe) -> Checkpoint:
+    return Checkpoint(recipe, recipe.initial(0), recipe.model.initial_running(), 0)
+
+
+def untrained(batch_norm: str = "transductive", method: Method = METHOD) -> Checkpoint:
+    protocol = replace(TINY_RECIPE.protocol, batch_norm=batch_norm)  # type: ignore[arg-type]
+    return weights_of(replace(TINY_RECIPE, protocol=protocol, method=method))
 
 
 def by_hand(points: np.ndarray, labels: np.ndarray) -> float:
@@ -71,32 +76,26 @@ def test_davies_bouldin_score() -> None:
 @pytest.mark.parametrize("batch_norm", ["transductive", "support"])
 def test_latents_before_and_after_adaptation(batch_norm: str) -> None:
     checkpoint, store = untrained(batch_norm), tiny_store()
-    learner, parameters, source = set_up(
-        checkpoint.recipe, checkpoint.parameters, checkpoint.running, store, split="test", seed=0
-    )
-    learner, tasks = with_latents(learner), source.batch([0, 1])
-    found = latent_means(learner, parameters, tasks)
-    assert found.before.label.shape == (2, 6, TINY_RECIPE.model.label_latents)
-    assert found.before.semantic.shape == (2, 6, TINY_RECIPE.model.semantic_latents)
+    learner, parameters, source = set_up(checkpoint, store, "test", 0, "cpu")
+    batch = source.batch([0, 1])
+    found = latent_means(learner, parameters, batch)
+    assert found.before.label.shape == (2, 6, METHOD.label_latents)
+    assert found.before.semantic.shape == (2, 6, METHOD.semantic_latents)
     assert not np.allclose(found.before.label, found.after.label)
-    assert np.array_equal(found.labels, tasks.query_labels.numpy())
+    assert np.array_equal(found.labels, batch.labels.queries.numpy())
     # `before` is what the network as it was trained says of the queries, whatever the noise of the tasks is.
     shared = {key: value.expand(2, *value.shape) for key, value in parameters.items()}
-    noise = tasks.query_noise[0]._replace(
-        semantic=torch.zeros_like(tasks.query_noise[0].semantic), label=torch.zeros_like(tasks.query_noise[0].label)
-    )
+    task = replace(batch.task, noise={name: torch.zeros_like(values) for name, values in batch.task.noise.items()})
     with torch.no_grad():
-        output = learner.model(shared, tasks.images, "query", noise, learner.statistics())
-    assert np.allclose(found.before.label, output.label.loc.numpy(), atol=1e-6)
+        output, _ = learner.model.infer(shared, task, "query", 0, learner.statistics(task))
+    assert np.allclose(found.before.label, output.label.loc[:, output.n_context :].numpy(), atol=1e-6)
 
 
 def test_the_change_of_the_score_over_many_tasks() -> None:
     checkpoint, store = untrained(), tiny_store()
     result = decoupling(checkpoint, store, split="test", tasks=7, seed=0, tasks_per_chunk=3)
-    learner, parameters, source = set_up(
-        checkpoint.recipe, checkpoint.parameters, checkpoint.running, store, split="test", seed=0
-    )
-    found = latent_means(with_latents(learner), parameters, source.batch(range(7)))
+    learner, parameters, source = set_up(checkpoint, store, "test", 0, "cpu")
+    found = latent_means(learner, parameters, source.batch(range(7)))
     for name in ("label", "semantic"):
         scores = [
             [by_hand(getattr(part, name)[task], found.labels[task]) for task in range(7)]
@@ -124,9 +123,7 @@ def test_what_the_verdict_says() -> None:
 def test_tasks_without_a_score_are_told() -> None:
     checkpoint = untrained()
     episode = replace(checkpoint.recipe.episode, n_query=1)  # one query of each class: no clusters
-    model = replace(checkpoint.recipe.model, attfex="off")
-    recipe = replace(checkpoint.recipe, episode=episode, model=model)
-    weights = Checkpoint(recipe, Trident(model, episode).initial(0), Trident(model, episode).initial_running(), 0)
+    weights = weights_of(replace(checkpoint.recipe, episode=episode, method=replace(METHOD, attfex="off")))
     with pytest.raises(TridentError, match="all of different ones"):
         decoupling(weights, tiny_store(), split="test", tasks=2, seed=0)
 
@@ -142,9 +139,19 @@ def test_what_needs_all_queries_says_so() -> None:
             look()
 
 
+def test_a_method_without_latents_says_so() -> None:
+    checkpoint = untrained(method=ProtoNet())
+    for look in (
+        lambda: decoupling(checkpoint, tiny_store(), split="test", tasks=2, seed=0),
+        lambda: reconstructions(checkpoint, tiny_store(), split="test", seed=0),
+    ):
+        with pytest.raises(TridentError, match="Prototypical Networks has no latents and no decoder"):
+            look()
+
+
 def test_latents_that_blow_up_are_told() -> None:
     checkpoint = untrained()
-    wild = replace(checkpoint.recipe, adaptation=replace(checkpoint.recipe.adaptation, rate=1e20))
+    wild = replace(checkpoint.recipe, method=replace(METHOD, inner_rate=1e20))
     with pytest.raises(NotFiniteError):
         decoupling(replace(checkpoint, recipe=wild), tiny_store(), split="test", tasks=2, seed=0)
     with pytest.raises(NotFiniteError):

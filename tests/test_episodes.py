@@ -14,6 +14,7 @@ from trident.data.store import class_table, store_in_memory
 from trident.errors import TridentError
 from trident.settings import EpisodeSpec, Protocol
 from trident.tasks.episodes import EpisodeSampler, _share_out, task_generator
+from trident.tasks.source import ClassSource
 
 STORE = store_in_memory(
     "blank",
@@ -100,15 +101,35 @@ def test_tasks_and_noise_do_not_depend_on_the_chunk() -> None:
     source = source_for(TINY_RECIPE, tiny_store())
     together = source.batch(range(4))
     apart = source.batch([2])
-    assert torch.equal(together.images.pixels[2:3], apart.images.pixels)
-    assert torch.equal(together.query_labels[2:3], apart.query_labels)
-    assert torch.equal(together.query_noise[0].label[2:3], apart.query_noise[0].label)
-    assert torch.equal(together.support_noise[1].semantic[2:3], apart.support_noise[1].semantic)
+    assert torch.equal(together.task.pixels[2:3], apart.task.pixels)
+    assert torch.equal(together.task.support_labels[2:3], apart.task.support_labels)
+    assert torch.equal(together.labels.queries[2:3], apart.labels.queries)
+    assert together.task.noise.keys() == apart.task.noise.keys() >= {"query/0/label", "support/1/semantic"}
+    for name, values in together.task.noise.items():
+        assert torch.equal(values[2:3], apart.task.noise[name])
 
 
 def test_latent_means_need_no_noise() -> None:
-    batch = source_for(TINY_RECIPE, tiny_store(), latents="mean").batch([0])
-    assert all(not part.any() for noise in (*batch.support_noise, *batch.query_noise) for part in noise)
+    task = source_for(TINY_RECIPE, tiny_store(), sampled=False).batch([0]).task
+    assert len(task.noise) == 6  # two inner steps and the queries, for each latent
+    assert all(not values.any() for values in task.noise.values())
+
+
+def test_batches_of_all_classes_are_of_training_images_and_do_not_depend_on_the_chunk() -> None:
+    store = tiny_store()
+    source = ClassSource(store, 12, seed=3)
+    together, apart = source.batch([4, 5]), source.batch([5])
+    assert torch.equal(together.task.images[1:], apart.task.images)
+    assert torch.equal(together.labels.queries[1:], apart.labels.queries)
+    task, labels = apart
+    assert (task.n_tasks, task.n_support, task.n_queries, task.n_way) == (1, 0, 12, 5)
+    assert labels.training_classes is not None and torch.equal(labels.queries, labels.training_classes)
+    found = [(store.images == image).all((1, 2, 3)).nonzero()[0].tolist() for image in task.images[0].numpy()]
+    assert all(len(places) == 1 for places in found)
+    assert len({places[0] for places in found}) == 12, "an image came twice"
+    assert [places[0] // 8 for places in found] == labels.queries[0].tolist()
+    everything = ClassSource(store, 1000, seed=0).batch([0])
+    assert everything.task.n_queries == 5 * 8
 
 
 def test_dirichlet_counts_vary() -> None:

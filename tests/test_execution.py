@@ -10,10 +10,14 @@ import torch
 
 from ablation_grids import Answer
 from conftest import assert_one_line_error
-from trident.engines.execution import Execution, execution_for, make_learner, why_not_fused
+from trident.engines.execution import Execution, execution_for, why_not_fused
 from trident.errors import TridentError
-from trident.learning.inner_loop import Learner
-from trident.recipes import load_recipe, recipe_names
+from trident.learning.heads import HeadLearner
+from trident.learning.inner_loop import InnerLoopLearner
+from trident.learning.learners import make_learner
+from trident.methods.protonet import ProtoNet
+from trident.recipes.files import recipe_names
+from trident.recipes.loading import load_recipe
 
 
 def test_without_a_gpu_the_fused_engine_says_so(tmp_path: Path, trident_here: Callable[..., Answer]) -> None:
@@ -25,7 +29,8 @@ def test_without_a_gpu_the_fused_engine_says_so(tmp_path: Path, trident_here: Ca
 def test_auto_is_plain_on_a_cpu() -> None:
     recipe = load_recipe("mini-5w1s")
     assert execution_for("cpu", "auto", "auto", recipe) == Execution("cpu", "plain", "fp32")
-    assert type(make_learner(recipe, Execution())) is Learner
+    assert type(make_learner(recipe, Execution())) is InnerLoopLearner
+    assert type(make_learner(load_recipe("mini-5w1s-protonet"), Execution())) is HeadLearner
 
 
 @pytest.mark.parametrize(("engine", "precision"), [("auto", "fp16"), ("plain", "bf16"), ("auto", "tf32")])
@@ -49,10 +54,13 @@ def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ([], "auto", "fused"),
         ([], "tf32", "fused"),
-        (["model.channels=64"], "auto", "fused"),
-        (["model.channels=64"], "fp32", "plain"),
-        (["model.channels=24"], "auto", "plain"),
-        (["model.image_size=63"], "auto", "plain"),
+        (["backbone.channels=64"], "auto", "fused"),
+        (["backbone.channels=64"], "fp32", "plain"),
+        (["backbone.channels=24"], "auto", "plain"),
+        (["method.semantic_channels=16"], "auto", "fused"),
+        (["method.semantic_channels=24"], "auto", "plain"),
+        (["method.semantic_batch_norm=task"], "auto", "fused"),
+        (["backbone.image_size=63"], "auto", "plain"),
         (["protocol.batch_norm=support"], "auto", "plain"),
     ],
 )
@@ -80,5 +88,14 @@ def test_what_the_fused_engine_needs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("a_gpu")
 @pytest.mark.parametrize("name", recipe_names())
-def test_every_recipe_fits_the_fused_engine(name: str) -> None:
-    assert why_not_fused("cuda", load_recipe(name), "auto") is None
+def test_every_recipe_is_trained_by_the_fused_engine(name: str) -> None:
+    assert why_not_fused("cuda", load_recipe(name).in_training(), "auto") is None
+
+
+@pytest.mark.usefixtures("a_gpu")
+def test_a_method_without_code_for_the_fused_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = load_recipe("mini-5w1s-protonet")
+    monkeypatch.setattr(ProtoNet, "learners", {"plain": ProtoNet.learners["plain"]})
+    assert execution_for("cuda", "auto", "auto", recipe).engine == "plain"
+    with pytest.raises(TridentError, match="Prototypical Networks has no code for it"):
+        execution_for("cuda", "fused", "auto", recipe)

@@ -1,43 +1,50 @@
 """What a labeller says of a picture, whichever way it is computed, and the temperature it says it at."""
 
+import itertools
 import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 
 import trident.nn.conv_layer as conv_layer
-from conftest import TINY_RECIPE, assert_one_line_error, tiny_store
-from trident.data.store import write_store
-from trident.engines.execution import make_model
+from conftest import TINY_METHOD, TINY_RECIPE, assert_one_line_error, tiny_store
+from trident.data.store import ImageStore, store_in_memory, write_store
 from trident.errors import TridentError
-from trident.labelling.labeller import MOST_LABELLED, Labeller, recipe_for, weights_for
-from trident.learning.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from trident.labelling.labeller import ENOUGH_TOGETHER, MOST_LABELLED, Labeller
+from trident.learning.checkpoint import Checkpoint, Temperatures, load_checkpoint, save_checkpoint
 from trident.learning.run_start import start_run
 from trident.measuring.calibration import fit_temperature
-from trident.measuring.evaluate import evaluate_checkpoint
-from trident.web.weight_store import Shelf
-from trident.weights import model_card, weight_names
+from trident.measuring.evaluate import evaluate
+from trident.methods.base import Method
+from trident.methods.protonet import ProtoNet
+from trident.recipes.recipe import Recipe
+from trident.settings import Views
+from trident.web.weight_store import WeightStore
+from trident.weights import model_card, weight_names, weights_for
+
+USUAL = replace(TINY_METHOD, attfex="set", classifier_start="prototypes", log_var_bound=1.0, inner_steps=0)
 
 
-def tiny_checkpoint(**changes: object) -> Checkpoint:
+def tiny_checkpoint(method: Method = USUAL) -> Checkpoint:
     """Untrained, for any number of classes and pictures."""
-    usual = replace(TINY_RECIPE.model, attfex="set", classifier_start="prototypes", log_var_bound=1.0)
-    model = replace(usual, **changes)  # type: ignore[arg-type]
-    recipe = replace(TINY_RECIPE, model=model, adaptation=replace(TINY_RECIPE.adaptation, steps=0, mirrored=True))
-    network = make_model(recipe)
-    running = {key: value * 0.03 for key, value in network.initial_running().items()}  # narrow: features are wide then
-    return Checkpoint(recipe, network.initial(0), running, 0)
+    recipe = replace(TINY_RECIPE, method=method, views=Views(mirrored=True))
+    return Checkpoint(recipe, recipe.initial(0), narrow(recipe.model.initial_running()), 0)
+
+
+def narrow(running: dict[str, Any]) -> dict[str, Any]:
+    """Running statistics that make features wide."""
+    return {key: value * 0.03 for key, value in running.items()}
 
 
 def labeller(checkpoint: Checkpoint, n_labelled: int, seed: int) -> tuple[Labeller, np.ndarray]:
     """With random pictures, and some more of them."""
-    model = checkpoint.recipe.model
+    backbone = checkpoint.recipe.backbone
     generator = np.random.default_rng(seed)
-    shape = (n_labelled + 7, model.image_size, model.image_size, model.image_channels)
+    shape = (n_labelled + 7, backbone.image_size, backbone.image_size, backbone.image_channels)
     pictures = generator.integers(0, 256, shape, np.uint8)
     return Labeller(checkpoint, ("a", "b", "c"), pictures[:-7], np.arange(n_labelled) % 3), pictures[-7:]
 
@@ -52,12 +59,13 @@ def test_pictures_alone_are_as_one_by_one(name: str | None) -> None:
 
 
 @pytest.mark.parametrize("source", ["transductive", "support", "running"])
-@pytest.mark.parametrize("method", ["trident", "protonet"])
+@pytest.mark.parametrize("method", [USUAL, ProtoNet()], ids=["trident", "protonet"])
 def test_slices_of_many_pictures_say_what_the_whole_does(
-    source: Literal["transductive", "support", "running"], method: str, monkeypatch: pytest.MonkeyPatch
+    source: Literal["transductive", "support", "running"], method: Method, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checkpoint = tiny_checkpoint(method=method, block_order="pool_activation")
-    gains = {key: value - 1.5 for key, value in checkpoint.parameters.items() if key.endswith("encoder.1.norm.gain")}
+    checkpoint = tiny_checkpoint(method)
+    turned_layers = ("backbone.1.norm.gain", "semantic_encoder.1.norm.gain")
+    gains = {key: value - 1.5 for key, value in checkpoint.parameters.items() if key in turned_layers}
     recipe = replace(checkpoint.recipe, protocol=replace(checkpoint.recipe.protocol, batch_norm=source))
     turned = replace(checkpoint, recipe=recipe, parameters=checkpoint.parameters | gains)  # a line that falls
     for_pile, pile = labeller(turned, 120, seed=5)
@@ -78,8 +86,7 @@ def test_slices_of_many_pictures_say_what_the_whole_does(
 
 def test_a_few_pictures_do_not_refine_the_prototypes_and_many_do() -> None:
     checkpoint = tiny_checkpoint()
-    adaptation = replace(checkpoint.recipe.adaptation, refinements=3)
-    refining = replace(checkpoint, recipe=replace(checkpoint.recipe, adaptation=adaptation))
+    refining = tiny_checkpoint(replace(USUAL, refinements=3))
     pile = np.random.default_rng(1).integers(0, 256, (12, 16, 16, 1), np.uint8)
     for n_queries, same in ((11, True), (12, False)):  # of three classes
         one, other = (labeller(of, 4, seed=0)[0].probabilities(pile[:n_queries]) for of in (checkpoint, refining))
@@ -90,9 +97,7 @@ def test_a_few_pictures_do_not_refine_the_prototypes_and_many_do() -> None:
 
 @pytest.mark.parametrize("inner_steps", [0, 1])
 def test_a_picture_alone_goes_by_the_statistics_of_training_and_several_by_their_own(inner_steps: int) -> None:
-    checkpoint = tiny_checkpoint()
-    adaptation = replace(checkpoint.recipe.adaptation, steps=inner_steps)
-    one = replace(checkpoint, recipe=replace(checkpoint.recipe, adaptation=adaptation))
+    one = tiny_checkpoint(replace(USUAL, inner_steps=inner_steps))
     other = replace(one, running={key: value + 0.1 for key, value in one.running.items()})
     pile = np.random.default_rng(2).integers(0, 256, (12, 16, 16, 1), np.uint8)
 
@@ -107,12 +112,20 @@ def test_a_picture_alone_goes_by_the_statistics_of_training_and_several_by_their
     assert agree(lambda which: which.probabilities_alone(pile)) == (inner_steps > 0)
 
 
-def test_a_few_pictures_have_the_temperature_of_pictures_alone() -> None:
-    few, pile = labeller(tiny_checkpoint(), 6, seed=1)
-    warm, alone = replace(few.checkpoint, temperature=1.7), replace(few.checkpoint, temperature_alone=1.7)
-    plain = few.probabilities(pile)
-    np.testing.assert_array_equal(replace(few, checkpoint=warm).probabilities(pile), plain)
-    assert (replace(few, checkpoint=alone).probabilities(pile).max(1) < plain.max(1)).all()
+@pytest.mark.parametrize(
+    ("n_pile", "which"),
+    [(1, "alone"), (2, "few"), (3 * ENOUGH_TOGETHER - 1, "few"), (3 * ENOUGH_TOGETHER, "many"), (20, "many")],
+)
+def test_the_number_of_pictures_chooses_the_temperature(n_pile: int, which: str) -> None:
+    plain, _ = labeller(tiny_checkpoint(), 6, seed=1)  # of three classes
+    pile = np.random.default_rng(3).integers(0, 256, (n_pile, 16, 16, 1), np.uint8)
+    for name in Temperatures._fields:
+        warm = replace(plain, checkpoint=replace(plain.checkpoint, temperatures=Temperatures()._replace(**{name: 1.7})))
+        for say, chosen in ((Labeller.probabilities, which), (Labeller.probabilities_alone, "alone")):
+            if name == chosen:
+                assert (say(warm, pile).max(1) < say(plain, pile).max(1)).all()
+            else:
+                np.testing.assert_array_equal(say(warm, pile), say(plain, pile))
 
 
 def test_too_many_labelled_pictures_are_refused_in_words() -> None:
@@ -121,24 +134,26 @@ def test_too_many_labelled_pictures_are_refused_in_words() -> None:
 
 
 def test_weights_tied_to_places_are_refused_in_words(tmp_path: Path) -> None:
-    model = replace(TINY_RECIPE.model, attfex="positional", classifier_start="prototypes")
-    tied = replace(tiny_checkpoint(), recipe=replace(TINY_RECIPE, model=model))
-    with pytest.raises(TridentError, match="no places"):
+    method = replace(TINY_METHOD, attfex="positional", classifier_start="prototypes")
+    tied = replace(tiny_checkpoint(), recipe=replace(TINY_RECIPE, method=method))
+    with pytest.raises(TridentError, match="no positions"):
         labeller(tied, 6, seed=0)
     started = start_run(tied.recipe, tiny_store(), "noise", tmp_path / "run", "cpu")
     save_checkpoint(tmp_path / "tied.safetensors", started)
-    with pytest.raises(TridentError, match="no places"):  # before a page is served
-        Shelf(str(tmp_path / "tied.safetensors"))
+    with pytest.raises(TridentError, match="no positions"):  # before a page is served
+        WeightStore(str(tmp_path / "tied.safetensors"))
 
 
-@pytest.mark.parametrize("alone", [False, True])
-def test_a_temperature_scales_log_probabilities_and_changes_no_label(alone: bool) -> None:
+@pytest.mark.parametrize("which", Temperatures._fields)
+def test_a_temperature_scales_log_probabilities_and_changes_no_label(which: str) -> None:
     plain, pile = labeller(tiny_checkpoint(), 6, seed=1)
-    one = plain.checkpoint
-    warm = replace(plain, checkpoint=replace(one, temperature_alone=1.7) if alone else replace(one, temperature=1.7))
+    temperatures = Temperatures()._replace(**{which: 1.7})
+    warm = replace(plain, checkpoint=replace(plain.checkpoint, temperatures=temperatures))
 
-    def say(which: Labeller) -> np.ndarray:
-        return which.probabilities_alone(pile) if alone else which.probabilities(np.tile(pile, (2, 1, 1, 1)))
+    def say(one: Labeller) -> np.ndarray:
+        if which == "alone":
+            return one.probabilities_alone(pile)
+        return one.probabilities(pile if which == "few" else np.tile(pile, (2, 1, 1, 1)))
 
     powers = say(plain) ** (1 / 1.7)
     np.testing.assert_allclose(say(warm), powers / powers.sum(1, keepdims=True), rtol=1e-6)
@@ -149,15 +164,20 @@ def test_a_temperature_scales_log_probabilities_and_changes_no_label(alone: bool
 def test_measuring_knows_no_temperature(tmp_path: Path) -> None:
     first = start_run(TINY_RECIPE, tiny_store(), "noise", tmp_path / "run", "cpu")
     results = [
-        evaluate_checkpoint(replace(first, temperature=t), tiny_store(), split="val", tasks=4, seed=0)
+        evaluate(replace(first, temperatures=Temperatures(t, t, t)), tiny_store(), split="val", tasks=4, seed=0)
         for t in (1.0, 3.0)
     ]
     first_said, second_said = (result.predictions.log_probabilities for result in results)
     np.testing.assert_array_equal(first_said, second_said)
 
 
-def temperatures(checkpoint: Checkpoint) -> tuple[float, float]:
-    return checkpoint.temperature, checkpoint.temperature_alone
+def store_with_mistakes() -> ImageStore:
+    """A fifth of its images are of another class than their label says, so that nobody can be right always."""
+    store, generator = tiny_store(), np.random.default_rng(0)
+    images = np.array(store.images)
+    some = generator.permutation(len(images))[: len(images) // 5]
+    images[some] = images[generator.permutation(some)]
+    return store_in_memory(store.dataset, images, store.classes)
 
 
 @pytest.mark.parametrize("inner_steps", [0, 2])
@@ -165,40 +185,47 @@ def test_export_keeps_temperatures_or_fits_them(
     inner_steps: int, trident_here: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    store = tiny_store()
+    store = store_with_mistakes()
     write_store(tmp_path / "noise.store", "noise", store.classes, iter(store.images))
-    recipe = tiny_checkpoint().recipe
-    recipe = replace(recipe, adaptation=replace(recipe.adaptation, steps=inner_steps))
+    method = replace(USUAL, inner_steps=inner_steps, refinements=2)
+    recipe = replace(tiny_checkpoint(method).recipe, episode=replace(TINY_RECIPE.episode, n_query=4))
     first = start_run(recipe, store, "noise", tmp_path / "run", "cpu")
-    assert temperatures(first) == (1, 1)
-    first = replace(first, running={key: value * 0.03 for key, value in first.running.items()})
-    save_checkpoint(tmp_path / "run" / "best.safetensors", replace(first, temperature=1.25, temperature_alone=1.5))
+    assert first.temperatures == (1, 1, 1)
+    wider = {key: 30 * value for key, value in first.parameters.items() if key.startswith("classifier.0.")}
+    first = replace(first, parameters=first.parameters | wider, running=narrow(first.running))
+    kept = Temperatures(1.25, 1.375, 1.5)
+    save_checkpoint(tmp_path / "run" / "best.safetensors", replace(first, temperatures=kept))
     assert trident_here("export", "run", "--to", "kept.safetensors").returncode == 0
-    assert temperatures(load_checkpoint(tmp_path / "kept.safetensors")) == (1.25, 1.5)
+    assert load_checkpoint(tmp_path / "kept.safetensors").temperatures == kept
     call = ("export", "run", "--to", "fitted.safetensors", "--fit-temperature", "--data", "noise.store", "--tasks", "5")
     fitted = trident_here(*call)
     assert fitted.returncode == 0, fitted.stderr
-    one = recipe_for(recipe, 1, 3)
-    alone = replace(one, protocol=replace(one.protocol, queries_at_once="one"))
-    together, apart = (
-        fit_temperature(evaluate_checkpoint(replace(first, recipe=of), store, split="val", tasks=5, seed=0).predictions)
-        for of in (recipe, alone)
-    )
-    assert inner_steps or abs(together - apart) > 0.01
-    found = temperatures(load_checkpoint(tmp_path / "fitted.safetensors"))
-    assert found == pytest.approx((together, together if inner_steps else apart), abs=1e-3)
-    assert f"temperature {found[0]:.3f}, for pictures alone {found[1]:.3f}" in fitted.stdout
+    unrefined = replace(recipe, method=replace(method, refinements=0))
+    by_two = replace(unrefined, episode=replace(recipe.episode, n_query=2))
+    by_one = replace(unrefined, protocol=replace(recipe.protocol, queries_at_once="one", batch_norm="running"))
+
+    def expected(of: Recipe) -> float:
+        return fit_temperature(evaluate(replace(first, recipe=of), store, split="val", tasks=5, seed=0).predictions)
+
+    wanted = [expected(recipe)] * 3  # to classify pictures alone takes too long with inner steps
+    if not inner_steps:
+        wanted = [expected(recipe), expected(by_two), expected(by_one)]
+        assert min(abs(one - other) for one, other in itertools.combinations(wanted, 2)) > 0.01
+    found = load_checkpoint(tmp_path / "fitted.safetensors").temperatures
+    assert found == pytest.approx(wanted, abs=1e-3)
+    assert f"temperatures {found[0]:.3f} (many), {found[1]:.3f} (few), {found[2]:.3f} (alone)" in fitted.stdout
     assert_one_line_error(trident_here("export", "run", "--to", "x", "--data", "noise.store"), "--fit-temperature")
-    save_checkpoint(tmp_path / "odd.safetensors", replace(first, temperature=-1.0))
+    save_checkpoint(tmp_path / "odd.safetensors", replace(first, temperatures=Temperatures(many=-1.0)))
     with pytest.raises(TridentError, match=r"odd.safetensors is damaged: .*temperature -1"):
         load_checkpoint(tmp_path / "odd.safetensors")
 
 
 def test_shipped_weights_have_the_temperatures_of_their_card(trident_here: Callable) -> None:
     entries = json.loads(trident_here("weights", "--json").stdout)
-    listed = {entry["name"]: (entry["temperature"], entry["temperature_alone"]) for entry in entries}
+    listed = {entry["name"]: entry["temperatures"] for entry in entries}
     for name in weight_names():
-        for temperature in listed[name]:
+        assert set(listed[name]) == {"many", "few", "alone"}
+        for temperature in listed[name].values():
             assert temperature != 1
             assert f"temperature {temperature:.3f} fitted on" in model_card(name)
     assert {weights_for(5, 5), weights_for(25, 5)} <= set(listed)

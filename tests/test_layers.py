@@ -2,18 +2,20 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import FrozenInstanceError
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from conftest import TINY_EPISODE, TINY_MODEL, doubles, tiny_tasks
-from trident.methods.trident.network import Trident
-from trident.nn import batch_norm, convolution, winograd
+from conftest import doubles
+from trident.engines.learner import for_each_task
+from trident.nn import batch_norm, conv_layer, convolution, winograd
+from trident.nn.activation import activate
 from trident.nn.attfex import Attfex, Positional, TaskFeatures
 from trident.nn.batch_norm import BatchNorm, BatchNormStatistics, mean_and_variance
+from trident.nn.conv4 import Conv4
 from trident.nn.conv_layer import ConvLayer
 from trident.nn.convolution import LARGE, convolve, convolve_patches, patches_of
 from trident.nn.gaussian import Gaussian
@@ -175,23 +177,23 @@ def batch_norm_parameters() -> Parameters:
 
 def test_transductive_batch_norm_is_torchs_in_training_mode() -> None:
     x, bias, parameters = random(TASKS, IMAGES, 4, 4, CHANNELS), random(TASKS, CHANNELS), batch_norm_parameters()
-    statistics = BatchNormStatistics()
-    actual = BatchNorm("norm", CHANNELS)(parameters, x, bias, statistics)
+    actual, seen = BatchNorm("norm", CHANNELS)(parameters, x, bias, BatchNormStatistics())
     for task in range(TASKS):
         given = to_torch(x[task] + bias[task])
         expected = F.batch_norm(
             given, None, None, parameters["norm.gain"][task], parameters["norm.shift"][task], training=True
         )
         torch.testing.assert_close(to_torch(actual[task]), expected)
-        torch.testing.assert_close(statistics.seen["norm.mean"][task], given.mean((0, 2, 3)))
-        torch.testing.assert_close(statistics.seen["norm.variance"][task], given.var((0, 2, 3), correction=0))
+        torch.testing.assert_close(seen["norm.mean"][task], given.mean((0, 2, 3)))
+        torch.testing.assert_close(seen["norm.variance"][task], given.var((0, 2, 3), correction=0))
 
 
 def test_running_batch_norm_is_torchs_in_evaluation_mode() -> None:
     x, bias, parameters = random(TASKS, IMAGES, 4, 4, CHANNELS), random(TASKS, CHANNELS), batch_norm_parameters()
     mean, variance = random(CHANNELS), random(CHANNELS).exp()
     statistics = BatchNormStatistics("running", running={"norm.mean": mean, "norm.variance": variance})
-    actual = BatchNorm("norm", CHANNELS)(parameters, x, bias, statistics)
+    actual, seen = BatchNorm("norm", CHANNELS)(parameters, x, bias, statistics)
+    assert not seen  # nothing was measured
     for task in range(TASKS):
         expected = F.batch_norm(
             to_torch(x[task] + bias[task]),
@@ -206,13 +208,14 @@ def test_running_batch_norm_is_torchs_in_evaluation_mode() -> None:
 def test_support_batch_norm_never_looks_at_the_queries() -> None:
     x, bias, parameters = random(TASKS, IMAGES, 4, 4, CHANNELS), random(TASKS, CHANNELS), batch_norm_parameters()
     norm = BatchNorm("norm", CHANNELS)
-    before = norm(parameters, x, bias, BatchNormStatistics("support", n_support=2))
+    before, seen = norm(parameters, x, bias, BatchNormStatistics("support", n_support=2))
     changed = x.clone()
     changed[:, 2:] += 1
-    after = norm(parameters, changed, bias, BatchNormStatistics("support", n_support=2))
+    after, _ = norm(parameters, changed, bias, BatchNormStatistics("support", n_support=2))
     assert torch.equal(before[:, :2], after[:, :2])
-    alone = norm(parameters, x[:, :2], bias, BatchNormStatistics())
+    alone, seen_alone = norm(parameters, x[:, :2], bias, BatchNormStatistics())
     torch.testing.assert_close(before[:, :2], alone)
+    torch.testing.assert_close(seen, seen_alone)
 
 
 @pytest.mark.parametrize("large", [0, batch_norm.LARGE])
@@ -225,32 +228,91 @@ def test_mean_and_variance_are_torchs_with_exact_derivatives(large: int, monkeyp
     assert torch.autograd.gradgradcheck(mean_and_variance, x)
 
 
-@pytest.mark.parametrize("source", ["transductive", "support", "running"])
-def test_pooling_before_the_last_pass_of_batch_norm_gives_the_same_numbers(source: str) -> None:
-    layer = ConvLayer("conv", 2, CHANNELS, batch_norm=True)
-    images = random(TASKS, IMAGES, 4, 5, 2).requires_grad_()
-    parameters = {
+def layer_parameters() -> Parameters:
+    """Of a convolution layer with two inputs."""
+    return {
         "conv.weight": random(TASKS, 3, 3, 2, CHANNELS),
         "conv.bias": random(TASKS, CHANNELS),
         "conv.norm.gain": random(TASKS, CHANNELS),  # some fall, some rise
         "conv.norm.shift": random(TASKS, CHANNELS),
     }
+
+
+def running_statistics() -> Parameters:
+    return {"conv.norm.mean": random(CHANNELS), "conv.norm.variance": 1 + random(CHANNELS).square()}
+
+
+@pytest.mark.parametrize("source", ["transductive", "support", "running"])
+def test_pooling_before_the_last_pass_of_batch_norm_gives_the_same_numbers(source: str) -> None:
+    layer = ConvLayer("conv", 2, CHANNELS, batch_norm=True)
+    images = random(TASKS, IMAGES, 4, 5, 2).requires_grad_()
+    parameters = layer_parameters()
     leaves = [images, *(value.requires_grad_() for value in parameters.values())]
-    running = {"conv.norm.mean": random(CHANNELS), "conv.norm.variance": 1 + random(CHANNELS).square()}
+    running = running_statistics()
     outcomes = []
     for pooled in (True, False):
         statistics = BatchNormStatistics(source, 2, running)
         if pooled:
-            output = layer.pooled(parameters, images, statistics)
+            output, seen = layer.pooled(parameters, images, statistics)
         else:
-            output = max_pool(layer(parameters, images, statistics))
+            output, seen = layer(parameters, images, statistics)
+            output = max_pool(output)
         first = torch.autograd.grad(output.square().sum(), leaves, create_graph=True, materialize_grads=True)
         second = torch.autograd.grad(
             torch.stack([x.square().sum() for x in first]).sum(), leaves, materialize_grads=True
         )
-        outcomes.append([output, *first, *second, *statistics.seen.values()])
+        outcomes.append([output, *first, *second, *seen.values()])
     for actual, expected in zip(*outcomes, strict=True):
         torch.testing.assert_close(actual, expected)
+
+
+Call = Callable[[Parameters, Tensor, BatchNormStatistics], tuple[Tensor, Parameters]]
+
+
+def layer_calls() -> dict[str, Call]:
+    layer = ConvLayer("conv", 2, CHANNELS, batch_norm=True)
+    return {
+        "layer": layer,
+        "pooled": layer.pooled,
+        "batch norm": lambda parameters, images, statistics: layer.norm(
+            parameters, images.repeat(1, 1, 1, 1, CHANNELS // 2), parameters["conv.bias"], statistics
+        ),
+    }
+
+
+@pytest.mark.parametrize("call", list(layer_calls()))
+@pytest.mark.parametrize("source", ["transductive", "support", "running"])
+@pytest.mark.parametrize("n_images", [IMAGES, conv_layer.MANY + 20])
+def test_a_call_changes_none_of_its_arguments(call: str, source: str, n_images: int) -> None:
+    """What batch norm has seen is returned. Many images are processed in slices, and in place."""
+    parameters, running = layer_parameters(), running_statistics()
+    images = random(TASKS, n_images, 4, 4, 2)
+    statistics = BatchNormStatistics(source, 2, running)
+    before = [{key: value.clone() for key, value in part.items()} for part in (parameters, running)]
+    copy = images.clone()
+    with torch.no_grad():
+        output, seen = layer_calls()[call](parameters, images, statistics)
+        again, seen_again = layer_calls()[call](parameters, images, statistics)
+    assert torch.equal(images, copy)
+    for part, kept in zip((parameters, running), before, strict=True):
+        assert part.keys() == kept.keys()
+        assert all(torch.equal(value, kept[key]) for key, value in part.items())
+    assert statistics == BatchNormStatistics(source, 2, running)
+    assert torch.equal(output, again)
+    assert seen.keys() == seen_again.keys() == (set() if source == "running" else running.keys())
+    assert all(torch.equal(value, seen_again[key]) for key, value in seen.items())
+    with pytest.raises(FrozenInstanceError):
+        statistics.source = "running"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("source", ["transductive", "support", "running"])
+def test_many_images_in_slices_give_the_same_numbers(source: str) -> None:
+    layer, parameters = ConvLayer("conv", 2, CHANNELS, batch_norm=True), layer_parameters()
+    images = random(TASKS, conv_layer.MANY + 20, 4, 4, 2)
+    statistics = BatchNormStatistics(source, conv_layer.SLICE + 10, running_statistics())
+    expected = layer.pooled(parameters, images, statistics)
+    with torch.no_grad():
+        torch.testing.assert_close(layer.pooled(parameters, images, statistics), expected)
 
 
 def test_kl_is_torch_distributions() -> None:
@@ -320,12 +382,16 @@ def test_attfex_is_the_papers_equations(activation: bool, scale: str) -> None:
 
 @pytest.mark.parametrize("activation", ["leaky_relu", "relu"])
 def test_both_orders_in_a_block_give_the_same_numbers(activation: str) -> None:
-    tasks = tiny_tasks()
-    outputs = []
-    for order in ("activation_pool", "pool_activation"):
-        settings = replace(TINY_MODEL, activation=activation, block_order=order)  # type: ignore[arg-type]
-        model = Trident(settings, TINY_EPISODE)
-        parameters = {key: value.expand(2, *value.shape) for key, value in doubles(model.initial(0)).items()}
-        outputs.append(model(parameters, tasks.images, "query", tasks.query_noise[0], BatchNormStatistics()))
-    torch.testing.assert_close(outputs[0].logits, outputs[1].logits)
-    torch.testing.assert_close(outputs[0].reconstruction, outputs[1].reconstruction)
+    """Pooling before the activation, as here, or after it, as in the released code."""
+    encoder = Conv4("encoder", 1, CHANNELS, activation)
+    parameters = for_each_task(doubles(encoder.initial(torch.Generator().manual_seed(0))), TASKS)
+    images, statistics = random(TASKS, IMAGES, 19, 19, 1), BatchNormStatistics()
+    actual, seen = encoder(parameters, images, statistics)
+    expected, expected_seen = images, Parameters()
+    for layer in encoder.layers:
+        expected, more = layer(parameters, expected, statistics)
+        expected = max_pool(activate(expected, activation))
+        expected_seen |= more
+    torch.testing.assert_close(actual, expected)
+    torch.testing.assert_close(seen, expected_seen)
+    assert seen.keys() == encoder.initial_running().keys()

@@ -3,6 +3,7 @@
 import json
 import tomllib
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -10,10 +11,11 @@ from typing import Any, get_args
 
 import pytest
 
-from conftest import Trident_command, assert_one_line_error
+from ablation_grids import Answer
+from conftest import assert_one_line_error
 from trident.cli.paper import TableName
 from trident.errors import TridentError
-from trident.recipes import load_recipe
+from trident.recipes.loading import load_recipe
 from trident.report.paper_results import (
     FILE,
     PAPER_PROTOCOL,
@@ -97,10 +99,10 @@ def test_single_figures(wanted: dict[str, Any], value: float, interval: float | 
 @pytest.mark.parametrize(
     ("table", "settings", "value"),
     [
-        ("ablation-training", ("training.tasks_per_step=10", "adaptation.steps=5"), 74.6),
-        ("ablation-latents", ("model.label_latents=32", "model.semantic_latents=128"), 79.1),
-        ("ablation-latents", ("model.label_latents=128", "model.semantic_latents=32"), 81.49),
-        ("ablation-attfex-width", ("model.attfex_width_m=128", "model.attfex_width_n=64"), 85.8),
+        ("ablation-training", ("training.tasks_per_step=10", "method.inner_steps=5"), 74.6),
+        ("ablation-latents", ("method.label_latents=32", "method.semantic_latents=128"), 79.1),
+        ("ablation-latents", ("method.label_latents=128", "method.semantic_latents=32"), 81.49),
+        ("ablation-attfex-width", ("method.attfex_width_m=128", "method.attfex_width_n=64"), 85.8),
     ],
 )
 def test_ablations(table: str, settings: tuple[str, ...], value: float) -> None:
@@ -108,7 +110,7 @@ def test_ablations(table: str, settings: tuple[str, ...], value: float) -> None:
 
 
 def test_attfex_off_costs_what_the_paper_says() -> None:
-    off = [result.value for result in find(table="attfex") if result.settings == ("model.attfex=off",)]
+    off = [result.value for result in find(table="attfex") if result.settings == ("method.attfex=off",)]
     assert off == [67.68, 78.53, 69.32, 79.32]
 
 
@@ -196,9 +198,9 @@ def test_what_is_not_the_papers_says_so() -> None:
 
 
 def test_the_data_is_part_of_the_package() -> None:
-    assert resources.files("trident").joinpath("paper_results.toml").is_file()
+    assert resources.files("trident.report").joinpath("paper_results.toml").is_file()
     project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text("utf-8"))
-    assert FILE.name in project["tool"]["setuptools"]["package-data"]["trident"]
+    assert f"report/{FILE.name}" in project["tool"]["setuptools"]["package-data"]["trident"]
 
 
 def test_an_unknown_table_is_told_with_its_nearest() -> None:
@@ -206,8 +208,8 @@ def test_an_unknown_table_is_told_with_its_nearest() -> None:
         paper_table("acuracy")
 
 
-def test_command_lists_every_figure(trident: Trident_command) -> None:
-    result = trident("paper")
+def test_command_lists_every_figure(trident_here: Callable[..., Answer]) -> None:
+    result = trident_here("paper")
     assert result.returncode == 0, result.stderr
     assert max(map(len, result.stdout.splitlines())) <= 80
     words = " ".join(result.stdout.split())
@@ -221,22 +223,22 @@ def test_command_lists_every_figure(trident: Trident_command) -> None:
     assert all(note in words for note in notes)
 
 
-def test_command_shows_one_table(trident: Trident_command) -> None:
-    shown = trident("paper", "--table", "conv4").stdout
+def test_command_shows_one_table(trident_here: Callable[..., Answer]) -> None:
+    shown = trident_here("paper", "--table", "conv4").stdout
     assert "EPNet" in shown
     assert "TRIDENT" not in shown.split("\n\n")[2]
-    assert "82000" in trident("paper", "--table", "training").stdout
-    assert_one_line_error(trident("paper", "--table", "nothing"), "nothing", "accuracy")
+    assert "82000" in trident_here("paper", "--table", "training").stdout
+    assert_one_line_error(trident_here("paper", "--table", "nothing"), "nothing", "accuracy")
 
 
 def test_command_knows_every_table() -> None:
     assert get_args(TableName) == (*(table.name for table in paper_tables()), "training")
 
 
-def test_command_as_json(trident: Trident_command) -> None:
-    found = json.loads(trident("paper", "--json").stdout)
+def test_command_as_json(trident_here: Callable[..., Answer]) -> None:
+    found = json.loads(trident_here("paper", "--json").stdout)
     assert found["protocol"] == PAPER_PROTOCOL
     assert sum(len(table["results"]) for table in found["tables"]) == len(paper_results())
     assert len(found["training"]["runs"]) == 4
-    (table,) = json.loads(trident("paper", "--json", "--table", "accuracy").stdout)["tables"]
+    (table,) = json.loads(trident_here("paper", "--json", "--table", "accuracy").stdout)["tables"]
     assert table["results"][-1]["printed"] == "80.74 ± 0.35"

@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from ablation_grids import Answer
-from conftest import TINY_RECIPE, assert_one_line_error
+from conftest import TINY_METHOD, TINY_RECIPE, assert_one_line_error
 from trident.data.images import ImageFile
 from trident.data.pictures import find_pictures
-from trident.engines.execution import make_model
 from trident.errors import TridentError
 from trident.labelling.labeller import CHUNK, Labeller, chunks, label_pile, read_labelled
 from trident.labelling.sorting import carry_out, plan
@@ -275,10 +274,9 @@ def test_a_pile_of_what_cannot_be_read_says_why(trident_here: Callable, folders:
 
 
 def test_support_batch_norm_does_not_look_at_queries_whatever_the_shots() -> None:
-    model = replace(TINY_RECIPE.model, attfex="off", classifier_start="prototypes")
-    recipe = replace(TINY_RECIPE, model=model, protocol=replace(TINY_RECIPE.protocol, batch_norm="support"))
-    network = make_model(recipe)
-    checkpoint = Checkpoint(recipe, network.initial(0), network.initial_running(), 0)
+    method = replace(TINY_METHOD, attfex="off", classifier_start="prototypes")
+    recipe = replace(TINY_RECIPE, method=method, protocol=replace(TINY_RECIPE.protocol, batch_norm="support"))
+    checkpoint = Checkpoint(recipe, recipe.initial(0), recipe.model.initial_running(), 0)
     pictures = np.random.default_rng(0).integers(0, 256, (10, 16, 16, 1), np.uint8)
     labeller = Labeller(checkpoint, ("a", "b", "c"), pictures[:6], np.array([0, 0, 0, 0, 1, 2]))
     together = labeller.probabilities(pictures[6:])

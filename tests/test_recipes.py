@@ -1,12 +1,17 @@
 """Recipes: the paper's values, overrides, and mistakes told in words."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from trident.engines.execution import make_model
 from trident.errors import TridentError
-from trident.recipes import load_recipe, recipe_from, recipe_names, recipe_values, setting_help, setting_types
+from trident.methods.protonet import ProtoNet
+from trident.methods.trident.method import Trident
+from trident.recipes.files import recipe_names
+from trident.recipes.loading import full_key, load_recipe, recipe_from, recipe_values, setting_help, setting_types
+from trident.recipes.recipe import Recipe
+from trident.settings import setting
 
 
 def test_the_papers_hyperparameter_table() -> None:
@@ -16,17 +21,20 @@ def test_the_papers_hyperparameter_table() -> None:
         "tiered-5w1s": (1, 150, 1.5e-3, 1.5e-4, 67_500),
         "tiered-5w5s": (5, 150, 1.7e-3, 1.7e-4, 48_000),
     }
+    summaries = {name: load_recipe(name).summary for name in recipe_names()}
+    assert {name for name, summary in summaries.items() if summary.endswith("as in the paper")} == set(table)
     ours = {f"mini-5w{n_shot}s-{kind}" for n_shot in (1, 5) for kind in ("set", "protonet")}
-    assert set(recipe_names()) == {*table, *ours, "glyphs"}
+    assert {*ours, "glyphs"} <= set(recipe_names())
     for name, (n_shot, alpha_2, alpha, beta, steps) in table.items():
         recipe = load_recipe(name)
+        assert isinstance(recipe.method, Trident)
         assert (recipe.episode.n_way, recipe.episode.n_shot, recipe.episode.n_query) == (5, n_shot, 10)
-        assert (recipe.objective.reconstruction_weight, recipe.objective.classification_weight) == (0.01, alpha_2)
-        assert (recipe.adaptation.rate, recipe.training.rate, recipe.training.steps) == (alpha, beta, steps)
-        assert (recipe.training.tasks_per_step, recipe.adaptation.steps) == (20, 5)
-        assert recipe.model.attention_activation == (n_shot == 5)
-        assert recipe.model.decoder_batch_norm == (name in ("mini-5w5s", "tiered-5w1s"))
-        assert recipe.model.activation == ("relu" if name == "tiered-5w1s" else "leaky_relu")
+        assert (recipe.method.reconstruction_weight, recipe.method.classification_weight) == (0.01, alpha_2)
+        assert (recipe.method.inner_rate, recipe.training.rate, recipe.training.steps) == (alpha, beta, steps)
+        assert (recipe.training.tasks_per_step, recipe.method.inner_steps) == (20, 5)
+        assert recipe.method.attention_activation == (n_shot == 5)
+        assert recipe.method.decoder_batch_norm == (name in ("mini-5w5s", "tiered-5w1s"))
+        assert recipe.backbone.activation == ("relu" if name == "tiered-5w1s" else "leaky_relu")
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -38,12 +46,14 @@ def test_shuffled_queries_are_the_default(name: str) -> None:
 def test_every_recipe_survives_a_round_trip_and_builds(name: str) -> None:
     recipe = load_recipe(name)
     assert recipe_from(recipe_values(recipe), "again") == recipe
-    assert 0 < sum(value.numel() for value in make_model(recipe).initial(0).values()) <= 500_000
+    assert 0 < sum(value.numel() for value in recipe.initial(0).values()) <= 500_000
 
 
-def test_every_setting_has_a_meaning() -> None:
-    assert set(setting_help()) == {key for key, _ in setting_types()}
-    assert all(setting_help().values())
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_setting_has_a_meaning(name: str) -> None:
+    recipe = load_recipe(name)
+    assert setting_help(recipe).keys() == setting_types(recipe).keys()
+    assert all(setting_help(recipe).values())
 
 
 @pytest.mark.parametrize(
@@ -51,10 +61,12 @@ def test_every_setting_has_a_meaning() -> None:
     [
         ("training.steps=7", "training", "steps", 7),
         ("tasks_per_step=3", "training", "tasks_per_step", 3),
-        ("--model.decoder-batch-norm=true", "model", "decoder_batch_norm", True),
-        ("model.initial_log_var=-4", "model", "initial_log_var", -4.0),
+        ("--method.decoder-batch-norm=true", "method", "decoder_batch_norm", True),
+        ("method.initial_log_var=-4", "method", "initial_log_var", -4.0),
         ("clip_norm=none", "training", "clip_norm", None),
-        ("adaptation.rate=2e-3", "adaptation", "rate", 2e-3),
+        ("method.inner_rate=2e-3", "method", "inner_rate", 2e-3),
+        ("channels=8", "backbone", "channels", 8),
+        ("views.mirrored=yes", "views", "mirrored", True),
         ("query_order=class_sorted", "protocol", "query_order", "class_sorted"),
     ],
 )
@@ -67,12 +79,11 @@ def test_overrides(override: str, section: str, key: str, value: object) -> None
     [
         ("training.stesp=7", "unknown setting 'training.stesp': did you mean 'training.steps'?"),
         ("n_sho=7", "unknown setting 'n_sho': did you mean 'n_shot'?"),
-        ("steps=7", "setting 'steps' is ambiguous: write adaptation.steps or training.steps"),
         ("training.steps=many", "training.steps is 'many': it must be a whole number"),
-        ("training.steps=0", "training.steps is 0: at least 1 is needed"),
-        ("decoder_batch_norm=maybe", "model.decoder_batch_norm is 'maybe': it must be true or false"),
+        ("training.steps=0", "training.steps is 0: 1 or more is needed"),
+        ("decoder_batch_norm=maybe", "method.decoder_batch_norm is 'maybe': it must be true or false"),
         ("query_order=sorted", "protocol.query_order is 'sorted': it must be one of shuffled, class_sorted"),
-        ("adaptation.rate=nan", "adaptation.rate is nan: 0 or more is needed"),
+        ("method.inner_rate=nan", "method.inner_rate is nan: 0 or more is needed"),
         ("training.steps", "'training.steps' is not a setting: write KEY=VALUE"),
     ],
 )
@@ -82,11 +93,32 @@ def test_wrong_overrides(override: str, message: str) -> None:
     assert message in str(caught.value)
 
 
+@dataclass(frozen=True)
+class TwoRates(ProtoNet):
+    """A method with a setting that training has too."""
+
+    rate: float = setting(1.0, "of anything")
+
+
+def test_a_setting_of_two_sections_needs_its_section() -> None:
+    recipe = Recipe("two rates", "", "", method=TwoRates())
+    assert full_key(recipe, "method.rate") == "method.rate"
+    with pytest.raises(TridentError, match=r"setting 'rate' is ambiguous: write method.rate or training.rate"):
+        full_key(recipe, "rate")
+
+
+@pytest.mark.parametrize("override", ["inner_steps=1", "method.refinements=2"])
+def test_another_method_s_settings_are_unknown(override: str) -> None:
+    with pytest.raises(TridentError, match=f"unknown setting '{override.split('=')[0]}'"):
+        load_recipe("mini-5w1s-protonet", [override])
+
+
 def test_a_recipe_of_ones_own(tmp_path: Path) -> None:
     mine = tmp_path / "mine.toml"
     mine.write_text('summary = "mine"\ndataset = "folder"\n[episode]\nn_shot = 3\n')
     recipe = load_recipe(str(mine))
-    assert (recipe.name, recipe.episode.n_shot, recipe.adaptation.steps) == ("mine", 3, 5)
+    assert isinstance(recipe.method, Trident)  # the default
+    assert (recipe.name, recipe.episode.n_shot, recipe.method.inner_steps) == ("mine", 3, 5)
 
 
 @pytest.mark.parametrize(
@@ -94,12 +126,15 @@ def test_a_recipe_of_ones_own(tmp_path: Path) -> None:
     [
         ("summary = ", "is not valid TOML"),
         ('dataset = "x"', "setting 'summary' is missing"),
-        ('summary = "s"\ndataset = "x"\n[modle]\n', "unknown setting 'modle': did you mean 'model'?"),
+        ('summary = "s"\ndataset = "x"\n[metod]\n', "unknown setting 'metod': did you mean 'method'?"),
         (
-            'summary = "s"\ndataset = "x"\n[model]\nchanels = 3',
-            "unknown setting 'model.chanels': did you mean 'channels'?",
+            'summary = "s"\ndataset = "x"\n[backbone]\nchanels = 3',
+            "unknown setting 'backbone.chanels': did you mean 'channels'?",
         ),
-        ('summary = "s"\ndataset = "x"\nmodel = 3', "'model' must be a table of settings, not 3"),
+        ('summary = "s"\ndataset = "x"\nmethod = 3', "'method' must be a table of settings, not 3"),
+        ('summary = "s"\ndataset = "x"\n[method]\nname = "protonett"', "no method is called 'protonett'"),
+        ('summary = "s"\ndataset = "x"\n[method]\nname = "protonet"\ninner_rate = 1.0', "'method.inner_rate'"),
+        ('summary = "s"\ndataset = "x"\n[backbone]\nname = "conv5"', "backbone.name is 'conv5'"),
         ('summary = "s"\ndataset = "x"\n[training]\nrate = "fast"', "training.rate is 'fast': it must be a number"),
     ],
 )

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from conftest import TINY_RECIPE
-from trident.engines.execution import make_model
 from trident.labelling.classifier import TridentClassifier
 from trident.learning.checkpoint import Checkpoint, save_checkpoint
+from trident.methods.protonet import ProtoNet
 
 checks = pytest.importorskip("sklearn.utils.estimator_checks")
 
@@ -87,11 +87,9 @@ ALL = [check for _, check in checks.estimator_checks_generator(OfRows())]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With a network too small to be slow. It is not trained: this seed happens to tell scikit-learn's blobs apart."""
-    model = replace(TINY_RECIPE.model, method="protonet")
-    recipe = replace(TINY_RECIPE, model=model)
-    network = make_model(recipe)
+    recipe = replace(TINY_RECIPE, method=ProtoNet())
     where = tmp_path_factory.mktemp("weights")
-    save_checkpoint(where / WEIGHTS, Checkpoint(recipe, network.initial(2), network.initial_running(), 0))
+    save_checkpoint(where / WEIGHTS, Checkpoint(recipe, recipe.initial(2), recipe.model.initial_running(), 0))
     return where
 
 

@@ -8,30 +8,35 @@ import torch
 from conftest import doubles
 from trident.bench.made_up import made_up_tasks
 from trident.bench.plain_loop import PlainLoop
-from trident.engines.execution import Execution, make_learner
+from trident.engines.execution import Execution
 from trident.errors import TridentError
-from trident.learning.inner_loop import TaskBatch
+from trident.learning.learners import make_learner
 from trident.measuring.prediction import predict
-from trident.methods.trident.network import TaskImages
-from trident.recipes import load_recipe, recipe_names
-from trident.settings import Recipe
+from trident.methods.trident.method import Trident
+from trident.recipes.files import recipe_names
+from trident.recipes.loading import load_recipe
+from trident.recipes.recipe import Recipe
+from trident.tasks.task import Batch
 
-COVERED = [name for name in recipe_names() if not name.endswith(("-set", "-protonet"))]  # by the plain loop
-VARIANTS = (["model.attfex=off"], ["model.attention_scale=outside"], ["adaptation.order=first"])
+TRIDENT = [name for name in recipe_names() if isinstance(load_recipe(name).method, Trident)]
+COVERED = [name for name in TRIDENT if not name.endswith("-set")]  # by the plain loop
+VARIANTS = (["method.attfex=off"], ["method.attention_scale=outside"], ["method.inner_order=first"])
+
+
+def test_the_recipes_of_the_paper_are_covered() -> None:
+    assert set(COVERED) == {"mini-5w1s", "mini-5w5s", "tiered-5w1s", "tiered-5w5s", "glyphs"}
 
 
 def small(name: str, *settings: str) -> Recipe:
     """At a quarter of the size and with two inner steps; the architecture is otherwise the recipe's."""
-    size = ["adaptation.steps=2", "model.image_size=21", "model.channels=8", "episode.n_query=3"]
-    recipe = load_recipe(name, [*size, *settings])
-    return replace(recipe, model=replace(recipe.model, attfex_width_m=12, label_latents=9, semantic_latents=7))
+    size = ["method.inner_steps=2", "backbone.image_size=21", "backbone.channels=8", "episode.n_query=3"]
+    latents = ["method.attfex_width_m=12", "method.label_latents=9", "method.semantic_latents=7"]
+    return load_recipe(name, [*size, *latents, *settings])
 
 
-def in_doubles(tasks: TaskBatch) -> TaskBatch:
-    images = TaskImages(tasks.images.stored.double() / 255, tasks.support_labels)
-    support = tuple(type(noise)(*(part.double() for part in noise)) for noise in tasks.support_noise)
-    query = tuple(type(noise)(*(part.double() for part in noise)) for noise in tasks.query_noise)
-    return tasks._replace(images=images, support_noise=support, query_noise=query)
+def in_doubles(batch: Batch) -> Batch:
+    noise = {name: values.double() for name, values in batch.task.noise.items()}
+    return batch._replace(task=replace(batch.task, images=batch.task.images.double() / 255, noise=noise))
 
 
 @pytest.mark.parametrize(
@@ -40,39 +45,51 @@ def in_doubles(tasks: TaskBatch) -> TaskBatch:
 def test_losses_meta_gradients_and_predictions_agree(name: str, settings: list[str]) -> None:
     recipe = small(name, *settings)
     learner = make_learner(recipe, Execution())
-    parameters, tasks = doubles(learner.model.initial(0)), in_doubles(made_up_tasks(recipe, 2))
+    parameters, batch = doubles(recipe.initial(0)), in_doubles(made_up_tasks(recipe, 2))
 
-    actual = learner.meta_gradient(parameters, tasks)
-    gradient, losses = PlainLoop(recipe).meta_gradient(parameters, tasks)
-    torch.testing.assert_close(actual.loss.total, losses)
+    actual = learner.gradient(parameters, batch)
+    gradient, losses = PlainLoop(recipe).meta_gradient(parameters, batch)
+    torch.testing.assert_close(actual.losses["total"], losses)
     assert gradient.keys() == parameters.keys()
     for key, value in gradient.items():
         torch.testing.assert_close(actual.gradient[key], value, rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(predict(learner, parameters, tasks), PlainLoop(recipe).predict(parameters, tasks))
+    torch.testing.assert_close(predict(learner, parameters, batch.task), PlainLoop(recipe).predict(parameters, batch))
 
 
 def test_the_memory_layout_changes_nothing_but_speed() -> None:
     recipe = small("mini-5w5s")
-    parameters = doubles(make_learner(recipe, Execution()).model.initial(0))
-    tasks = in_doubles(made_up_tasks(recipe, 1))
+    parameters, batch = doubles(recipe.initial(0)), in_doubles(made_up_tasks(recipe, 1))
     one, other = PlainLoop(recipe), PlainLoop(recipe, torch.channels_last)
-    torch.testing.assert_close(one.predict(parameters, tasks), other.predict(parameters, tasks))
-    torch.testing.assert_close(one.meta_gradient(parameters, tasks), other.meta_gradient(parameters, tasks))
+    torch.testing.assert_close(one.predict(parameters, batch), other.predict(parameters, batch))
+    torch.testing.assert_close(one.meta_gradient(parameters, batch), other.meta_gradient(parameters, batch))
 
 
 @pytest.mark.parametrize(
-    "setting", ["adaptation.optimizer=adam", "protocol.batch_norm=support", "protocol.latents=average"]
+    "setting",
+    [
+        "method.inner_optimizer=adam",
+        "protocol.batch_norm=support",
+        "protocol.latents=average",
+        "method.semantic_batch_norm=task",
+        "method.attfex=set",
+        "views.mirrored=true",
+    ],
 )
 def test_what_the_plain_loop_does_not_cover_is_told(setting: str) -> None:
     with pytest.raises(TridentError, match=f"{setting.split('=')[0]}.*--no-yardstick"):
         PlainLoop(load_recipe("mini-5w1s", [setting]))
 
 
+def test_the_plain_loop_knows_no_other_method() -> None:
+    with pytest.raises(TridentError, match=r"TRIDENT only, not Matching Networks.*--no-yardstick"):
+        PlainLoop(load_recipe("glyphs-matching"))
+
+
 def test_predictions_on_large_images_agree() -> None:
     """In float32 and full size, where the fastest kernels take over; the truth is the plain loop in float64."""
-    recipe = load_recipe("mini-5w1s", ["adaptation.steps=2"])
+    recipe = load_recipe("mini-5w1s", ["method.inner_steps=2"])
     learner = make_learner(recipe, Execution())
-    parameters, tasks = learner.model.initial(0), made_up_tasks(recipe, 1)
-    expected = PlainLoop(recipe).predict(doubles(parameters), in_doubles(tasks)).exp()
-    actual = predict(learner, parameters, tasks).exp().double()
+    parameters, batch = recipe.initial(0), made_up_tasks(recipe, 1)
+    expected = PlainLoop(recipe).predict(doubles(parameters), in_doubles(batch)).exp()
+    actual = predict(learner, parameters, batch.task).exp().double()
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-3)

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import TINY_RECIPE, tiny_store
-from trident.engines.execution import make_model
-from trident.learning.run_start import in_training
-from trident.measuring.evaluate import evaluate, set_up
+from conftest import TINY_RECIPE, source_for, tiny_store
+from trident.engines.execution import Execution
+from trident.learning.checkpoint import Checkpoint
+from trident.learning.learners import make_learner
+from trident.measuring.evaluate import evaluate
 from trident.measuring.prediction import predict
-from trident.methods.trident.network import TaskImages
 from trident.settings import Views
 from trident.tasks.views import views_of
 
@@ -53,28 +53,26 @@ def test_whole_numbers_stay_whole() -> None:
 
 @pytest.mark.parametrize("corners", [False, True])
 def test_all_views_share_in_the_prediction(corners: bool) -> None:
-    recipe = replace(TINY_RECIPE, adaptation=replace(TINY_RECIPE.adaptation, mirrored=True, corners=corners))
-    network, store, views = make_model(recipe), tiny_store(), recipe.adaptation.views
-    start, running = network.initial(0), network.initial_running()
-    learner, parameters, source = set_up(recipe, start, running, store, split="test", seed=0)
-    tasks = source.batch(range(4))
+    views = Views(mirrored=True, corners=corners)
+    recipe, store = replace(TINY_RECIPE, views=views), tiny_store()
+    learner, parameters = make_learner(recipe, Execution()), recipe.initial(0)
+    task = source_for(recipe, store, "test", sampled=False).batch(range(4)).task
 
     def of(images: torch.Tensor, *more: Views) -> torch.Tensor:
-        shown = tasks._replace(images=TaskImages(images, tasks.support_labels))
-        return predict(learner, parameters, shown, *more).exp()
+        return predict(learner, parameters, task.with_images(images), *more).exp()
 
-    together = of(tasks.images.stored, views)
-    singly = torch.stack([of(images) for images in views_of(tasks.images.stored, views)])
+    together = of(task.images, views)
+    singly = torch.stack([of(images) for images in views_of(task.images, views)])
     assert not torch.allclose(singly[0], singly[-1], atol=1e-4)
     torch.testing.assert_close(together, singly.mean(0))
     # A picture and its mirror image have the same views.
-    torch.testing.assert_close(of(tasks.images.stored.flip(3), views), together)
-    measured = evaluate(recipe, start, running, store, split="test", tasks=4, seed=0)
+    torch.testing.assert_close(of(task.images.flip(3), views), together)
+    checkpoint = Checkpoint(recipe, parameters, recipe.model.initial_running(), step=0)
+    measured = evaluate(checkpoint, store, split="test", tasks=4, seed=0)
     np.testing.assert_allclose(np.exp(measured.predictions.log_probabilities), together.double(), atol=1e-5)
     words = "mirror images and corners too" if corners else "mirror images too"
     assert words in measured.describe_protocol()
 
 
 def test_training_sees_images_as_they_are() -> None:
-    recipe = replace(TINY_RECIPE, adaptation=replace(TINY_RECIPE.adaptation, mirrored=True, corners=True))
-    assert in_training(recipe).adaptation.views == Views()
+    assert replace(TINY_RECIPE, views=Views(True, True)).in_training().views == Views()

@@ -20,13 +20,12 @@ from trident.data.pictures import HeldImage
 from trident.labelling.labeller import Labeller, label_pile, read_labelled
 from trident.learning.checkpoint import load_checkpoint
 from trident.web.limits import Limits
-from trident.web.weight_store import Shelf
+from trident.web.weight_store import WeightStore
 from web_server import (
     COLOURS,
     Site,
     bomb,
     command,
-    four,
     picture,
     pile,
     site,
@@ -115,15 +114,20 @@ def test_for_the_curious(plain: Site) -> None:
 
 def test_weights_without_latents_label_and_say_that_there_is_nothing_to_see() -> None:
     with site(Path("mini-5w1s-protonet")) as running:
-        assert running.ask(four(2), pile(1))[0] == 200
-        status, answer = running.ask(four(2), pile(1), "/api/look")
-        assert (status, "no latents" in answer["error"]) == (422, True)
+        about = json.loads(running.get("/api/about")[2])["weights"]
+        assert [(one["name"], one["latents"]) for one in about] == [("mini-5w1s-protonet", False)]
+        status, answer = running.ask(three_classes(), pile(3))
+        assert status == 200
+        assert [one["ranking"][0][0] for one in answer["pile"]] == list(COLOURS)
+        status, answer = running.ask(three_classes(), pile(3), "/api/look")
+        assert status == 422
+        assert answer == {"error": "Prototypical Networks has no latents and no decoder: there is nothing to look at"}
 
 
 def test_weights_suit_the_number_of_examples() -> None:
-    shelf = Shelf("auto")
-    assert [shelf.fitting(n, 3)[0] for n in (3, 6, 7, 60)] == ["mini-5w1s-set"] * 2 + ["mini-5w5s-set"] * 2
-    for name, about in zip(("mini-5w1s-set", "mini-5w5s-set"), shelf.described(), strict=True):
+    store = WeightStore("auto")
+    assert [store.fitting(n, 3)[0] for n in (3, 6, 7, 60)] == ["mini-5w1s-set"] * 2 + ["mini-5w5s-set"] * 2
+    for name, about in zip(("mini-5w1s-set", "mini-5w5s-set"), store.described(), strict=True):
         assert (about["name"], about["size"], about["comes_along"]) == (name, 84, True)
         assert "trained on mini-imagenet" in about["described"]
 
@@ -194,7 +198,7 @@ def test_mistakes_are_told_in_one_line(trident: Trident_command, tmp_path: Path)
     (tmp_path / "without").mkdir()
     (tmp_path / "without" / "fastapi.py").write_text("raise ImportError")
     missing = trident("web", env={"PYTHONPATH": str(tmp_path / "without")})
-    assert_one_line_error(missing, "trident web needs the web extra: pip install 'trident[web]'")
+    assert_one_line_error(missing, "trident web needs the web extra: pip install 'trident-fewshot[web]'")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert_one_line_error(trident("web", "--port", port), f"port {port}", "in use", "--port")

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from conftest import TINY_RECIPE, assert_one_line_error, tiny_store
-from trident.engines.execution import make_model
+from conftest import TINY_BACKBONE, TINY_METHOD, TINY_RECIPE, assert_one_line_error, tiny_store
 from trident.learning.checkpoint import load_checkpoint, save_checkpoint
 from trident.learning.run_start import start_run
+from trident.methods.matching import MatchingNetwork
+from trident.methods.protonet import ProtoNet
 from trident.weights import model_card, weight_names, weights_file
 
 names = pytest.mark.parametrize("name", weight_names())
@@ -84,7 +85,7 @@ def test_weights_to_share(trident_here: Callable, tmp_path: Path, monkeypatch: p
     begun_with = load_checkpoint(tmp_path / "first")
     second = start_run(TINY_RECIPE, store, "/some/where.store", tmp_path / "second", "cpu", start_from=begun_with)
     assert second.steps_before == 7
-    assert "7 and another 0 steps" in second.described()
+    assert "for 0 steps, after 7 steps of the run it started from" in second.described()
     assert trident_here("export", "second", "--to", "mine.safetensors").returncode == 0
     content = (tmp_path / "mine.safetensors").read_bytes()
     assert b"/some/where" not in content
@@ -102,20 +103,25 @@ def test_a_start_from_other_weights_takes_what_fits(tmp_path: Path) -> None:
     store = tiny_store()
     first = start_run(TINY_RECIPE, store, "noise", tmp_path / "first", "cpu")
     trained = replace(first, parameters={key: value + 1 for key, value in first.parameters.items()})
-    recipe = replace(TINY_RECIPE, model=replace(TINY_RECIPE.model, classifier_start="prototypes"))
+    recipe = replace(TINY_RECIPE, method=replace(TINY_METHOD, classifier_start="prototypes"))
     second = start_run(recipe, store, "noise", tmp_path / "second", "cpu", start_from=trained)
-    assert torch.equal(second.parameters["label_encoder.0.weight"], trained.parameters["label_encoder.0.weight"])
-    assert torch.equal(second.parameters["classifier.scale"], make_model(recipe).initial(0)["classifier.scale"])
-    protonet = replace(TINY_RECIPE, model=replace(TINY_RECIPE.model, method="protonet"))
+    assert torch.equal(second.parameters["backbone.0.weight"], trained.parameters["backbone.0.weight"])
+    assert torch.equal(second.parameters["classifier.scale"], recipe.initial(0)["classifier.scale"])
+    protonet = replace(TINY_RECIPE, method=ProtoNet())
     other = start_run(protonet, store, "noise", tmp_path / "other", "cpu")
     fourth = start_run(recipe, store, "noise", tmp_path / "fourth", "cpu", start_from=other)
-    assert torch.equal(fourth.parameters["label_encoder.0.weight"], other.parameters["label_encoder.0.weight"])
-    assert torch.equal(fourth.parameters["classifier.scale"], make_model(recipe).initial(0)["classifier.scale"])
+    assert torch.equal(fourth.parameters["backbone.0.weight"], other.parameters["backbone.0.weight"])
+    assert torch.equal(fourth.parameters["classifier.scale"], recipe.initial(0)["classifier.scale"])
+    matching = replace(TINY_RECIPE, method=MatchingNetwork())
+    scaled = replace(other, parameters=other.parameters | {"scale": torch.tensor(3.0)})
+    sixth = start_run(matching, store, "noise", tmp_path / "sixth", "cpu", start_from=scaled)
+    assert torch.equal(sixth.parameters["backbone.0.weight"], other.parameters["backbone.0.weight"])
+    assert torch.equal(sixth.parameters["scale"], matching.initial(0)["scale"])  # of a cosine, not of distances
     assert fourth.trained_on_before == []
     bigger = start_run(recipe, tiny_store(9), "noise", tmp_path / "fifth", "cpu", start_from=fourth)
     assert bigger.trained_on_before == ["noise"]
     assert "trained on noise, then on noise for" in bigger.described()
-    wider = replace(TINY_RECIPE, model=replace(TINY_RECIPE.model, label_channels=8))
-    with pytest.raises(Exception, match="its label encoder has another shape"):
+    wider = replace(TINY_RECIPE, backbone=replace(TINY_BACKBONE, channels=8))
+    with pytest.raises(Exception, match="its backbone has another shape"):
         start_run(wider, store, "noise", tmp_path / "third", "cpu", start_from=trained)
     assert not (tmp_path / "third").exists()

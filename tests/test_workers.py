@@ -9,8 +9,8 @@ import torch
 
 from conftest import TINY_RECIPE, tiny_store
 from trident.engines.workers import side_by_side
+from trident.learning.checkpoint import Checkpoint
 from trident.measuring.evaluate import evaluate
-from trident.methods.trident.network import Trident
 from trident.nn.shares import in_shares
 
 
@@ -59,21 +59,13 @@ def test_errors_and_early_ends_leave_nothing_behind() -> None:
 
 @pytest.mark.parametrize("no_gradients", [False, True])
 def test_evaluation_does_not_depend_on_cores_or_chunks(no_gradients: bool) -> None:
-    model, store = Trident(TINY_RECIPE.model, TINY_RECIPE.episode), tiny_store()
+    checkpoint = Checkpoint(TINY_RECIPE, TINY_RECIPE.initial(0), TINY_RECIPE.model.initial_running(), step=0)
+    store = tiny_store()
     found = []
     for cores, at_once in ((1, None), (2, None), (2, 1), (2, 3)):
         torch.set_num_threads(cores)
         with torch.set_grad_enabled(not no_gradients):
-            result = evaluate(
-                TINY_RECIPE,
-                model.initial(0),
-                model.initial_running(),
-                store,
-                split="test",
-                tasks=7,
-                seed=0,
-                tasks_per_chunk=at_once,
-            )
+            result = evaluate(checkpoint, store, split="test", tasks=7, seed=0, tasks_per_chunk=at_once)
         found.append(result.predictions.log_probabilities)
     for other in found[1:]:
         np.testing.assert_allclose(other, found[0], atol=1e-5)

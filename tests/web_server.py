@@ -19,14 +19,12 @@ from urllib.parse import urlsplit
 import numpy as np
 from PIL import Image
 
-from conftest import TINY_RECIPE
-from trident.engines.execution import make_model
+from conftest import TINY_BACKBONE, TINY_METHOD, TINY_RECIPE
 from trident.learning.checkpoint import Checkpoint, save_checkpoint
-from trident.settings import AdaptationSettings
 from trident.web.app import make_app
 from trident.web.limits import Limits
 from trident.web.serve import address_of, listen, make_server
-from trident.web.weight_store import Shelf
+from trident.web.weight_store import WeightStore
 
 File = tuple[str, bytes]
 COLOURS = {"red": (200, 40, 30), "green": (30, 160, 60), "blue": (40, 60, 190)}
@@ -34,11 +32,10 @@ COLOURS = {"red": (200, 40, 30), "green": (30, 160, 60), "blue": (40, 60, 190)}
 
 def tiny_weights(folder: Path) -> Path:
     """Untrained, but with prototypes, and so able to tell colours apart; pictures of 16x16."""
-    model = replace(TINY_RECIPE.model, image_channels=3, attfex="set", classifier_start="prototypes")
-    recipe = replace(TINY_RECIPE, model=model, adaptation=AdaptationSettings(steps=0))
-    network = make_model(recipe)
+    method = replace(TINY_METHOD, attfex="set", classifier_start="prototypes", inner_steps=0)
+    recipe = replace(TINY_RECIPE, backbone=replace(TINY_BACKBONE, image_channels=3), method=method)
     path = folder / "tiny.safetensors"
-    save_checkpoint(path, Checkpoint(recipe, network.initial(0), network.initial_running(), 0))
+    save_checkpoint(path, Checkpoint(recipe, recipe.initial(0), recipe.model.initial_running(), 0))
     return path
 
 
@@ -138,7 +135,7 @@ class Site:
 def site(weights: Path, limits: Limits | None = None, names: Sequence[str] = ()) -> Iterator[Site]:
     """A server in a thread of this process."""
     with listen("127.0.0.1", 0) as listening:
-        server = make_server(make_app(Shelf(str(weights)), limits or Limits(), "cpu", names))
+        server = make_server(make_app(WeightStore(str(weights)), limits or Limits(), "cpu", names))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         try:

@@ -7,4 +7,4 @@ import os
 # The allocator reads this once, when torch is loaded; other allocators do not know it.
 os.environ.setdefault("MIMALLOC_PURGE_DELAY", "1000")  # milliseconds
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -1,59 +1,49 @@
 """A grid's results as a picture, beside the paper's figures where it has any."""
 
 import textwrap
-from collections.abc import Sequence
 from typing import Any
 
-from trident.ablations import Cell, Grid, shown
-from trident.ablations.tables import Results, footnotes, matrix_of
+from trident.ablations.grid import Grid
+from trident.ablations.tables import Results, footnotes
+from trident.recipes.loading import shown
 from trident.report.figures import COLOURS, MARKERS, new_figure, styled
 
 
 @styled
 def grid_chart(grid: Grid, results: Results) -> Any:
-    """Accuracies with their intervals and how they were obtained: a line for each row of a matrix, else points."""
-    matrix = matrix_of(grid)
+    """Accuracies with their intervals. Where two settings vary, the first gives the lines, the second the x axis."""
+    first, second = grid.labels.values() if len(grid.labels) == 2 else ("", "")
+    places: dict[str, int] = {}  # on the x axis, by what is written there
+    lines: dict[str, list[tuple[int, float, float]]] = {}  # place, accuracy and interval of the points, by line
+    for cell in grid.cells:
+        row, column = map(shown, grid.varied(cell).values()) if first else ("", cell.name)
+        place, line = places.setdefault(column, len(places)), f"{first} {row}".strip() or "accuracy"
+        ours, paper = lines.setdefault(line, []), lines.setdefault(f"{line}, paper", [])
+        if cell.name in results and (found := results[cell.name].evaluation):
+            ours.append((place, found.accuracy, found.ci95))
+        if cell.name in grid.paper_figures:
+            accuracy, interval = grid.paper_figures[cell.name]
+            paper.append((place, accuracy, interval))
     figure, axes = new_figure(8, 5.5)
-    if matrix is None:
-        _draw(axes, grid, grid.cells, results, "", 0, 0.0)
-        axes.set_xticks(range(len(grid.cells)), [cell.name for cell in grid.cells], rotation=30, ha="right")
-    else:
-        for i, (value, row) in enumerate(matrix.cells.items()):
-            label = f"{grid.labels[matrix.row_setting]} {shown(value)}"
-            shift = 0.08 * (i - (len(matrix.cells) - 1) / 2)  # so that intervals do not hide each other
-            _draw(axes, grid, list(row.values()), results, label, i, shift)
-        columns = list(next(iter(matrix.cells.values())))
-        axes.set_xticks(range(len(columns)), [shown(column) for column in columns])
-        axes.set_xlabel(grid.labels[matrix.column_setting])
-    axes.set_xlim(-0.5, len(axes.get_xticks()) - 0.5)
-    axes.grid(axis="x", visible=False)
+    for number, (label, points) in enumerate(lines.items()):
+        row_number, of_paper = divmod(number, 2)
+        if points:
+            x, y, intervals = zip(*points, strict=True)
+            shift = 0.08 * (row_number - len(lines) / 4 + 0.5)  # so that intervals do not hide each other
+            style: dict[str, Any] = {
+                "color": COLOURS[row_number % len(COLOURS)],
+                "marker": MARKERS[row_number % len(MARKERS)],
+            }
+            style |= {"mfc": "none", "alpha": 0.6, "linestyle": "--"} if of_paper else {}
+            style |= {} if first else {"linestyle": "none"}
+            axes.errorbar([place + shift for place in x], y, intervals, label=label, capsize=3, **style)
+    axes.set_xticks(list(places.values()), list(places), **({} if first else {"rotation": 30, "ha": "right"}))
+    axes.set_xlim(-0.5, len(places) - 0.5)
+    axes.set_xlabel(second)
     axes.set_ylabel("accuracy, %")
     axes.set_title(textwrap.fill(grid.summary, 80), fontsize=10)
     if axes.get_legend_handles_labels()[1]:
         figure.legend(loc="outside right upper", fontsize=8)
-    notes = "\n".join(textwrap.fill(note, 130) for note in footnotes(grid, results, "hollow:"))
+    notes = "\n".join(textwrap.fill(note, 130) for note in footnotes(grid, results))
     figure.supxlabel(notes, fontsize=7, x=0.01, ha="left")
     return figure
-
-
-def _draw(axes: Any, grid: Grid, cells: Sequence[Cell], results: Results, label: str, place: int, shift: float) -> None:
-    """One series of cells, and the paper's figures for them in the same colour, hollow and dashed.
-
-    A series without a label is none: its points stand apart.
-    """
-    ours: list[tuple[float, float, float]] = []
-    paper: list[tuple[float, float, float]] = []
-    for column, cell in enumerate(cells):
-        result = results.get(cell.name)
-        if result is not None and result.evaluation is not None:
-            ours.append((column + shift, result.evaluation["accuracy"], result.evaluation["ci95"]))
-        if grid.paper and cell.name in grid.paper.accuracy:
-            paper.append((column + shift, *grid.paper.accuracy[cell.name]))
-    style = {"color": COLOURS[place % len(COLOURS)], "marker": MARKERS[place % len(MARKERS)], "capsize": 3}
-    if ours:
-        x, y, interval = zip(*ours, strict=True)
-        axes.errorbar(x, y, interval, label=label or "accuracy", linestyle="-" if label else "none", **style)
-    if paper:
-        x, y, interval = zip(*paper, strict=True)
-        hollow = {"mfc": "none", "alpha": 0.6, "linestyle": "--" if label else "none"}
-        axes.errorbar(x, y, interval, label=f"{label}, paper" if label else "paper", **style, **hollow)

@@ -4,171 +4,115 @@ Each cell has a folder in it: an ordinary run, and `result.json` once the cell i
 lock that ends with the process, however that ends, so what was interrupted is there for the next process to resume.
 """
 
+import fcntl
 import json
-import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
-import trident
-from trident.ablations import Cell, Grid, Measurement
-from trident.ablations.records import RESULT, Result, changed_setting, claim_folder, locked, make_folder, write_json
+from trident.ablations.files import checked, errors_in
+from trident.ablations.grid import Cell, Grid
+from trident.ablations.results import RESULT, Measured, Result, check_same, read_results
 from trident.data.store import ImageStore
-from trident.errors import NotFiniteError, TridentError
+from trident.errors import NotFiniteError
+from trident.files import atomic_file
 from trident.learning.checkpoint import LAST, Checkpoint, load_checkpoint
 from trident.learning.run_start import check_run, resume_run, start_run
 from trident.learning.training import Observer, train
-from trident.measuring.evaluate import Evaluation, Progress, evaluate_checkpoint
-from trident.recipes import recipe_values
+from trident.measuring.evaluate import Progress, evaluate
+from trident.measuring.validation import validate
+from trident.recipes.loading import recipe_values
+from trident.settings import require
 from trident.tasks.episodes import EpisodeSampler
-
-_LOCK = "lock"
-
-
-class Watcher(Protocol):
-    """Whoever watches a grid, progress bars for instance."""
-
-    def on_cell(self, number: int, cell: Cell, news: str) -> None: ...
-
-    def training(self, step: int, steps: int) -> AbstractContextManager[Observer]: ...
-
-    def evaluating(self) -> AbstractContextManager[Progress]: ...
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """How a process left a grid."""
+class GridRun:
+    """A grid, what its cells are trained on, and how to show what is going on."""
 
-    busy: tuple[str, ...] = ()  # cells that another process was working on
-    stopped: tuple[str, int] | None = None  # the cell and step it was interrupted in
+    grid: Grid
+    store: ImageStore
+    data: str  # how to find the store again
+    out: Path
+    device: str
+    say: Callable[[str], None]
+    training_bar: Callable[[int, int], AbstractContextManager[Observer]]  # of the first step and the last
+    counting_bar: Callable[[str], AbstractContextManager[Progress]]
 
+    def _check(self) -> None:
+        """Find what would stop any cell before the first is trained."""
+        require(self.out.is_dir() or not self.out.exists(), f"{self.out} is a file: --out needs a folder")
+        for cell in self.grid.cells:
+            with errors_in(f"cell {cell.name}"):
+                EpisodeSampler(self.store, self.grid.evaluation.split, cell.recipe.episode, cell.recipe.protocol)
+                check_run(cell.recipe, self.store)
+                self._begun(cell)
+        read_results(self.grid, self.out)
 
-def check_grid(grid: Grid, store: ImageStore) -> None:
-    """Find what would stop any cell before the first is trained."""
-    for cell in grid.cells:
+    def run(self) -> str | None:
+        """Train and measure the cells that are not finished, nor at work elsewhere; where it was interrupted, if so."""
+        self._check()
+        for number, cell in enumerate(self.grid.cells, 1):
+            folder, title = self.out / cell.name, f"cell {number}/{len(self.grid.cells)} {cell.name}"
+            folder.mkdir(parents=True, exist_ok=True)
+            with (folder / "lock").open("a") as lock:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    self.say(f"{title}: left to another process, which is working on it")
+                    continue
+                if (folder / RESULT).is_file():
+                    self.say(f"{title}: finished before")
+                else:
+                    step = self._run_cell(cell, folder, title)
+                    if step is not None:
+                        return f"{cell.name} after step {step}"
+                (folder / "lock").unlink(missing_ok=True)  # whoever has it open will find the result
+        return None
+
+    def _run_cell(self, cell: Cell, folder: Path, title: str) -> int | None:
+        """Train and measure one cell, and write its result; the step it was interrupted in, if it was."""
+        start = self._begun(cell) or start_run(cell.recipe, self.store, self.data, folder, self.device)
+        steps, chunk = cell.recipe.training.steps, cell.recipe.training.tasks_per_chunk
+        self.say(f"{title}: resuming after step {start.step}" if start.step else f"{title}: training")
+        evaluation, best_step, error = None, None, None
         try:
-            EpisodeSampler(store, grid.evaluation.split, cell.recipe.episode, cell.recipe.protocol)
-            check_run(cell.recipe, store)
-        except TridentError as error:
-            raise TridentError(f"cell {cell.name}: {error}") from error
-
-
-def run_grid(
-    grid: Grid,
-    store: ImageStore,
-    data: str,
-    out: Path,
-    device: str,
-    watcher: Watcher,
-    cells: Sequence[int] | None = None,
-) -> Outcome:
-    """Train and measure every cell that is not finished, or those among `cells`, given by their numbers from 1."""
-    check_grid(grid, store)
-    claim_folder(grid, store, data, out)
-    busy: list[str] = []
-    for number, cell in enumerate(grid.cells, 1):
-        folder = out / cell.name
-        if cells is not None and number not in cells:
-            continue
-        if (folder / RESULT).is_file():
-            watcher.on_cell(number, cell, "finished before")
-            continue
-        make_folder(folder)
-        with locked(folder / _LOCK) as mine:
-            if not mine:
-                watcher.on_cell(number, cell, "another process is working on it")
-                busy.append(cell.name)
-                continue
-            if not (folder / RESULT).is_file():  # another process may have finished it a moment ago
-                stopped = _run_cell(number, cell, grid.evaluation, store, data, folder, device, watcher)
-                if stopped is not None:
-                    return Outcome(tuple(busy), (cell.name, stopped))
-            (folder / _LOCK).unlink(missing_ok=True)  # who gets hold of it even so will find the result
-    return Outcome(tuple(busy))
-
-
-def _run_cell(
-    number: int,
-    cell: Cell,
-    measurement: Measurement,
-    store: ImageStore,
-    data: str,
-    folder: Path,
-    device: str,
-    watcher: Watcher,
-) -> int | None:
-    """Train and measure one cell, and write its result. A step, if it was interrupted there."""
-    start = _start(cell, store, data, folder, device)
-    steps = cell.recipe.training.steps
-    watcher.on_cell(number, cell, f"resuming after step {start.step}" if start.step else "training")
-    evaluation, error, best_step, seconds = None, None, None, 0.0
-    try:
-        with watcher.training(start.step, steps) as observer:
-            end = train(start, store, folder, device, observer)
-        if end.step < steps or end.validated_step < steps:
-            return end.step
-        best = load_checkpoint(folder)
-        best_step, began = best.step, time.perf_counter()
-        evaluation = _measure(replace(best, recipe=cell.recipe), measurement, store, device, watcher)
-        seconds = time.perf_counter() - began
-        watcher.on_cell(number, cell, f"accuracy {evaluation.accuracy:.2f} ± {evaluation.ci95:.2f} %")
-    except NotFiniteError as problem:
-        # Numbers that blow up are this cell's own result. Anything else, a full disk for instance, is no result.
-        error = str(problem)
-        watcher.on_cell(number, cell, f"failed: {error}")
-    last = load_checkpoint(folder / LAST)
-    result = Result(
-        cell.name,
-        cell.settings,
-        recipe_values(cell.recipe),
-        last.step,
-        best_step,
-        sum(value.numel() for value in last.parameters.values()),
-        {"training": _seconds_in_log(folder / "log.jsonl"), "evaluation": seconds},
-        evaluation.to_json() if evaluation else None,
-        evaluation.describe_protocol() if evaluation else None,
-        error,
-        device,
-        trident.__version__,
-    )
-    write_json(folder / RESULT, asdict(result))
-    return None
-
-
-def _start(cell: Cell, store: ImageStore, data: str, folder: Path, device: str) -> Checkpoint:
-    if not (folder / LAST).is_file():
-        return start_run(cell.recipe, store, data, folder, device)
-    start = resume_run(load_checkpoint(folder / LAST), store, folder)
-    changed = changed_setting(start.recipe, cell.recipe)
-    if changed is not None:
-        raise TridentError(f"{folder} holds a run of something else: {changed}; delete it to train the cell anew")
-    return replace(start, recipe=cell.recipe)
-
-
-def _measure(
-    best: Checkpoint, measurement: Measurement, store: ImageStore, device: str, watcher: Watcher
-) -> Evaluation:
-    with watcher.evaluating() as progress:
-        return evaluate_checkpoint(
-            best,
-            store,
-            split=measurement.split,
-            tasks=measurement.tasks,
-            seed=measurement.seed,
-            device=device,
-            tasks_per_chunk=best.recipe.training.tasks_per_chunk,
-            progress=progress,
+            with self.training_bar(start.step, steps) as observer:
+                end = train(start, self.store, folder, self.device, observer, validate)
+            if end.step < steps or end.validated_step < steps:
+                return end.step
+            best = replace(load_checkpoint(folder), recipe=cell.recipe)
+            best_step, sample = best.step, asdict(self.grid.evaluation)
+            with self.counting_bar("evaluating tasks") as progress:
+                sample |= {"device": self.device, "tasks_per_chunk": chunk}
+                evaluation = evaluate(best, self.store, progress=progress, **sample)
+            self.say(f"{title}: accuracy {evaluation.accuracy:.2f} ± {evaluation.ci95:.2f} %")
+        except NotFiniteError as problem:
+            # Numbers that blow up are this cell's own result. Anything else, a full disk for instance, is no result.
+            error = str(problem)
+            self.say(f"{title}: failed: {error}")
+        last = load_checkpoint(folder / LAST)
+        result = Result(
+            settings=self.grid.varied(cell),
+            recipe=recipe_values(cell.recipe),
+            steps=last.step,
+            best_step=best_step,
+            parameters=sum(value.numel() for value in last.parameters.values()),
+            evaluation=checked(Measured, evaluation.to_json()) if evaluation else None,
+            protocol=evaluation.describe_protocol() if evaluation else None,
+            error=error,
+            device=self.device,
         )
+        with atomic_file(folder / RESULT) as file:
+            file.write((json.dumps(asdict(result), indent=1, ensure_ascii=False) + "\n").encode())
+        return None
 
-
-def _seconds_in_log(log: Path) -> float:
-    """Seconds spent on training steps, those before an interruption included."""
-    total, before = 0.0, 0
-    for line in log.read_text("utf-8").splitlines():
-        entry = json.loads(line)
-        if entry["kind"] == "train":
-            total += entry["seconds"] * (entry["step"] - before)  # a line holds the mean of its steps
-            before = entry["step"]
-    return total
+    def _begun(self, cell: Cell) -> Checkpoint | None:
+        """Where the training of a cell stopped, if it has begun."""
+        folder = self.out / cell.name
+        if not (folder / LAST).is_file():
+            return None
+        before = resume_run(load_checkpoint(folder / LAST), self.store, folder)
+        check_same(before.recipe, cell.recipe, folder)
+        return replace(before, recipe=cell.recipe)

@@ -71,7 +71,7 @@ def train(
     \b
     trident bench train                       20 tasks on a GPU; 2 on a CPU, a few minutes
     trident bench train --n-shot 5
-    trident bench train --recipe glyphs adaptation.steps=3
+    trident bench train --recipe glyphs method.inner_steps=3
 
     The yardstick is the same gradient by a plain loop: task after task, torch's own layers, autograd through the
     unrolled steps, in float32 (with TF32 in convolutions on a GPU, as torch comes). The ratio is its seconds over ours;
@@ -226,7 +226,7 @@ def _recipe(name: str | None, n_shot: int | None, overrides: list[str]) -> "Reci
 def _shown(result: "Benchmark") -> str:
     recipe, about, plain = result.recipe, result.to_json(), result.plain
     size, tasks = recipe.backbone.image_size, result.tasks
-    steps = recipe.method.describe()
+    how = recipe.method.describe()
     rows = [
         ("", "seconds", "fastest", "slowest", "ms/task", "tasks/s", "peak GiB", "warm-up s"),
         (*_row("trident", result.ours, tasks, tasks), f"{result.ours.warm_up:.1f}"),
@@ -243,7 +243,7 @@ def _shown(result: "Benchmark") -> str:
     return "\n".join(
         [
             f"bench {result.name}: {recipe.name}, {recipe.episode.describe()}, {recipe.episode.n_queries} queries, "
-            f"{size}x{size}, {tasks} task{'' if tasks == 1 else 's'}, {steps}",
+            f"{size}x{size}, {tasks} task{'' if tasks == 1 else 's'}" + (f", {how}" if how else ""),
             f"on {about['device']}; {about['engine']} engine, {about['precision']}; torch {about['torch']}; "
             f"{about['data']}; median of {about['repeats']}, {about['date'][:10]}",
             "",

@@ -8,13 +8,13 @@ import typer
 
 from trident.cli.app import data_app
 from trident.cli.options import Json, open_data
-from trident.data.names import DatasetName
+from trident.data.registry import READERS
 from trident.errors import TridentError
 
 
 @data_app.command()
 def prepare(
-    name: Annotated[DatasetName, typer.Argument(help="Which dataset it is.")],
+    name: Annotated[str, typer.Argument(help=f"Which dataset it is: {', '.join(READERS)}.")],
     source: Annotated[
         Path, typer.Option("--from", help="Where the dataset's files are; docs/data.md says in which form.")
     ],

@@ -10,6 +10,7 @@ from trident.cli.app import app
 from trident.cli.options import Json
 from trident.cli.tables import aligned
 
+FACTS = ("queries classified", "trained on", "classes in a task", "latents", "engines", "paper")
 TRAINED_ON = {"episodes": "tasks", "classes": "batches of all training classes", "nothing": "nothing"}
 
 
@@ -29,8 +30,7 @@ def methods(
         if as_json:
             print(json.dumps(found))
             return
-        heading = ("method", "queries", "trained on", "classes in a task", "latents", "engines", "paper")
-        print("\n".join(aligned([heading, *map(_row, found)])))
+        print("\n".join(aligned([("method", *FACTS), *map(_row, found)])))
         return
     about = _described(name)
     if as_json:
@@ -40,14 +40,14 @@ def methods(
     from trident.recipes.recipe import Recipe
 
     method = method_class(name)
-    print(f"{name}: {about['title']}\n{about['paper']}\n")
+    print(f"{name}: {about['title']} ({about['citation']}, {about['paper']})\n")
     print(textwrap.dedent(f"    {method.__doc__}").strip())
-    print(f"\n{', '.join(f'{key}: {value}' for key, value in zip(_FACTS, _row(about)[1:-1], strict=True))}\n")
+    print()
+    for fact, value in zip(FACTS, _row(about)[1:], strict=True):
+        print(f"{fact}: {value}")
+    print()
     print("Settings of the [method] table, with their defaults:\n")
     print_settings(Recipe(name, "", "", method=method()), "method")
-
-
-_FACTS = ("queries", "trained on", "classes in a task", "latents", "engines")
 
 
 def _described(name: str) -> dict[str, Any]:
@@ -58,6 +58,7 @@ def _described(name: str) -> dict[str, Any]:
     return {
         "name": name,
         "title": about.title,
+        "citation": about.citation,
         "paper": about.paper,
         "transductive": about.transductive,
         "trained_on": about.trained_on,
@@ -73,8 +74,8 @@ def _row(about: dict[str, Any]) -> tuple[str, ...]:
         about["name"],
         "together (transductive)" if about["transductive"] else "each alone (inductive)",
         TRAINED_ON[about["trained_on"]],
-        "any number" if about["any_way"] else "as in training, or any from prototypes",
+        "any number" if about["any_way"] else "as in training",
         "yes" if about["latents"] else "no",
         " and ".join(about["engines"]),
-        about["paper"].split(",")[0] + " " + "".join(c for c in about["paper"] if c.isdigit())[:4],
+        about["citation"],
     )

@@ -3,33 +3,19 @@
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
-from trident.data.cifar_fs import read_cifar_fs
-from trident.data.cub import read_cub
-from trident.data.folder import read_folder
 from trident.data.images import UnreadableImageError, decode
-from trident.data.mini_imagenet import read_mini_imagenet
-from trident.data.names import DATASET_NAMES
-from trident.data.omniglot import read_omniglot
 from trident.data.readers import Dataset
+from trident.data.registry import READERS, WITH_SPLIT_FILE
 from trident.data.store import ImageStore, class_table, open_store, write_store
-from trident.data.tiered_imagenet import read_tiered_imagenet
 from trident.errors import TridentError
+from trident.importing import imported
 
 Progress = Callable[[int, int], None]  # images done, images in all
 
-_WITH_OWN_SPLIT: dict[str, Callable[[Path], Dataset]] = {
-    "tiered-imagenet": read_tiered_imagenet,
-    "cub": read_cub,
-    "omniglot": read_omniglot,
-    "cifar-fs": read_cifar_fs,
-}
-_WITH_SPLIT_FILE: dict[str, Callable[[Path, Path | None], Dataset]] = {
-    "mini-imagenet": read_mini_imagenet,
-    "folder": read_folder,
-}
 _IMAGE_SIZES = range(16, 1025)
 
 
@@ -62,20 +48,19 @@ def prepare(
 
 def read_dataset(name: str, source: Path, split_file: Path | None = None) -> Dataset:
     """Describe the dataset that lies in `source`, and check all that can be checked without decoding an image."""
-    if name not in DATASET_NAMES:
-        nearest = get_close_matches(name, DATASET_NAMES, 1, 0.4)
+    if name not in READERS:
+        nearest = get_close_matches(name, READERS, 1, 0.4)
         hint = f"did you mean '{nearest[0]}'? It can be" if nearest else "it can be"
-        raise TridentError(f"there is no dataset '{name}': {hint} {', '.join(DATASET_NAMES)}")
+        raise TridentError(f"there is no dataset '{name}': {hint} {', '.join(READERS)}")
     if not source.exists():
         raise TridentError(f"{source} does not exist: expected the folder with {name}")
     if not source.is_dir() and name != "omniglot":
         raise TridentError(f"{source} is not a folder: expected the folder with {name}")
-    if split_file is not None and name not in _WITH_SPLIT_FILE:
+    if split_file is not None and name not in WITH_SPLIT_FILE:
         raise TridentError(f"{name} has a split of its own and takes no split file")
     try:
-        if name in _WITH_SPLIT_FILE:
-            return _WITH_SPLIT_FILE[name](source, split_file)
-        return _WITH_OWN_SPLIT[name](source)
+        more = (split_file,) if name in WITH_SPLIT_FILE else ()
+        return cast(Dataset, imported(READERS[name])(source, *more))
     except OSError as error:
         raise TridentError(f"cannot read {error.filename or source}: {error.strerror or error}") from error
 

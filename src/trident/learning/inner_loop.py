@@ -73,35 +73,29 @@ class InnerLoopLearner(Setting):
     # Prediction.
 
     def log_probabilities(self, parameters: Parameters, task: Task) -> Tensor:
-        if self.method.inner_steps:
-            adapted, _ = self.adapt(parameters, task)[-1]
-            return self._predict(adapted, task, self._encode(adapted, task))
-        return self.log_probabilities_from(parameters, task, self.encode(parameters, task))
+        if not self.method.inner_steps:
+            return self.log_probabilities_from(parameters, task, self.encode(parameters, task))
+        adapted, _ = self.adapt(parameters, task)[-1]
+        with torch.no_grad(), matrix_products(self.precision, task.device):
+            statistics = self.statistics(task)
+            encodings = self.model.encode(adapted, task, statistics)
+            return mean_prediction(self.model.logits(adapted, task, encodings, statistics))
 
     @property
     def encodes_alone(self) -> bool:
         return self.batch_norm == "running" and not self.method.inner_steps and not self.method.positional
 
     def encode(self, parameters: Parameters, task: Task) -> Encodings:
-        return self._encode(for_each_task(parameters, task.n_tasks), task)
+        with torch.no_grad(), matrix_products(self.precision, task.device):
+            return self.model.encode(for_each_task(parameters, task.n_tasks), task, self.statistics(task))
 
     def log_probabilities_from(self, parameters: Parameters, task: Task, encodings: Encodings) -> Tensor:
         """Without inner steps nothing changes the encoders, so that one encoding serves both sets."""
         assert not self.method.inner_steps
-        own = for_each_task(parameters, task.n_tasks)
+        own, statistics = for_each_task(parameters, task.n_tasks), self.statistics(task)
         with torch.no_grad(), matrix_products(self.precision, task.device):
-            started, _ = self.model.start(own, task, self.statistics(task), encodings)
-        return self._predict(started, task, encodings)
-
-    def _encode(self, parameters: Parameters, task: Task) -> Encodings:
-        with torch.no_grad(), matrix_products(self.precision, task.device):
-            return self.model.encode(parameters, task, self.statistics(task))
-
-    def _predict(self, adapted: Parameters, task: Task, encodings: Encodings) -> Tensor:
-        with torch.no_grad(), matrix_products(self.precision, task.device):
-            draws = range(self.model.n_draws(task))
-            statistics = self.statistics(task)
-            return mean_prediction([self.model.logits(adapted, task, encodings, draw, statistics) for draw in draws])
+            started, _ = self.model.start(own, task, statistics, encodings)
+            return mean_prediction(self.model.logits(started, task, encodings, statistics))
 
     # The meta-gradient.
 

@@ -4,7 +4,7 @@ from typing import cast
 
 from trident.engines.execution import Execution
 from trident.engines.learner import Learner
-from trident.methods.registry import imported
+from trident.importing import imported
 from trident.nn.parameters import Parameters
 from trident.recipes.recipe import Recipe
 

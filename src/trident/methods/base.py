@@ -32,6 +32,7 @@ class About:
     """What a method says of itself. `trident methods` prints it; training and measuring rely on it."""
 
     title: str
+    citation: str  # authors and year
     paper: str
     trained_on: Literal["episodes", "classes", "nothing"] = "episodes"  # classes: batches of all training classes
     transductive: bool = False  # whether queries are classified together (batch norm is a matter of the protocol)

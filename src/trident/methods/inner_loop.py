@@ -67,13 +67,9 @@ class InnerLoopModel(Model):
 
     @abstractmethod
     def logits(
-        self, parameters: Parameters, task: Task, encodings: Encodings, draw: int, statistics: BatchNormStatistics
-    ) -> Tensor:
-        """Of the queries: (task, query, n_way)."""
-
-    @abstractmethod
-    def n_draws(self, task: Task) -> int:
-        """How many draws of the queries' noise a task brings: so many predictions are averaged."""
+        self, parameters: Parameters, task: Task, encodings: Encodings, statistics: BatchNormStatistics
+    ) -> list[Tensor]:
+        """Of the queries, (task, query, n_way), once for each draw of their noise; the predictions are averaged."""
 
 
 class InnerState(NamedTuple):

@@ -28,9 +28,7 @@ class MatchingNetwork(HeadOnFeatures):
     support images. The paper fixes s at 1, common re-implementations at 100; here it starts at 10 and is learned.
     """
 
-    about = About(
-        "Matching Networks", "Vinyals, Blundell, Lillicrap et al. 2016, Matching Networks for One Shot Learning"
-    )
+    about = About("Matching Networks", "Vinyals et al. 2016", "Matching Networks for One Shot Learning")
     initial_scale: float = setting(10.0, "start of the learned scale of the cosine")
 
     def __post_init__(self) -> None:

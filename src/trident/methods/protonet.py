@@ -23,7 +23,7 @@ class ProtoNet(HeadOnFeatures):
     The published method has no scale. Without it, most of the training goes into shrinking the features.
     """
 
-    about = About("Prototypical Networks", "Snell, Swersky & Zemel 2017, Prototypical Networks for Few-shot Learning")
+    about = About("Prototypical Networks", "Snell et al. 2017", "Prototypical Networks for Few-shot Learning")
     initial_scale: float = setting(6.4, "start of the learned scale of squared distances, times the number of features")
 
     def __post_init__(self) -> None:

@@ -4,11 +4,11 @@ A method in another installed package is found too, if that package declares it 
 `trident.methods`. Weights files name their method, so only names from here are ever imported, never a path from a file.
 """
 
-import importlib
 from importlib.metadata import entry_points
 from typing import Any
 
 from trident.errors import TridentError
+from trident.importing import imported
 
 METHODS = {
     "trident": "trident.methods.trident.method:Trident",
@@ -33,9 +33,3 @@ def method_class(name: str) -> Any:
 def method_name(method: object) -> str:
     path = f"{type(method).__module__}:{type(method).__qualname__}"
     return next(name for name, known in method_paths().items() if known == path)
-
-
-def imported(path: str) -> Any:
-    """The object at `package.module:name`."""
-    module, _, name = path.partition(":")
-    return getattr(importlib.import_module(module), name)

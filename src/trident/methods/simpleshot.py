@@ -30,7 +30,8 @@ class SimpleShot(ClassifierHead):
 
     about = About(
         "SimpleShot",
-        "Wang, Chao, Weinberger & van der Maaten 2019, SimpleShot: Revisiting Nearest-Neighbor Classification",
+        "Wang et al. 2019",
+        "SimpleShot: Revisiting Nearest-Neighbor Classification for Few-Shot Learning",
         trained_on="classes",
     )
     normalisation: Literal["UN", "L2N", "CL2N"] = setting(

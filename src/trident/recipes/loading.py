@@ -8,7 +8,8 @@ from typing import Any
 
 from trident.backbones import BACKBONES
 from trident.errors import TridentError
-from trident.methods.registry import imported, method_class, method_name
+from trident.importing import imported
+from trident.methods.registry import method_class, method_name
 from trident.recipes.files import nearest, read_recipe
 from trident.recipes.recipe import Recipe
 

@@ -24,7 +24,8 @@ class Trident(TridentSettings):
 
     about = About(
         "TRIDENT",
-        "Singh & Jamali-Rad 2022, Transductive Decoupled Variational Inference for Few-Shot Classification",
+        "Singh & Jamali-Rad 2022",
+        "Transductive Decoupled Variational Inference for Few-Shot Classification",
         transductive=True,
         analyses=("latents", "reconstructions"),
     )

@@ -157,6 +157,7 @@ class Network(InnerLoopModel):
         return {f"{of}/{i}/{latent}": (n, size) for of, i, n in draws for latent, size in sizes.items()}
 
     def n_draws(self, task: Task) -> int:
+        """How many draws of the queries' noise the tasks bring."""
         return sum(name.startswith("query/") and name.endswith("/label") for name in task.noise)
 
     # Inference: lines 1 to 3 of Algorithm 1.
@@ -246,10 +247,11 @@ class Network(InnerLoopModel):
     # Classification and reconstruction.
 
     def logits(
-        self, parameters: Parameters, task: Task, encodings: Encodings, draw: int, statistics: BatchNormStatistics
-    ) -> Tensor:
-        latents, _ = self.infer(parameters, task, "query", draw, statistics, encodings)
-        return self.classify(parameters, latents, task)
+        self, parameters: Parameters, task: Task, encodings: Encodings, statistics: BatchNormStatistics
+    ) -> list[Tensor]:
+        draws = range(self.n_draws(task))
+        found = [self.infer(parameters, task, "query", draw, statistics, encodings)[0] for draw in draws]
+        return [self.classify(parameters, latents, task) for latents in found]
 
     def classify(self, parameters: Parameters, latents: Latents, task: Task) -> Tensor:
         """Logits of the target images: (task, image, n_way)."""

@@ -26,6 +26,7 @@ class TridentSettings(InnerLoopMethod, ObjectiveSettings, ABC):
         "set",
         "images whose statistics the semantic encoder's transductive batch norm takes: those of one set, support and "
         "queries apart (released code), or all of the task",
+        after_training=True,
     )
     classifier_width: int = setting(32, "hidden units between z_label and the logits")
     classifier_start: Literal["learned", "prototypes"] = setting(

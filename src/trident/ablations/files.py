@@ -1,0 +1,143 @@
+"""Grid files, and the check of every value in them. Nothing here imports torch, so that grids are listed at once."""
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trident.errors import TridentError
+from trident.recipes.files import nearest, read_toml
+from trident.settings import require, require_at_least
+
+FOLDER = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """How every cell is measured once it is trained. Its validation tasks are not those that chose its best weights."""
+
+    split: str = "val"  # settings are chosen on validation classes
+    tasks: int = 600
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require(self.split in ("train", "val", "test"), f"evaluation.split is '{self.split}', not train, val or test")
+        require_at_least(self, "evaluation", 2, "tasks")
+        require_at_least(self, "evaluation", 0, "seed")
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A setting and its values; or several settings that vary together, then every value is a list."""
+
+    values: list[Any]
+    setting: str = ""
+    label: str = ""
+    settings: list[str] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        require(bool(self.setting) != bool(self.settings), "an axis needs either 'setting' or 'settings'")
+        fits = all(isinstance(entry, list) and len(entry) == len(self.keys) for entry in [*self.points, self.names])
+        require(fits, f"an axis of several settings needs a list for each value: one entry for each of {self.keys}")
+
+    @property
+    def keys(self) -> list[str]:
+        return self.settings or [self.setting]
+
+    @property
+    def points(self) -> list[list[Any]]:
+        return self.values if self.settings else [[value] for value in self.values]
+
+    @property
+    def names(self) -> list[str]:
+        return self.labels or [self.label] * len(self.keys)
+
+
+@dataclass(frozen=True)
+class Paper:
+    """What a paper reports for the same cells."""
+
+    table: str = ""  # which table of it
+    note: str = ""  # how its figures were obtained
+    accuracy: dict[str, dict[str, list[float]]] = field(default_factory=dict)  # by recipe and cell: [percent, ±]
+
+    def __post_init__(self) -> None:
+        complete = bool(self.table and self.note) or not self.accuracy
+        require(complete, "[paper] needs 'table' and 'note': where its figures stand, and how they were obtained")
+
+
+@dataclass(frozen=True)
+class GridFile:
+    summary: str
+    recipe: str  # a name, or a path relative to the grid's file
+    settings: dict[str, Any] = field(default_factory=dict)  # the same in every cell
+    evaluation: Measurement = Measurement()
+    axes: list[Axis] = field(default_factory=list)  # to be crossed
+    cells: list[dict[str, Any]] = field(default_factory=list)  # each with a name and its settings
+    paper: Paper = Paper()
+
+    def __post_init__(self) -> None:
+        require(not (self.axes and self.cells), "a grid has either [[axes]] or [[cells]], not both")
+        require(self.n_cells > 0, "the grid is empty: it needs [[axes]] with values, or [[cells]]")
+
+    @property
+    def n_cells(self) -> int:
+        return math.prod(len(axis.values) for axis in self.axes) if self.axes else len(self.cells)
+
+
+def grid_names() -> list[str]:
+    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+
+
+def read_grid(name: str) -> tuple[GridFile, Path]:
+    """A shipped grid by its name, or any by the path of its TOML file."""
+    own = name.endswith(".toml")
+    path = Path(name) if own else FOLDER / f"{name}.toml"
+    require(path.is_file() or not own, f"no grid file at {path}")
+    require(path.is_file(), f"no grid is called '{name}'{nearest(name, grid_names())}")
+    values = read_toml(path)
+    with errors_in(path):
+        return checked(GridFile, values), path
+
+
+@contextmanager
+def errors_in(where: object) -> Iterator[None]:
+    """Say in an error where it was found."""
+    try:
+        yield
+    except TridentError as error:
+        raise TridentError(f"{where}: {error}") from None
+
+
+def checked(kind: Any, value: Any, where: str = "") -> Any:
+    """A plain value from TOML or JSON as the type `kind`, often a dataclass; `where` it was found."""
+    origin, inner = typing.get_origin(kind) or kind, typing.get_args(kind)
+    if kind is Any or (isinstance(kind, types.UnionType) and value is None):
+        return value
+    if isinstance(kind, types.UnionType):  # all unions are "something or None"
+        return checked(inner[0], value, where)
+    if kind is float and type(value) is int:
+        return float(value)
+    names = {int: "a whole number", float: "a number", str: "text", list: "a list", dict: "a table"}
+    plain = dict if dataclasses.is_dataclass(kind) else origin
+    require(type(value) is plain, f"{where or 'it'} is {value!r}: it must be {names[plain]}")
+    if plain is list:
+        return [checked(inner[0], entry, f"{where}[{place}]") for place, entry in enumerate(value)]
+    if plain is not dict:
+        return value
+    under = f"{where}." if where else ""
+    if origin is dict:
+        return {key: checked(inner[1], entry, under + key) for key, entry in value.items()}
+    hints = typing.get_type_hints(kind)
+    for key in value:
+        require(key in hints, f"unknown key '{under}{key}'{nearest(key, list(hints))}")
+    for entry in dataclasses.fields(kind):
+        needed = entry.default is dataclasses.MISSING and entry.default_factory is dataclasses.MISSING
+        require(not needed or entry.name in value, f"'{under}{entry.name}' is missing")
+    return kind(**{key: checked(hints[key], entry, under + key) for key, entry in value.items()})

@@ -1,0 +1,77 @@
+"""What is known of a grid's finished cells: the `result.json` in the folder of each."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import trident
+from trident.ablations.files import checked, errors_in
+from trident.ablations.grid import Grid
+from trident.errors import TridentError
+from trident.recipes.loading import recipe_from, recipe_values, shown
+from trident.recipes.recipe import Recipe
+from trident.settings import require
+
+RESULT = "result.json"
+# How a run is computed, not what it computes: it may be continued with others, on a smaller machine for instance.
+FREE = ("training.tasks_per_chunk", "training.save_every", "training.log_every")
+
+
+@dataclass(frozen=True)
+class Measured:
+    accuracy: float
+    ci95: float
+    protocol: dict[str, Any]
+    execution: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished cell: a measurement, or the error that ended its training."""
+
+    settings: dict[str, Any]  # those that vary in the grid
+    recipe: dict[str, Any]
+    steps: int  # trained
+    best_step: int | None  # whose weights were measured: the best on the validation classes
+    parameters: int
+    evaluation: Measured | None
+    protocol: str | None  # in words
+    error: str | None
+    device: str
+    trident: str = trident.__version__
+
+
+def read_results(grid: Grid, out: Path) -> dict[str, Result]:
+    """The finished cells' results, by cell; those of other settings are refused."""
+    results: dict[str, Result] = {}
+    for cell in grid.cells:
+        folder = out / cell.name
+        if (folder / RESULT).is_file():
+            result = results[cell.name] = _read(folder / RESULT)
+            check_same(recipe_from(result.recipe, str(folder / RESULT)), cell.recipe, folder)
+            before = result.evaluation.protocol if result.evaluation else asdict(grid.evaluation)
+            for key, value in asdict(grid.evaluation).items():
+                require(before.get(key) == value, f"{folder} was measured with {key}={before.get(key)}, not {value}")
+    return results
+
+
+def _read(path: Path) -> Result:
+    with errors_in(f"{path} is damaged"):
+        try:
+            result: Result = checked(Result, json.loads(path.read_text("utf-8")))
+        except ValueError as error:
+            raise TridentError(str(error)) from None
+        return result
+
+
+def check_same(before: Recipe, after: Recipe, folder: Path) -> None:
+    """Refuse a folder that holds a run of something else."""
+    old, new = (
+        {f"{name}.{key}": part[key] for name, part in values.items() if isinstance(part, dict) for key in part}
+        for values in (recipe_values(before), recipe_values(after))
+    )
+    for key in old | new:
+        same = old.get(key) == new.get(key) or key in FREE
+        change = f"{key} is {shown(old.get(key))} there, not {shown(new.get(key))}"
+        require(same, f"{folder} holds another run: {change}; choose another folder, or delete this one")

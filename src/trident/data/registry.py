@@ -1,0 +1,11 @@
+"""Which datasets can be prepared: the import path of each one's reader. Nothing is imported until it is asked for."""
+
+READERS = {
+    "mini-imagenet": "trident.data.mini_imagenet:read_mini_imagenet",
+    "tiered-imagenet": "trident.data.tiered_imagenet:read_tiered_imagenet",
+    "cub": "trident.data.cub:read_cub",
+    "omniglot": "trident.data.omniglot:read_omniglot",
+    "cifar-fs": "trident.data.cifar_fs:read_cifar_fs",
+    "folder": "trident.data.folder:read_folder",
+}
+WITH_SPLIT_FILE = frozenset({"mini-imagenet", "folder"})  # their readers take a split file as second argument
