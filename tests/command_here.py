@@ -13,10 +13,12 @@ from trident.cli import main
 
 def run_here(folder: Path, *arguments: object) -> Answer:
     """`trident` with these arguments, in a folder; what it says is returned."""
-    out, err = io.StringIO(), io.StringIO()
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))  # with a buffer each
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         patch.chdir(folder)
         patch.setattr(sys, "argv", ["trident", *map(str, arguments)])
         with pytest.raises(SystemExit) as caught:
             main()
-    return Answer([], int(caught.value.code or 0), out.getvalue(), err.getvalue())
+    out.seek(0)
+    err.seek(0)
+    return Answer([], int(caught.value.code or 0), out.read(), err.read())

@@ -8,7 +8,7 @@ from weakref import ref
 import numpy as np
 
 from data_pictures import picture, png, python2_pickle, refusal, table
-from trident.data.pickles import PickleShelf
+from trident.data.pickles import PickleCache
 from trident.data.prepare import prepare
 from trident.data.store import SPLITS
 
@@ -88,7 +88,7 @@ def test_one_pickle_is_in_memory_at_a_time() -> None:
         loaded.append(ref(images))
         return images
 
-    shelf = PickleShelf(load)
+    cache = PickleCache(load)
     for name in ("a", "a", "b", "a"):
-        assert shelf.images(Path(name))[1] == 2
+        assert cache.images(Path(name))[1] == 2
     assert len(loaded) == 3

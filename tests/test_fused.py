@@ -103,11 +103,11 @@ VARIANTS = [
     ("mini-5w1s", ["method.inner_steps=0", "backbone.channels=16", "method.log_var_bound=4"]),
     ("mini-5w1s", ["method.inner_steps=0", PROTOTYPES, "method.attfex=set"]),
     ("mini-5w1s", ["method.semantic_channels=16", "backbone.channels=32", "method.training_classes=5"]),
-    ("mini-5w1s", ["method.semantic_batch_norm=task"]),
+    ("mini-5w1s", ["method.semantic_batch_norm=task", "method.inner_rate=1e-4"]),
     ("mini-5w5s", ["method.semantic_batch_norm=task", "method.inner_rate=1e-4"]),
     ("mini-5w1s", ["method.semantic_batch_norm=task", PROTOTYPES]),
     ("mini-5w1s", ["method.semantic_batch_norm=task", "method.inner_optimizer=adam", "method.inner_rate=1e-4"]),
-    ("mini-5w1s", ["method.semantic_batch_norm=task", *REFINED]),
+    ("mini-5w1s", ["method.semantic_batch_norm=task", *REFINED, "method.inner_rate=1e-4"]),
     ("mini-5w1s", ["method.semantic_batch_norm=set", *REFINED, "method.inner_steps=0"]),
     ("mini-5w1s", ["method.semantic_batch_norm=task", *REFINED, "method.inner_steps=0"]),
 ]

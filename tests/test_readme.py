@@ -1,15 +1,16 @@
-"""Every command and the Python example of the README, run in order in an empty folder."""
+"""Every command and the Python examples of the README, each run in a folder that holds what it needs."""
 
+import contextlib
+import io
 import re
-import subprocess
-import sys
+import shutil
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from conftest import Trident_command
-from trident.recipes import load_recipe
+from command_here import run_here
+from trident.recipes.loading import load_recipe
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
@@ -21,7 +22,7 @@ FEW_TASKS = {
     "ablate": ["--tasks", "2"],
     "bench predict": ["--pictures", "2", "--n-way", "2", "--n-shot", "1", "--repeats", "1"],
     "web": ["--help"],  # it would serve until it is stopped; tests/test_web_browser.py goes there
-    "bench": ["--tasks", "1", "--repeats", "1", "image_size=16", "channels=4", "adaptation.steps=1"],
+    "bench": ["--tasks", "1", "--repeats", "1", "image_size=16", "channels=4", "inner_steps=1"],
 }
 NOT_AT_HAND = ("downloads/mini-imagenet", "mini.store", "cub.store")
 
@@ -30,35 +31,72 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
 
 
-def commands() -> list[list[str]]:
-    lines = [line for block in blocks("sh") for line in block.splitlines()]
-    return [line.split()[1:] for line in lines if line.startswith("trident ")]
+def commands() -> list[str]:
+    return [line for block in blocks("sh") for line in block.splitlines() if line.startswith("trident ")]
 
 
-def test_every_command_works(trident: Trident_command, tmp_path: Path) -> None:
-    assert len(commands()) >= 10
+def shortened(command: str) -> list[str]:
+    """The command's arguments, with so few steps and tasks that it takes seconds."""
+    given = command.split()[1:]
+    if given[0] in ("train", "ablate") and "--resume" not in given:
+        given += SHORT
+    if "--tasks" in given:
+        given[given.index("--tasks") + 1] = "2"
+    return given + FEW_TASKS.get(" ".join(given[:2]), FEW_TASKS.get(given[0], []))
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pictures to label, and the two runs that the README trains."""
+    folder = tmp_path_factory.mktemp("readme")
     for place, name in enumerate(("labelled/cat", "labelled/dog", "pile")):
-        (tmp_path / name).mkdir(parents=True)
-        Image.new("RGB", (90, 84), (80 * place, 120, 200 - 60 * place)).save(tmp_path / name / "picture.jpg")
-    for command in commands():
-        given = list(command)
-        if given[0] in ("train", "ablate") and "--resume" not in given:
-            given += SHORT
-        if "--tasks" in given:
-            given[given.index("--tasks") + 1] = "2"
-        given += FEW_TASKS.get(" ".join(given[:2]), FEW_TASKS.get(given[0], []))
-        result = trident(*given)
-        if any(name in command for name in NOT_AT_HAND):
-            # The options are right if the only complaint is about files that are not here.
-            assert result.returncode == 2, result.stderr
-            assert any(name in result.stderr for name in (*NOT_AT_HAND, "runs/mini")), result.stderr
-        else:
-            assert result.returncode == 0, (command, result.stderr)
-    for block, printed in zip(blocks("python"), ("pile/picture.jpg", "shuffled queries"), strict=True):
-        code = block.replace("tasks=100", "tasks=2")
-        done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        assert printed in done.stdout
+        (folder / name).mkdir(parents=True)
+        Image.new("RGB", (90, 84), (80 * place, 120, 200 - 60 * place)).save(folder / name / "picture.jpg")
+    for name, seed in (("first", 0), ("second", 1)):
+        small = ["backbone.channels=8", f"training.seed={seed}"]
+        trained = run_here(folder, "train", "glyphs", "--out", f"runs/{name}", *SHORT, *small)
+        assert trained.returncode == 0, trained.stderr
+    return folder
+
+
+@pytest.fixture
+def folder(prepared: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(prepared, tmp_path / "folder")
+
+
+def test_there_are_commands() -> None:
+    assert len(commands()) >= 10
+    assert len(set(commands())) == len(commands())
+
+
+@pytest.mark.parametrize("command", commands())
+def test_every_command_works(command: str, folder: Path) -> None:
+    words = command.split()
+    if words[1] == "train" and "--out" in words:
+        shutil.rmtree(folder / words[words.index("--out") + 1], ignore_errors=True)
+    if "--show" in words:  # what there is to show comes from the same command without it
+        before = command.removesuffix(" --show")
+        assert before in commands()
+        made = run_here(folder, *shortened(before))
+        assert made.returncode == 0, made.stderr
+    result = run_here(folder, *shortened(command))
+    if any(name in words for name in NOT_AT_HAND):
+        # The options are right if the only complaint is about files that are not here.
+        assert result.returncode == 2, result.stderr
+        assert any(name in result.stderr for name in (*NOT_AT_HAND, "runs/mini")), result.stderr
+    else:
+        assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "printed"), list(zip(blocks("python"), ("pile/picture.jpg", "shuffled queries"), strict=True))
+)
+def test_every_python_example_works(code: str, printed: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        exec(compile(code.replace("tasks=100", "tasks=2"), "README.md", "exec"), {"__name__": "readme"})
+    assert printed in said.getvalue()
 
 
 def test_the_demos_result_is_shown_with_its_protocol() -> None:
@@ -71,8 +109,8 @@ def test_the_demos_result_is_shown_with_its_protocol() -> None:
     assert tasks is not None
     spec = recipe.episode
     assert protocol.startswith(
-        f"(glyphs test, {spec.describe()}, {spec.n_query} queries per class, {recipe.protocol.describe()}, "
-        f"{recipe.adaptation.describe()}, {tasks[1]} tasks, 95 % interval, seed 0; "
+        f"(glyphs test, {spec.describe()}, {spec.n_query} queries per class, {recipe.describe_protocol()}, "
+        f"{tasks[1]} tasks, 95 % interval, seed 0; "
         "recipe glyphs, trained on glyphs for "
     )
     assert re.fullmatch(r"No dependence on query order found: .* by [+-]\d\.\d\d ± \d\.\d\d points\.", verdict)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from command_here import run_here
 from conftest import assert_one_line_error, run_trident
 from trident.learning.checkpoint import load_checkpoint, save_checkpoint
 
@@ -21,9 +22,20 @@ SMALL = [
     "validation_tasks=2",
     "validate_every=2",
     "log_every=1",
-    "model.channels=4",
-    "model.label_latents=6",
+    "backbone.channels=4",
 ]
+TRIDENT = [*SMALL, "method.label_latents=6"]
+PROTONET = """
+summary = "letters, a Prototypical Network"
+dataset = "glyphs"
+[episode]
+n_query = 5
+[backbone]
+image_size = 28
+image_channels = 1
+[method]
+name = "protonet"
+"""
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +48,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
         if not (folder / "report.json").is_file():
             folder.mkdir(exist_ok=True)
             for name, seed in (("one", 0), ("two", 1)):
-                trained = run_trident(folder, "train", "glyphs", "--out", name, *SMALL, f"training.seed={seed}")
+                trained = run_here(folder, "train", "glyphs", "--out", name, *TRIDENT, f"training.seed={seed}")
                 assert trained.returncode == 0, trained.stderr
-            result = run_trident(folder, "report", "one", "--tasks", "4", "--audit-tasks", "2", "--json")
+            result = run_here(folder, "report", "one", "--tasks", "4", "--audit-tasks", "2", "--json")
             assert result.returncode == 0, result.stderr
             (folder / "report.json").write_text(result.stdout, "utf-8")
     return folder
@@ -49,9 +61,9 @@ def test_a_report_says_what_the_parts_say(folder: Path) -> None:
     assert report["page"] == "one/report.html"
     alone = json.loads(run_trident(folder, "evaluate", "one", "--tasks", "4", "--json").stdout)
     assert report["accuracy"] == pytest.approx(alone["accuracy"])
-    calibrated = run_trident(folder, "calibrate", "one", "--tasks", "4", "--temperature-tasks", "2", "--json")
+    calibrated = run_here(folder, "calibrate", "one", "--tasks", "4", "--temperature-tasks", "2", "--json")
     assert report["with_temperature"] == json.loads(calibrated.stdout)["with_temperature"]
-    audited = json.loads(run_trident(folder, "audit", "one", "--tasks", "2", "--json").stdout)
+    audited = json.loads(run_here(folder, "audit", "one", "--tasks", "2", "--json").stdout)
     assert report["audit"] == {key: value for key, value in audited.items() if key != "weights"}
     page = (folder / "one" / "report.html").read_text("utf-8")
     for text in (
@@ -144,7 +156,7 @@ def test_a_report_looks_right_in_a_browser(folder: Path, browser: Any, width: in
 
 
 def test_runs_side_by_side(folder: Path) -> None:
-    result = run_trident(folder, "compare", "one", "two", "one/last.safetensors", "--tasks", "6", "--json")
+    result = run_here(folder, "compare", "one", "two", "one/last.safetensors", "--tasks", "6", "--json")
     assert result.returncode == 0, result.stderr
     compared = json.loads(result.stdout)
     first, second, last = compared["runs"]
@@ -161,7 +173,7 @@ def test_a_comparison_in_a_browser(folder: Path, browser: Any, tmp_path: Path) -
     shutil.copytree(folder / "two", odd)
     with (odd / "log.jsonl").open("a") as log:
         log.write('5\n{"a": 1}\n{"kind": "validation", "step": 9}\n{"kind": "tra')
-    result = run_trident(tmp_path, "compare", folder / "one", odd, "--tasks", "2", "--out", "both.html")
+    result = run_here(tmp_path, "compare", folder / "one", odd, "--tasks", "2", "--out", "both.html")
     assert result.returncode == 0, result.stderr
     page = browser.new_page(viewport={"width": 400, "height": 800})
     page.goto((tmp_path / "both.html").resolve().as_uri())
@@ -176,11 +188,11 @@ def test_other_kinds_of_runs_have_reports_too(folder: Path, tmp_path: Path) -> N
     """Sorted training, three ways, one query of each class, weights alone (no log, no latents to score) that blow up
     under one protocol."""
     few = ["n_way=3", "n_query=1", "query_order=class_sorted", "attfex=off"]
-    assert run_trident(tmp_path, "train", "glyphs", "--out", "run", *SMALL, *few).returncode == 0
+    assert run_here(tmp_path, "train", "glyphs", "--out", "run", *TRIDENT, *few).returncode == 0
     trained = load_checkpoint(tmp_path / "run")
     running = {key: torch.full_like(value, torch.inf) for key, value in trained.running.items()}
     save_checkpoint(tmp_path / "weights.safetensors", replace(trained, running=running))
-    result = run_trident(tmp_path, "report", "weights.safetensors", "--tasks", "2", "--audit-tasks", "2", "--json")
+    result = run_here(tmp_path, "report", "weights.safetensors", "--tasks", "2", "--audit-tasks", "2", "--json")
     assert result.returncode == 0, result.stderr
     report = json.loads(result.stdout)
     assert report["decoupling"] is None
@@ -190,6 +202,22 @@ def test_other_kinds_of_runs_have_reports_too(folder: Path, tmp_path: Path) -> N
     assert "There is no log beside these weights" in page
     assert "is open" in page  # two tasks are too few for a verdict
     assert "no result: test task 0" in page
+
+
+def test_a_method_without_latents_has_a_report_without_them(tmp_path: Path) -> None:
+    (tmp_path / "protonet.toml").write_text(PROTONET)
+    assert run_here(tmp_path, "train", "protonet.toml", "--out", "run", *SMALL).returncode == 0
+    result = run_here(tmp_path, "report", "run", "--tasks", "4", "--audit-tasks", "2", "--json")
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout)
+    assert report["decoupling"] is None
+    assert not [row["name"] for row in report["audit"]["rows"] if "sample" in row["name"]]
+    page = (tmp_path / "run" / "report.html").read_text("utf-8")
+    headings = re.findall(r"<h2>(.*?)</h2>", page)
+    assert headings[:2] == ["Learning curves", "Accuracy under each protocol"]
+    assert not [heading for heading in headings if "atent" in heading or "decoder" in heading]
+    assert (page.count("<svg"), page.count("<img")) == (3, 0)
+    assert "z_label" not in page and "Davies-Bouldin" not in page
 
 
 def test_mistakes_are_told_in_one_line(folder: Path) -> None:
@@ -202,12 +230,13 @@ def test_mistakes_are_told_in_one_line(folder: Path) -> None:
         (["compare", "one", "nothing"], "nothing"),
         (["compare", "one", "two", "--out", "no/such/page.html"], "no/such"),
         (["report", "one", "--out", "two"], "not an ordinary file"),
-        (["audit", "one", "protocol.query_order=class_sorted"], "leave protocol settings away"),
-        (["audit", "one", "model.channels=8"], "only episode, protocol and adaptation"),
+        (["audit", "one", "protocol.query_order=class_sorted"], "omit settings of the protocol"),
+        (["audit", "one", "backbone.channels=8"], "backbone.channels cannot be changed once a model is trained"),
+        (["audit", "one", "method.label_latents=8"], "settings of episode, protocol and views can be"),
         (["audit", "one", "episode.n_query=3"], "positional AttFEX"),
         (["calibrate", "one", "--temperature", "best"], "best"),
         (["decoupling", "one", "--tasks", "2", "--out", "figure.doc"], "must end with one of"),
         (["reconstructions", "one"], "--out"),
     ):
-        assert_one_line_error(run_trident(folder, *words), expected)
+        assert_one_line_error(run_here(folder, *words), expected)
     assert sorted(path.name for path in folder.rglob("*")) == before

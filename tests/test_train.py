@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -82,6 +82,22 @@ def log_of(out: Path, kind: str) -> list[dict[str, Any]]:
     return [line for line in lines if line["kind"] == kind]
 
 
+QUICK = replace(TINY_RECIPE, method=replace(TINY_METHOD, inner_steps=0))  # where the inner steps do not matter
+
+
+class Whole(NamedTuple):
+    """A run of TINY_RECIPE from its first step to its last."""
+
+    folder: Path
+    end: Checkpoint
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    return Whole(folder, run(folder))
+
+
 def assert_same_weights(one: Checkpoint, other: Checkpoint) -> None:
     for group in ("parameters", "running", "optimizer"):
         mine, theirs = getattr(one, group), getattr(other, group)
@@ -89,17 +105,17 @@ def assert_same_weights(one: Checkpoint, other: Checkpoint) -> None:
         assert all(torch.equal(mine[key], theirs[key]) for key in mine), group
 
 
-def test_the_same_seed_gives_the_same_weights_after_20_steps(tmp_path: Path) -> None:
-    one, same = run(tmp_path / "one"), run(tmp_path / "same")
-    assert one.step == 20
-    assert_same_weights(one, same)
-    other = run(tmp_path / "other", with_training(seed=1))
+def test_the_same_seed_gives_the_same_weights_after_20_steps(tmp_path: Path, whole: Whole) -> None:
+    same = run(tmp_path / "same")
+    assert whole.end.step == 20
+    assert_same_weights(whole.end, same)
+    one, other = (run(tmp_path / str(seed), with_training(QUICK, seed=seed)) for seed in (0, 1))
     assert not torch.equal(one.parameters["label.loc.weight"], other.parameters["label.loc.weight"])
 
 
 def test_best_weights_are_chosen_on_tasks_of_their_own(tmp_path: Path) -> None:
     """Else every later figure on validation classes, with the same seed, would flatter the chosen weights."""
-    recipe, store = with_training(validation_tasks=40), tiny_store()
+    recipe, store = with_training(QUICK, validation_tasks=40), tiny_store()
     run(tmp_path / "run", recipe, store)
     best = load_checkpoint(tmp_path / "run" / BEST)
     assert best.best is not None
@@ -120,26 +136,33 @@ def test_running_statistics_forget_where_they_started(tmp_path: Path) -> None:
     torch.testing.assert_close(end.running[name], seen[name].mean(0))
 
 
-@pytest.mark.parametrize("schedule", ["constant", "cosine"])
-def test_ten_steps_resume_ten_steps_are_twenty(tmp_path: Path, schedule: str) -> None:
-    recipe, store = with_training(schedule=schedule), tiny_store()
-    whole = run(tmp_path / "whole", recipe)
-    half = run(tmp_path / "half", recipe, observer=Interrupting(10))
+def assert_resumed_as_one(whole: Whole, out: Path, recipe: Recipe) -> None:
+    half = run(out, recipe, observer=Interrupting(10))
     assert half.step == 10
-    resumed = resume(tmp_path / "half", store)
-    assert_same_weights(whole, resumed)
-    assert_same_weights(load_checkpoint(tmp_path / "whole" / LAST), load_checkpoint(tmp_path / "half" / LAST))
-    assert whole.best == resumed.best
-    steps = [json.loads(line)["step"] for line in (tmp_path / "half" / "log.jsonl").read_text().splitlines()]
+    resumed = resume(out, tiny_store())
+    assert_same_weights(whole.end, resumed)
+    assert_same_weights(load_checkpoint(whole.folder / LAST), load_checkpoint(out / LAST))
+    assert whole.end.best == resumed.best
+    steps = [json.loads(line)["step"] for line in (out / "log.jsonl").read_text().splitlines()]
     assert steps == sorted(steps)
+
+
+def test_ten_steps_resume_ten_steps_are_twenty(tmp_path: Path, whole: Whole) -> None:
+    assert_resumed_as_one(whole, tmp_path / "half", TINY_RECIPE)
+
+
+def test_the_same_with_a_rate_that_depends_on_the_step(tmp_path: Path) -> None:
+    recipe = with_training(QUICK, schedule="cosine")
+    whole = Whole(tmp_path / "whole", run(tmp_path / "whole", recipe))
+    assert_resumed_as_one(whole, tmp_path / "half", recipe)
 
 
 def test_a_request_to_terminate_may_come_twice_but_a_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
     twice = Interrupting(7, signals=(signal.SIGTERM, signal.SIGTERM))  # as `timeout` does
-    assert run(tmp_path / "twice", observer=twice).step == 7
+    assert run(tmp_path / "twice", QUICK, observer=twice).step == 7
     assert load_checkpoint(tmp_path / "twice" / LAST).step == 7
     with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "at once", observer=Interrupting(7, signals=(signal.SIGTERM, signal.SIGINT)))
+        run(tmp_path / "at once", QUICK, observer=Interrupting(7, signals=(signal.SIGTERM, signal.SIGINT)))
 
 
 def test_a_compiler_s_signal_handlers_do_not_last(tmp_path: Path) -> None:
@@ -151,15 +174,15 @@ def test_a_compiler_s_signal_handlers_do_not_last(tmp_path: Path) -> None:
                 ctypes.CDLL(None).signal(signal.SIGTERM, ctypes.c_void_p(signal.SIG_IGN))
             super().on_step(step, values)
 
-    stopped = run(tmp_path, observer=Compiling(7, signals=(signal.SIGTERM,)))
+    stopped = run(tmp_path, QUICK, observer=Compiling(7, signals=(signal.SIGTERM,)))
     assert stopped.step == load_checkpoint(tmp_path / LAST).step == 7
 
 
 def test_a_validation_that_was_interrupted_is_made_up_for(tmp_path: Path) -> None:
     """Stopped before its validation: the step is saved, and resuming starts with the validation it owes."""
     store = tiny_store()
-    whole = run(tmp_path / "whole")
-    run(tmp_path / "half", observer=Interrupting(10))
+    whole = run(tmp_path / "whole", QUICK)
+    run(tmp_path / "half", QUICK, observer=Interrupting(10))
     stopped = load_checkpoint(tmp_path / "half" / LAST)
     assert (stopped.step, stopped.validated_step, stopped.best) == (10, 0, None)
     resumed = train(stopped, store, tmp_path / "half", "cpu", Silent(), validate)
@@ -168,10 +191,9 @@ def test_a_validation_that_was_interrupted_is_made_up_for(tmp_path: Path) -> Non
     assert kinds.count("validation") == 2
 
 
-def test_chunks_of_the_meta_batch_give_the_same_result(tmp_path: Path) -> None:
-    whole = run(tmp_path / "whole")
+def test_chunks_of_the_meta_batch_give_the_same_result(tmp_path: Path, whole: Whole) -> None:
     chunked = run(tmp_path / "chunked", with_training(tasks_per_chunk=1))
-    for key, value in whole.parameters.items():
+    for key, value in whole.end.parameters.items():
         torch.testing.assert_close(value, chunked.parameters[key], rtol=1e-3, atol=1e-4)
 
 
@@ -190,41 +212,39 @@ def test_training_tasks_may_be_larger(tmp_path: Path) -> None:
 
 def test_learning_happens(tmp_path: Path) -> None:
     """Patterns with a little noise are easy: chance is 33 %, and a few steps get far above it."""
-    recipe = with_training(steps=120, rate=1e-2, validation_tasks=40)
+    recipe = with_training(steps=40, rate=2e-2, validation_tasks=40, validate_every=40)
     end = run(tmp_path / "run", replace(recipe, method=replace(TINY_METHOD, initial_log_var=-4.0)))
     assert end.best is not None
     assert end.best["accuracy"] > 75
 
 
-def test_the_best_weights_are_kept_and_ready_for_use(tmp_path: Path) -> None:
-    end = run(tmp_path / "run")
-    best = load_checkpoint(tmp_path / "run")
+def test_the_best_weights_are_kept_and_ready_for_use(whole: Whole) -> None:
+    end, best = whole.end, load_checkpoint(whole.folder)
     assert end.best is not None
     assert best.step == end.best["step"]
     assert best.optimizer == {}
     assert best.recipe == TINY_RECIPE
     assert best.provenance["fingerprint"] == tiny_store().fingerprint
-    assert set(load_file(tmp_path / "run" / BEST)) >= {
+    assert set(load_file(whole.folder / BEST)) >= {
         "parameters/label.loc.weight",
         "running/backbone.0.norm.mean",
     }
 
 
-def test_logs_hold_every_part_of_the_loss(tmp_path: Path) -> None:
-    run(tmp_path / "run")
-    lines = log_of(tmp_path / "run", "train")
+def test_logs_hold_every_part_of_the_loss(whole: Whole) -> None:
+    lines = log_of(whole.folder, "train")
     assert [line["step"] for line in lines] == list(range(2, 21, 2))
     parts = {"total", "classification", "reconstruction", "label_kl", "semantic_kl"}
     assert parts <= lines[0]["losses"].keys()
     assert {"accuracy", "gradient_norm", "left_out", "rate", "seconds"} <= lines[0].keys()
-    validations = log_of(tmp_path / "run", "validation")
+    validations = log_of(whole.folder, "validation")
     assert [line["step"] for line in validations] == [10, 20]
     assert validations[0]["protocol"]["query_order"] == "shuffled"
-    assert any((tmp_path / "run" / "tensorboard").iterdir())
+    assert any((whole.folder / "tensorboard").iterdir())
 
 
-def test_running_statistics_follow_the_batches(tmp_path: Path) -> None:
-    end = run(tmp_path / "run")
+def test_running_statistics_follow_the_batches(whole: Whole) -> None:
+    end = whole.end
     fresh = end.recipe.model.initial_running()
     assert all(not torch.equal(end.running[key], fresh[key]) for key in fresh)
 
@@ -257,7 +277,7 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 def test_a_task_that_blows_up_is_left_out_where_that_is_allowed(tmp_path: Path, poisoned: int) -> None:
-    tolerant, strict = (with_training(most_left_out=share, log_every=1) for share in (0.5, 0.0))
+    tolerant, strict = (with_training(QUICK, most_left_out=share, log_every=1) for share in (0.5, 0.0))
     end = run(tmp_path / "run", tolerant)
     lines = log_of(tmp_path / "run", "train")
     assert {line["step"]: line["left_out"] for line in lines if line["left_out"]} == {poisoned: 1}
@@ -285,7 +305,7 @@ def test_the_gradient_is_a_mean_over_the_tasks_that_are_kept(
             torch.testing.assert_close(value.grad, gradient[key] / tasks)
 
     monkeypatch.setattr(training, "update", watched)
-    run(tmp_path / "run", with_training(steps=6, most_left_out=0.5, clip_norm=None))
+    run(tmp_path / "run", with_training(QUICK, steps=6, most_left_out=0.5, clip_norm=None))
     assert counts == [1 if step == poisoned else 2 for step in range(1, 7)]
 
 
@@ -380,10 +400,9 @@ def test_simpleshot_wants_to_know_all_training_classes(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_other_data_are_refused_on_resume(tmp_path: Path) -> None:
-    run(tmp_path / "run")
+def test_other_data_are_refused_on_resume(whole: Whole) -> None:
     with pytest.raises(TridentError, match="trained on other data"):
-        resume_run(load_checkpoint(tmp_path / "run" / LAST), tiny_store(images_per_class=9), tmp_path / "run")
+        resume_run(load_checkpoint(whole.folder / LAST), tiny_store(images_per_class=9), whole.folder)
 
 
 RECIPE = """

@@ -12,8 +12,9 @@ from torch import Tensor
 from conftest import TINY_BACKBONE, TINY_EPISODE, TINY_METHOD, doubles, initial, tiny_tasks
 from trident.engines.learner import for_each_task
 from trident.methods.trident.latents import Inferred, Latents
-from trident.methods.trident.network import PROTOTYPE_SCALE, UNIT_SCALE, Network
+from trident.methods.trident.network import Network
 from trident.methods.trident.objective import TERMS, ObjectiveSettings, evidence_lower_bound
+from trident.methods.trident.parts import PROTOTYPE_SCALE, UNIT_SCALE
 from trident.methods.trident.settings import TridentSettings
 from trident.nn.batch_norm import BatchNormStatistics
 from trident.nn.gaussian import Gaussian

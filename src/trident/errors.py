@@ -1,13 +1,13 @@
-"""The one exception that stands for a mistake of the user's, told in one line."""
+"""Exceptions for mistakes of the user. Their message is one line."""
 
 
 class TridentError(Exception):
-    """What was wrong, where, and what would be right. The command line prints it and exits with code 2."""
+    """Says what is wrong, where, and what is expected. The command line prints it and exits with code 2."""
 
 
 class NotFiniteError(TridentError):
-    """Numbers blew up: training or a prediction has no finite result."""
+    """Training or prediction gave NaN or infinity."""
 
 
 class BadValueError(TridentError, ValueError):
-    """The same from Python, where libraries that call this one expect a ValueError."""
+    """A wrong argument. Also a ValueError, which libraries that call this one expect."""

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Writing files atomically."""
 
 import glob
 import os
@@ -11,7 +11,7 @@ from trident.errors import TridentError
 
 
 def check_writable(path: Path) -> None:
-    """Before long work starts: whether a file can come to stand there."""
+    """Check, before long work starts, that the file can be written."""
     if not path.parent.is_dir():
         raise TridentError(f"cannot write {path}: the folder {path.parent} does not exist")
     if path.exists() and not path.is_file():
@@ -20,12 +20,12 @@ def check_writable(path: Path) -> None:
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that appears under `path` whole or not at all, whatever happens in between."""
+    """Open a file for writing. It appears at `path` only when it is complete."""
     path = Path(path)
     check_writable(path)
     for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
         if not _runs(leftover.name.split(".")[-2]):
-            leftover.unlink(missing_ok=True)  # of a process that was killed while it wrote
+            leftover.unlink(missing_ok=True)  # from a process that was killed while writing
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with temporary.open("wb") as file:
@@ -35,7 +35,7 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
         temporary.replace(path)
         folder = os.open(path.parent, os.O_RDONLY)
         try:
-            os.fsync(folder)  # the new name is on disk only once its folder is
+            os.fsync(folder)  # the new name is on disk only after this
         finally:
             os.close(folder)
     except OSError as error:

@@ -1,1 +1,1 @@
-"""Speed: how long a meta-iteration and an evaluation take, measured against a plain loop in the same run."""
+"""Benchmarks of training, evaluation and prediction."""

@@ -1,7 +1,7 @@
-"""The two benchmarks: a meta-iteration, and the evaluation of some tasks, each beside the plain loop's.
+"""Benchmarks of a meta-iteration and of an evaluation, each compared with the plain loop.
 
-Tasks are drawn before the clock starts and the weights are untrained: what is timed is adapting and what follows it.
-What the library makes of the images for itself (patches) is part of its time and of its memory.
+Tasks are sampled before the clock starts, and the weights are untrained. Time and memory include the patches that the
+library computes from the images.
 """
 
 import math
@@ -31,18 +31,18 @@ from trident.tasks.source import TaskSource
 from trident.tasks.task import Batch
 
 Progress = Callable[[str, int, int], None]
-LONGEST_ROUND = 60.0  # seconds; an evaluation by the plain loop that takes longer is timed on fewer tasks
+LONGEST_ROUND = 60.0  # seconds; if the plain loop needs longer to evaluate, it is timed on fewer tasks
 LAYOUTS = {"nchw": torch.contiguous_format, "channels-last": torch.channels_last}
 
 
 @dataclass(frozen=True)
 class Yardstick:
-    """The plain loop's part of a benchmark."""
+    """The results of the plain loop."""
 
     measurement: Measurement[Any]
-    tasks: int  # how many it was timed on
+    tasks: int  # number of timed tasks
     layout: str
-    difference: float  # between its numbers and ours: what kind of difference, the benchmark says
+    difference: float  # between its results and ours, as defined by the benchmark
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Benchmark:
 
     @property
     def plain_seconds(self) -> float | None:
-        """Of all tasks, scaled up if fewer were timed."""
+        """For all tasks, extrapolated if fewer were timed."""
         return self.plain.measurement.seconds * self.tasks / self.plain.tasks if self.plain else None
 
     @property
@@ -102,7 +102,7 @@ class Benchmark:
 
 
 class Amount(TypedDict):
-    """How much to measure, and whether beside the plain loop."""
+    """How much to measure, and whether to compare with the plain loop."""
 
     tasks: int
     repeats: int
@@ -112,7 +112,7 @@ class Amount(TypedDict):
 
 
 def bench_train(recipe: Recipe, execution: Execution, store: ImageStore, **amount: Unpack[Amount]) -> Benchmark:
-    """Time the exact meta-gradient of some tasks; the difference is relative, of the two meta-gradients."""
+    """Time the meta-gradient of some tasks. The difference is the relative error of the meta-gradient."""
     check_run(recipe, store)
     recipe = recipe.in_training()
     source = TaskSource(
@@ -127,7 +127,7 @@ def bench_train(recipe: Recipe, execution: Execution, store: ImageStore, **amoun
 
     def ours() -> _OnTasks[Parameters]:
         learner = make_learner(recipe, execution)
-        return lambda chunks: _sum([learner.gradient(parameters, _fresh(chunk)).gradient for chunk in chunks])
+        return lambda chunks: _sum([learner.gradient(parameters, _without_cache(chunk)).gradient for chunk in chunks])
 
     def plain(loop: PlainLoop) -> _OnTasks[Parameters]:
         return lambda chunks: _sum([loop.meta_gradient(parameters, chunk)[0] for chunk in chunks])
@@ -137,7 +137,7 @@ def bench_train(recipe: Recipe, execution: Execution, store: ImageStore, **amoun
 
 
 def bench_evaluate(recipe: Recipe, execution: Execution, store: ImageStore, **amount: Unpack[Amount]) -> Benchmark:
-    """Time adapting to some tasks and predicting their queries; the difference is the largest of any probability."""
+    """Time adaptation and prediction on some tasks. The difference is the largest difference of a probability."""
     recipe.check_all_at_once()
     device = execution.device
     running = recipe.model.initial_running()
@@ -150,7 +150,7 @@ def bench_evaluate(recipe: Recipe, execution: Execution, store: ImageStore, **am
         learner = model.learner(execution)
 
         def predicted(chunk: Batch) -> Tensor:
-            return predict(learner, parameters, _fresh(chunk).task, recipe.views)
+            return predict(learner, parameters, _without_cache(chunk).task, recipe.views)
 
         return lambda chunks: torch.cat(list(side_by_side(predicted, chunks, device)))
 
@@ -166,13 +166,13 @@ _OnTasks = Callable[[list[Batch]], Result]
 
 @dataclass(frozen=True)
 class _Work(Generic[Result]):
-    """What is timed: work on some chunks of tasks, as the library does it and as the plain loop does."""
+    """What is timed: work on chunks of tasks, by the library and by the plain loop."""
 
     name: str
     ours: Callable[[], _OnTasks[Result]]
     plain: Callable[[PlainLoop], _OnTasks[Result]]
     difference: Callable[[Result, Result], float]
-    samples: bool  # whether the plain loop may be timed on the first tasks only
+    samples: bool  # whether the plain loop may be timed on fewer tasks
 
 
 def _benchmark(
@@ -189,7 +189,7 @@ def _benchmark(
     progress: Progress,
 ) -> Benchmark:
     if yardstick:
-        PlainLoop(recipe)  # refuses what it does not cover, before any time is spent
+        PlainLoop(recipe)  # raises early if it does not support the recipe
     device, chunks = execution.device, _drawn(source, tasks, at_once)
 
     def ours() -> Callable[[], Result]:
@@ -201,7 +201,7 @@ def _benchmark(
     if yardstick:
         progress("plain loop", 0, repeats)
         do = work.plain(PlainLoop(recipe, LAYOUTS[plain_layout]))
-        sample = _for_a_minute(do, source, chunks, at_once) if work.samples else chunks
+        sample = _sample_for_plain_loop(do, source, chunks, at_once) if work.samples else chunks
         plain = _yardstick(do, plain_layout, sample, work.difference, measured, device, progress)
     return Benchmark(work.name, recipe, execution, source.sampler.store.dataset, tasks, measured, plain)
 
@@ -232,8 +232,8 @@ def _yardstick(
     return Yardstick(plain, sum(chunk.task.n_tasks for chunk in chunks), layout, found)
 
 
-def _for_a_minute(do: _OnTasks[Result], source: TaskSource, chunks: list[Batch], at_once: int) -> list[Batch]:
-    """All tasks, or as many of the first as the plain loop manages in LONGEST_ROUND."""
+def _sample_for_plain_loop(do: _OnTasks[Result], source: TaskSource, chunks: list[Batch], at_once: int) -> list[Batch]:
+    """All tasks, or as many of the first as the plain loop can do in LONGEST_ROUND."""
     one, tasks = _drawn(source, 1, 1), sum(chunk.task.n_tasks for chunk in chunks)
     with torch_settings(exact=False):
         do(one)
@@ -243,13 +243,13 @@ def _for_a_minute(do: _OnTasks[Result], source: TaskSource, chunks: list[Batch],
 
 
 def relative_error(actual: Parameters, expected: Parameters) -> float:
-    """The norm of the difference of two gradients over the norm of the second."""
+    """The norm of the difference of two gradients, divided by the norm of the second."""
     difference = sum(float((actual[key] - expected[key]).square().sum()) for key in expected)
     return math.sqrt(difference / sum(float(value.square().sum()) for value in expected.values()))
 
 
 def _largest_difference(actual: Tensor, expected: Tensor) -> float:
-    """Of the probabilities of as many tasks as were expected; both come as logarithms."""
+    """The largest difference of a probability, given log-probabilities, on the first len(expected) tasks."""
     return float((actual[: len(expected)].exp() - expected.exp()).abs().max())
 
 
@@ -257,8 +257,8 @@ def _drawn(source: TaskSource, tasks: int, at_once: int) -> list[Batch]:
     return [source.batch(indices) for indices in chunks_of(tasks, at_once)]
 
 
-def _fresh(batch: Batch) -> Batch:
-    """Without what was made of the images before and kept."""
+def _without_cache(batch: Batch) -> Batch:
+    """Drop cached results, such as patches."""
     return batch._replace(task=batch.task.with_images(batch.task.images))
 
 

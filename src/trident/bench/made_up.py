@@ -16,7 +16,8 @@ SPLITS = ("train", "val", "test")
 def made_up_store(recipe: Recipe) -> ImageStore:
     """Just enough images of the recipe's size for its tasks, the same in each split.
 
-    Blocks with a little noise: as smooth as photographs, which keeps float32 closer to float64 than noise would.
+    Coloured blocks with a little noise. They are smooth like photographs: with pure noise, float32 errors would be
+    larger.
     """
     size, channels = recipe.backbone.image_size, recipe.backbone.image_channels
     n_way, per_class = recipe.episode.n_way, recipe.episode.n_shot + recipe.episode.n_query
@@ -30,6 +31,6 @@ def made_up_store(recipe: Recipe) -> ImageStore:
 
 
 def made_up_tasks(recipe: Recipe, n_tasks: int) -> Batch:
-    """Training tasks of such images, on the CPU."""
+    """Training tasks with made-up images, on the CPU."""
     sampler = EpisodeSampler(made_up_store(recipe), "train", recipe.episode, Protocol())
     return TaskSource(sampler, recipe.model.noise_shapes(recipe.episode, 1), 0, "train").batch(range(n_tasks))

@@ -1,8 +1,8 @@
-"""TRIDENT the plain way: task after task, torch's own layers, autograd through the unrolled inner loop.
+"""A plain TRIDENT: one task at a time, torch's own layers, autograd through the unrolled inner loop.
 
-It is what most MAML code does, the paper's released code included, written independently of the library. It serves two
-ends: a yardstick of speed, and a second opinion on the library's numbers. It always computes in float32 (or in whatever
-its parameters come in), and nothing in it waits for a GPU.
+Most MAML code works like this, also the paper's released code. It is written independently of the library and has two
+uses: a baseline for speed, and a check of the library's results. It computes in the data type of its parameters,
+normally float32, and never waits for a GPU.
 """
 
 import math
@@ -24,7 +24,7 @@ from trident.tasks.task import Batch
 
 
 class PlainTask(NamedTuple):
-    """One task out of a batch, as torch's layers take it."""
+    """One task of a batch, in the layout of torch's layers."""
 
     images: Tensor  # (image, channel, height, width)
     labels: dict[str, Tensor]  # of the support images and of the queries
@@ -34,7 +34,7 @@ class PlainTask(NamedTuple):
 
 @dataclass(frozen=True)
 class PlainLoop:
-    """The loop for one recipe. `memory_format` is how images, weights and activations lie in memory."""
+    """The loop for one recipe. `memory_format` is that of images, weights and activations."""
 
     recipe: Recipe
     memory_format: torch.memory_format = torch.contiguous_format
@@ -80,7 +80,7 @@ class PlainLoop:
         second_order = self._method.inner_order == "second"
         losses = []
         for task in self._each(batch):
-            # Copies, so that an inner gradient is with respect to a last layer made from prototypes, not through it.
+            # Copies, so that inner gradients do not flow through a last layer made from prototypes.
             adapted = {key: value.clone() for key, value in leaves.items()} | self._prototypes(leaves, task)
             for step in range(self._method.inner_steps):
                 inner = self._loss(adapted, task, "support", step)
@@ -124,7 +124,7 @@ class PlainLoop:
             )
 
     def _torch_layout(self, parameters: Parameters) -> Parameters:
-        """The library keeps its kernels as (height, width, inputs, outputs), torch as (outputs, inputs, ...)."""
+        """The library's kernels are (height, width, inputs, outputs), torch's (outputs, inputs, height, width)."""
         return {
             key: value.permute(3, 2, 0, 1).contiguous(memory_format=self.memory_format) if value.ndim == 4 else value
             for key, value in parameters.items()
@@ -148,7 +148,7 @@ class PlainLoop:
         )
 
     def _infer(self, p: Parameters, task: PlainTask, target: str, draw: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """z_semantic and z_label of a task's support set or queries, and their mean divergences from the prior."""
+        """z_semantic and z_label of a task's support set or queries, and their mean KL divergences from the prior."""
         rows = task.rows[target]
         semantic, label = (task.noise[f"{target}/{draw}/{latent}"] for latent in ("semantic", "label"))
         style = _flat(self._encode(p, "semantic_encoder", task.images[rows]))
@@ -206,7 +206,7 @@ class PlainLoop:
         return x
 
     def _prototypes(self, p: Parameters, task: PlainTask) -> Parameters:
-        """The classifier's last layer, where a task starts from the mean features of its support classes."""
+        """The classifier's last layer, if it starts from the mean features of the support classes."""
         if self._method.classifier_start == "learned":
             return {}
         _, z_label, _, _ = self._infer(p, task, "support", 0)
@@ -229,7 +229,7 @@ def _linear(p: Parameters, name: str, x: Tensor) -> Tensor:
 
 
 def _flat(features: Tensor) -> Tensor:
-    return features.permute(0, 2, 3, 1).flatten(1)  # the library's order of features: pixels, then channels
+    return features.permute(0, 2, 3, 1).flatten(1)  # the library's order: pixels, then channels
 
 
 def _library_layout(parameters: Parameters) -> Parameters:
@@ -238,9 +238,9 @@ def _library_layout(parameters: Parameters) -> Parameters:
 
 @contextmanager
 def torch_settings(exact: bool) -> Iterator[None]:
-    """torch's switches as the loop wants them on a GPU, whatever they are otherwise; a CPU has none of them.
+    """Set torch's TF32 switches for the loop. They only affect GPUs.
 
-    For timing: as torch comes, with TF32 in convolutions. `exact` is for comparing numbers: full float32.
+    For timing, torch's defaults: TF32 in convolutions. With `exact`, for comparing results: full float32.
     """
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     before = (cudnn.allow_tf32, matmul.allow_tf32)

@@ -1,4 +1,4 @@
-"""The third benchmark: `trident predict` as a user runs it, from the command to the table."""
+"""Benchmark of the command `trident predict`, from start to finished table."""
 
 import os
 import statistics
@@ -27,11 +27,11 @@ _BLOCKS = 7  # along each side of a picture
 class PredictBenchmark:
     n_way: int
     n_shot: int
-    pictures: int  # of the pile
+    pictures: int  # unlabelled
     size: int
     weights: str
     device: str
-    rounds: tuple[float, ...]  # seconds of each
+    rounds: tuple[float, ...]  # seconds each
     peak: float  # GiB, the largest of any round
 
     def to_json(self) -> dict[str, Any]:
@@ -56,9 +56,9 @@ class PredictBenchmark:
 def bench_predict(
     n_way: int, n_shot: int, pictures: int, size: int, weights: str, device: str, repeats: int, progress: Progress
 ) -> PredictBenchmark:
-    """Time the command on made-up JPEG files, in a process of its own each time."""
+    """Time the command on made-up JPEG files, each time in a new process."""
     if Path(weights).exists():
-        weights = str(Path(weights).resolve())  # the command runs in a folder of its own
+        weights = str(Path(weights).resolve())  # the command runs in another folder
     with TemporaryDirectory() as name:
         folder = Path(name)
         generator = np.random.default_rng(0)
@@ -87,15 +87,15 @@ def _fill(folder: Path, n: int, size: int, generator: np.random.Generator) -> No
 
 
 def _run(command: list[str], folder: Path) -> tuple[float, float]:
-    """Seconds from start to end, and the largest memory in GiB."""
-    with (folder / "said.txt").open("w+b") as said:
+    """Seconds from start to end, and peak memory in GiB."""
+    with (folder / "output.txt").open("w+b") as output:
         start = time.perf_counter()
-        process = subprocess.Popen(command, cwd=folder, stdout=said, stderr=said)
-        _, status, usage = os.wait4(process.pid, 0)  # unlike `wait`, tells the memory of this one process
+        process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=output)
+        _, status, usage = os.wait4(process.pid, 0)  # unlike `wait`, returns the memory use of this process
         seconds = time.perf_counter() - start
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode != 0:
-            said.seek(0)
-            last = said.read().decode("utf-8", "replace").strip().splitlines()[-1:]
+            output.seek(0)
+            last = output.read().decode("utf-8", "replace").strip().splitlines()[-1:]
             raise TridentError(f"'trident predict' failed: {' '.join(last).removeprefix('trident: error: ')}")
     return seconds, gib_of(usage)

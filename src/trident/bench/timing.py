@@ -1,4 +1,4 @@
-"""Time and memory of a piece of work, and the name of what it ran on."""
+"""Measure time and memory of a function, and name the device."""
 
 import platform
 import resource
@@ -14,20 +14,20 @@ import torch
 
 Result = TypeVar("Result")
 Progress = Callable[[int, int], None]
-_WARM_UPS = {"cpu": 1, "cuda": 3}  # a GPU's first calls compile, look for kernels and gather memory
+_WARM_UPS = {"cpu": 1, "cuda": 3}  # a GPU's first calls compile, select kernels and allocate memory
 
 
 class Memory(NamedTuple):
-    """Peaks in GiB. On a CPU they are the whole process's since it began, for want of anything finer."""
+    """Peak memory in GiB. On a CPU it is that of the whole process since its start."""
 
     peak: float
-    reserved: float | None  # what torch held of the GPU's memory, used or not
+    reserved: float | None  # GPU memory that torch reserved, used or not
 
 
 @dataclass(frozen=True)
 class Measurement(Generic[Result]):
-    warm_up: float  # seconds from preparing the work to its first steady round
-    rounds: tuple[float, ...]  # seconds of each steady round
+    warm_up: float  # seconds before the first timed round
+    rounds: tuple[float, ...]  # seconds of each timed round
     memory: Memory
     result: Result  # of the last round
 
@@ -39,9 +39,9 @@ class Measurement(Generic[Result]):
 def measure(
     prepare: Callable[[], Callable[[], Result]], device: str, rounds: int, progress: Progress
 ) -> Measurement[Result]:
-    """Prepare the work, do it until it is steady, then time it some rounds."""
+    """Prepare the work, warm up, then time it for some rounds."""
     kind = torch.device(device).type
-    _forget_peak(device)
+    _reset_peak(device)
     start = _now(device)
     work = prepare()
     for _ in range(_WARM_UPS[kind]):
@@ -69,13 +69,13 @@ def device_name(device: str) -> str:
 
 
 def _now(device: str) -> float:
-    """The time once the device has done all it was asked to."""
+    """The time after the device has finished its pending work."""
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
 
 
-def _forget_peak(device: str) -> None:
+def _reset_peak(device: str) -> None:
     if torch.device(device).type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
@@ -88,13 +88,13 @@ def _peak(device: str) -> Memory:
 
 
 def gib_of(usage: resource.struct_rusage) -> float:
-    """The largest memory of a process."""
-    unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB elsewhere
+    """The peak memory of a process."""
+    unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, others KiB
     return usage.ru_maxrss * unit / 2**30
 
 
 def _processor() -> str:
-    """The model where the system tells it, and always the architecture."""
+    """The CPU model if known, and the architecture."""
     file = Path("/proc/cpuinfo")
     lines = file.read_text("utf-8", "replace").splitlines() if file.exists() else []
     models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]

@@ -1,1 +1,1 @@
-"""Datasets: readers for their public forms, the packed store they are turned into, and the embedded glyphs."""
+"""Datasets: readers for their published formats, the packed store, and the embedded glyphs."""

@@ -1,8 +1,8 @@
-"""CIFAR-FS (Bertinetto et al. 2019): CIFAR-100's classes in folders with lists of a split, or three pickles."""
+"""CIFAR-FS (Bertinetto et al. 2019): CIFAR-100's classes in folders with split lists, or three pickles."""
 
 from pathlib import Path
 
-from trident.data.pickles import PickleShelf, image_numbers, load_fields, pixel_array
+from trident.data.pickles import PickleCache, image_numbers, load_fields, pixel_array
 from trident.data.readers import (
     ClassImages,
     Dataset,
@@ -48,12 +48,12 @@ def _from_folders(root: Path) -> list[ClassImages]:
 
 
 def _from_pickles(source: Path) -> list[ClassImages]:
-    """The pickles number their classes without naming them, so a class is named by its split and number."""
-    shelf = PickleShelf(lambda path: pixel_array(path, load_fields(path, "data")["data"]))
+    """The pickles have no class names, so a class is named by its split and number."""
+    cache = PickleCache(lambda path: pixel_array(path, load_fields(path, "data")["data"]))
     classes: list[ClassImages] = []
     for split, path in zip(SPLITS, require_files(source, _PICKLES), strict=True):
         fields = load_fields(path, "data", "labels")
         n_images = len(pixel_array(path, fields["data"]))
         for label, numbers in image_numbers(path, fields["labels"], n_images).items():
-            classes.append(ClassImages(f"{split}-{label:03d}", split, shelf.sources(path, numbers)))
+            classes.append(ClassImages(f"{split}-{label:03d}", split, cache.sources(path, numbers)))
     return classes

@@ -22,10 +22,10 @@ _NUMBERED_NAME = re.compile(r"(\d{3})\..+")
 
 
 def read_cub(source: Path) -> Dataset:
-    """Describe CUB from its own lists, or from class folders under train/ and test/ as a common mirror has them.
+    """Describe CUB from its own lists, or from class folders in train/ and test/, as in a common mirror.
 
-    `source` is the folder CUB_200_2011 or its parent. The mirror's train and test divide each class's images, which is
-    not what few-shot learning needs: they are joined, and the split is by class in both forms.
+    `source` is the folder CUB_200_2011 or its parent. The mirror splits the images of each class into train and test.
+    Few-shot learning needs a split by class, so both are joined and split by class, as with the lists.
     """
     for root in (source, source / "CUB_200_2011"):
         if any((root / name).is_file() for name in _LISTS):
@@ -36,7 +36,7 @@ def read_cub(source: Path) -> Dataset:
 
 
 def chen_split(index: int) -> str:
-    """The split of the class with this number, counted from zero."""
+    """The split of the class with this number, from 0."""
     return "train" if index % 2 == 0 else "val" if index % 4 == 1 else "test"
 
 
@@ -58,7 +58,7 @@ def _from_lists(root: Path) -> list[ClassImages]:
             )
         paths.setdefault(label, []).append(root / "images" / name)
     require_images((path for listed in paths.values() for path in listed), images_path)
-    # A class that no image names is left out: classes.txt lists all 200 even where only some of them are at hand.
+    # Classes without images are omitted: classes.txt lists all 200 even if only some are present.
     return [
         ClassImages(class_names[label], chen_split(label - 1), [ImageFile(path) for path in sorted(listed)])
         for label, listed in paths.items()
@@ -66,7 +66,7 @@ def _from_lists(root: Path) -> list[ClassImages]:
 
 
 def _numbered(path: Path) -> dict[int, str]:
-    """The lines 'number text' of one of CUB's lists."""
+    """Read one of CUB's lists, whose lines are 'number text'."""
     found: dict[int, str] = {}
     for line in read_lines(path):
         number, _, text = line.partition(" ")

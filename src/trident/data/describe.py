@@ -1,4 +1,4 @@
-"""What is in a store, and whether its pixels are still the ones that were written."""
+"""Describe a store and verify its fingerprint."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from trident.data.store import SPLITS, ImageStore, store_in_memory
 
 
 def describe(store: ImageStore) -> dict[str, Any]:
-    """The facts that `trident data show` prints."""
+    """The values that `trident data show` prints."""
     splits = {}
     for split in SPLITS:
         counts = [entry.count for entry in store.classes if entry.split == split]
@@ -28,5 +28,5 @@ def describe(store: ImageStore) -> dict[str, Any]:
 
 
 def verify_fingerprint(store: ImageStore) -> bool:
-    """Read every pixel and see whether the fingerprint still fits the class table and the images."""
+    """Read every pixel and check that the fingerprint matches the class table and the images."""
     return store_in_memory(store.dataset, store.images, store.classes).fingerprint == store.fingerprint

@@ -22,14 +22,14 @@ from trident.errors import TridentError
 def read_folder(source: Path, split_file: Path | None = None) -> Dataset:
     """Describe a folder of class folders, named after the folder.
 
-    The split is that of `split_file` if there is one; else that of the folders train, val and test if the class folders
-    lie in these; else it is made by `hashed_split`.
+    The split comes from `split_file` if given, else from folders train, val and test if they exist, else from
+    `hashed_split`.
     """
     return Dataset(source.resolve().name, ordered_classes(source, _classes(source, split_file)), image_size=84)
 
 
 def hashed_split(names: Iterable[str]) -> dict[str, str]:
-    """Split classes 64 : 16 : 20 in the order of the SHA-256 of their names, with at least one in each part."""
+    """Split classes 64 : 16 : 20, ordered by the SHA-256 of their names, with at least one in each part."""
     ordered = sorted(names, key=lambda name: hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest())
     n_val, n_test = max(1, round(0.16 * len(ordered))), max(1, round(0.2 * len(ordered)))
     n_train = len(ordered) - n_val - n_test

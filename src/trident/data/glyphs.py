@@ -1,4 +1,4 @@
-"""The embedded glyphs: letters of a dozen scripts, an Omniglot-like few-shot set with nothing to download.
+"""The embedded glyphs: letters of a dozen scripts, like Omniglot, with no download.
 
 Classes are letters, 20 drawings of 28 x 28 pixels each. Splits are by script: train on Latin, Cyrillic, Canadian
 syllabics and Arabic; validate on Greek, Coptic, Old Italic and Lisu; test on Armenian, Georgian, Hebrew and Lao.

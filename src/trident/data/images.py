@@ -1,4 +1,4 @@
-"""One image: where it comes from, and how it becomes pixels of the wanted size."""
+"""One image: its source, and how it is decoded to the requested size."""
 
 import math
 import warnings
@@ -14,11 +14,11 @@ from PIL import Image, UnidentifiedImageError
 
 from trident.errors import TridentError
 
-# Pillow knows many more, among them some that call other programs. Whatever a file is named, only these are tried.
+# Pillow knows many more formats, and some call other programs. Only these are tried, whatever a file's name.
 _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
 
-# All that Pillow's decoders raise on damaged files.
+# The errors that Pillow's decoders raise on damaged files.
 _DECODING_ERRORS = (
     OSError, ValueError, TypeError, LookupError, SyntaxError, EOFError, RuntimeError, ArithmeticError, MemoryError,
     StructError, zlib.error, BadZipFile, Image.DecompressionBombError, Image.DecompressionBombWarning,
@@ -26,7 +26,7 @@ _DECODING_ERRORS = (
 
 _ORIENTATION_TAG = 0x0112  # EXIF: how the camera was held
 _TILE_WIDTH_TAG, _TILE_HEIGHT_TAG = 322, 323
-_TILE_PIXELS = 2**22  # that a tile may have in any case; 2**16 are common
+_TILE_PIXELS = 2**22  # always allowed for a tile; 2**16 are common
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -39,11 +39,11 @@ _UPRIGHT = {
 
 
 class UnreadableImageError(TridentError):
-    """One image that cannot be decoded: its name and why."""
+    """An image that cannot be decoded. The message has its name and the reason."""
 
 
 class ImageSource(Protocol):
-    """An image that is not decoded yet, with a name that a person can find it by."""
+    """An image that is not decoded yet, with a name for messages."""
 
     @property
     def name(self) -> str: ...
@@ -53,7 +53,7 @@ class ImageSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ImageFile:
-    """An image in a file of its own."""
+    """An image file."""
 
     path: Path
 
@@ -66,13 +66,13 @@ class ImageFile:
 
 
 def open_image(file: Path | IO[bytes]) -> Image.Image:
-    """Open an image file in one of the formats that are decoded here."""
+    """Open an image file in one of the supported formats."""
     image = Image.open(file, formats=_FORMATS)
-    if image.width * image.height > (Image.MAX_IMAGE_PIXELS or math.inf):  # Pillow itself only warns
+    if image.width * image.height > (Image.MAX_IMAGE_PIXELS or math.inf):  # Pillow only warns
         image.close()
         raise Image.DecompressionBombError
     if image.format == "TIFF":
-        # A tile is decoded whole, however little of it is shown, and Pillow asks for the picture's size only.
+        # A tile is always decoded completely, but Pillow limits only the size of the picture.
         tags = image.tag_v2  # type: ignore[attr-defined]
         tile = tags.get(_TILE_WIDTH_TAG, 0) * tags.get(_TILE_HEIGHT_TAG, 0)
         if tile > max(image.width * image.height, _TILE_PIXELS):
@@ -82,9 +82,9 @@ def open_image(file: Path | IO[bytes]) -> Image.Image:
 
 
 def silence_pillow() -> None:
-    """Keep Pillow's warnings on odd files away from the user, for a command or a server: decoding reports by itself.
+    """Turn off Pillow's warnings about odd files in a command or a server, because `decode` reports errors itself.
 
-    It holds for the whole process, because `warnings.catch_warnings` is not safe where several threads decode.
+    This affects the whole process, because `warnings.catch_warnings` is not thread-safe.
     """
     warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
     warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
@@ -93,9 +93,8 @@ def silence_pillow() -> None:
 def decode(source: ImageSource, size: int, channels: int, inverted: bool = False) -> np.ndarray:
     """Decode one image to (size, size, channels) uint8.
 
-    EXIF orientation is applied and transparency laid on white. An image that is not of the wanted size is scaled with a
-    Lanczos filter until its shorter side fits, and the middle of the longer side is kept. With `inverted` dark becomes
-    bright.
+    EXIF orientation is applied, and transparent pixels become white. An image of another size is resized with a Lanczos
+    filter until its shorter side fits, and cropped at the centre. With `inverted` dark becomes bright.
     """
     try:
         with source.open() as image:
@@ -121,14 +120,14 @@ def _upright(image: Image.Image) -> Image.Image:
     try:
         orientation = image.getexif().get(_ORIENTATION_TAG)
     except _DECODING_ERRORS:
-        return image  # the pixels are whole; only what the camera wrote about them is not
+        return image  # the pixels are fine; only the EXIF data is damaged
     return image.transpose(_UPRIGHT[orientation]) if orientation in _UPRIGHT else image
 
 
 def _to_eight_bits(image: Image.Image, mode: str) -> Image.Image:
     if image.mode == "F":
         raise ValueError("its pixels are floating-point numbers of unknown range: save it with 8 bits")
-    if image.mode.startswith("I"):  # Pillow would cut off all that is brighter than 255
+    if image.mode.startswith("I"):  # Pillow would clip at 255
         deep = np.asarray(image)
         if deep.min() < 0 or deep.max() > 0xFFFF:
             raise ValueError("its pixels have more than 16 bits: save it with 8 bits")

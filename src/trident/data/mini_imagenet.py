@@ -1,4 +1,4 @@
-"""miniImageNet (Vinyals et al. 2016, split of Ravi & Larochelle 2017) in the three forms it is passed around in."""
+"""miniImageNet (Vinyals et al. 2016, split of Ravi & Larochelle 2017) in its three common formats."""
 
 import csv
 from operator import index
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from trident.data.images import ImageFile
-from trident.data.pickles import PickleShelf, as_text, load_fields, pixel_array
+from trident.data.pickles import PickleCache, as_text, load_fields, pixel_array
 from trident.data.readers import (
     ClassImages,
     Dataset,
@@ -26,19 +26,19 @@ _CACHES = [f"mini-imagenet-cache-{split}.pkl" for split in SPLITS]
 
 
 def read_mini_imagenet(source: Path, split_file: Path | None = None) -> Dataset:
-    """Find out which form lies in `source` and describe it.
+    """Find out which format is in `source` and describe it.
 
-    A split file, given or lying in `source` as split.json, stands for class folders. Otherwise CSV lists stand for
-    `images/` with train.csv, val.csv and test.csv, and pickles for the three caches.
+    The formats are `images/` with train.csv, val.csv and test.csv; three pickles; or class folders with a split file,
+    which is `split_file` or split.json in `source`. A given `split_file` means class folders.
     """
-    beside = source / "split.json"
+    default_split = source / "split.json"
     if split_file is None and any((source / name).is_file() for name in _LISTS):
         classes = _from_lists(source)
     elif split_file is None and any((source / name).is_file() for name in _CACHES):
         classes = _from_caches(source)
-    elif split_file is not None or beside.is_file():
-        listed_in = split_file or beside
-        # Folders outside the split are no mistake: it takes 100 of the 1000 classes of ImageNet.
+    elif split_file is not None or default_split.is_file():
+        listed_in = split_file or default_split
+        # Folders outside the split are fine: it uses 100 of the 1000 ImageNet classes.
         classes = classes_by_split(class_folders(source), read_split_file(listed_in), listed_in, source)
     else:
         raise TridentError(
@@ -69,7 +69,7 @@ def _from_lists(source: Path) -> list[ClassImages]:
 
 
 def _rows(path: Path) -> list[tuple[str, str]]:
-    """The (file name, label) rows of one list."""
+    """The rows (file name, label) of one list."""
     try:
         rows = list(csv.reader(read_lines(path)))
     except csv.Error as error:
@@ -85,17 +85,17 @@ def _rows(path: Path) -> list[tuple[str, str]]:
 
 
 def _from_caches(source: Path) -> list[ClassImages]:
-    # Each cache is read for its class table here and again for its images later: one at a time fits in memory.
-    shelf = PickleShelf(lambda path: pixel_array(path, load_fields(path, "image_data")["image_data"]))
+    # Each pickle is read twice, now for its class table and later for its images, so that one is in memory at a time.
+    cache = PickleCache(lambda path: pixel_array(path, load_fields(path, "image_data")["image_data"]))
     classes: list[ClassImages] = []
     for split, path in zip(SPLITS, require_files(source, _CACHES), strict=True):
         for name, numbers in _class_table(path).items():
-            classes.append(ClassImages(name, split, shelf.sources(path, numbers)))
+            classes.append(ClassImages(name, split, cache.sources(path, numbers)))
     return classes
 
 
 def _class_table(path: Path) -> dict[str, list[int]]:
-    """The image numbers of each class of one cache, checked."""
+    """The image numbers of each class of one pickle, checked."""
     fields = load_fields(path, "image_data", "class_dict")
     n_images = len(pixel_array(path, fields["image_data"]))
     class_dict: Any = fields["class_dict"]

@@ -1,9 +1,9 @@
-"""Omniglot (Lake et al. 2015) from its zip files, which are not extracted, or from extracted folders.
+"""Omniglot (Lake et al. 2015) from its zip files, without extracting them, or from extracted folders.
 
-A class is one character of one alphabet. The split is by alphabet: the evaluation set is for testing, and of the
-background alphabets, in order of name, the last sixth (at least one) is for validation and the rest for training: 25
-and 5 of the 30, 4 and 1 of a small set's five. Without the evaluation set the last sixth is for testing and the sixth
-before it for validation.
+A class is one character of one alphabet. The split is by alphabet. The evaluation set is for testing. The background
+alphabets are sorted by name: the last sixth (at least one) is for validation, the rest for training. That is 5 and 25
+of the 30, or 1 and 4 of the five in a small set. Without the evaluation set, the last sixth is for testing and the
+sixth before it for validation.
 """
 
 from dataclasses import dataclass
@@ -17,17 +17,17 @@ from trident.data.images import ImageSource, open_image
 from trident.data.readers import ClassImages, Dataset, image_files, ordered_classes, subfolders
 from trident.errors import TridentError
 
-# The small sets are parts of the first, so the first one that is there is taken.
+# The small sets are subsets of the first: take the first one that exists.
 _BACKGROUNDS = ("images_background", "images_background_small1", "images_background_small2")
 _EVALUATION = "images_evaluation"
-_MAX_BYTES = 1 << 20  # a drawing takes some 300 bytes
+_MAX_BYTES = 1 << 20  # a drawing has about 300 bytes
 
 Alphabets = dict[str, dict[str, list[ImageSource]]]  # alphabet, character, drawings
 
 
 @dataclass(frozen=True, slots=True)
 class ZippedImage:
-    """An image in a zip file that stays open for as long as one of its images is known."""
+    """An image in a zip file. The zip file stays open as long as one of its images is referenced."""
 
     archive: ZipFile
     member: str
@@ -41,7 +41,7 @@ class ZippedImage:
 
 
 def read_omniglot(source: Path) -> Dataset:
-    """Describe Omniglot from a folder that holds its zip files or extracted folders, or from one of them by itself."""
+    """Describe Omniglot from a folder with its zip files or extracted folders, or from a single one of them."""
     background, evaluation = _find(source)
     alphabets = sorted(background)
     held_out = max(1, len(alphabets) // 6)
@@ -65,7 +65,7 @@ def read_omniglot(source: Path) -> Dataset:
 
 
 def _find(source: Path) -> tuple[Alphabets, Alphabets]:
-    """The background and the evaluation alphabets, of which either may be empty."""
+    """The background and the evaluation alphabets. Either may be empty."""
     if source.is_file():
         set_name, alphabets = _read_zip(source)
         return ({}, alphabets) if set_name == _EVALUATION else (alphabets, {})
@@ -96,7 +96,7 @@ def _read_folder(folder: Path) -> Alphabets:
 
 
 def _read_zip(path: Path) -> tuple[str, Alphabets]:
-    """The name of the set in a zip file and its alphabets; members are checked by name and size, and not yet read."""
+    """The name of the set in a zip file, and its alphabets. Members are checked by name and size, not read."""
     try:
         archive = ZipFile(path)
     except (BadZipFile, OSError, NotImplementedError) as error:

@@ -1,4 +1,4 @@
-"""Images that lie in pickles: one pickle in memory at a time, and images taken out of it by number."""
+"""Images in pickles. Only one pickle is in memory at a time."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ Images = Sequence[Any] | np.ndarray
 
 
 def load_fields(path: Path, *names: str) -> dict[str, Any]:
-    """Read a pickle that is to be a dict with these fields."""
+    """Read a pickle that must be a dict with these fields."""
     content = load_pickle(path)
     if not isinstance(content, Mapping):
         raise TridentError(f"{path} holds a {type(content).__name__}, not a dict with {' and '.join(names)}")
@@ -36,12 +36,12 @@ def pixel_array(path: Path, images: Any) -> np.ndarray:
 
 
 def as_text(name: Any) -> str:
-    """A class name, which numpy and Python 2 may have kept as bytes."""
+    """A class name, which numpy and Python 2 may have stored as bytes."""
     return name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
 
 
 def image_numbers(path: Path, labels: Any, n_images: int) -> dict[int, list[int]]:
-    """Group image numbers by label, where `labels` has one whole number for each image."""
+    """Group image numbers by label. `labels` has one integer for each image."""
     try:
         array = np.asarray(labels)
     except ValueError:  # lists of unequal lengths
@@ -56,8 +56,8 @@ def image_numbers(path: Path, labels: Any, n_images: int) -> dict[int, list[int]
     return grouped
 
 
-class PickleShelf:
-    """Holds the images of the pickle that was asked for last, so that no two splits are in memory at once."""
+class PickleCache:
+    """Caches the images of the last pickle, so that only one split is in memory."""
 
     def __init__(self, load: Callable[[Path], Images]) -> None:
         self._load = load
@@ -66,7 +66,7 @@ class PickleShelf:
 
     def images(self, path: Path) -> Images:
         if path != self._path:
-            self._path, self._images = None, ()  # let go of one before the next is loaded
+            self._path, self._images = None, ()  # free one before loading the next
             self._images = self._load(path)
             self._path = path
         return self._images
@@ -79,7 +79,7 @@ class PickleShelf:
 class PickledImage:
     """One image of a pickle: either its pixels, or an image file packed into an array of bytes."""
 
-    shelf: PickleShelf
+    cache: PickleCache
     path: Path
     number: int
 
@@ -88,7 +88,7 @@ class PickledImage:
         return f"{self.path}: image {self.number}"
 
     def open(self) -> Image.Image:
-        image = self.shelf.images(self.path)[self.number]
+        image = self.cache.images(self.path)[self.number]
         if isinstance(image, np.ndarray) and image.dtype == np.uint8:
             if image.ndim == 3:
                 return Image.fromarray(image)

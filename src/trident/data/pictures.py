@@ -1,4 +1,4 @@
-"""Pictures as people have them: in folders of any depth, or in memory, in whatever form."""
+"""The user's own pictures: in nested folders, or in memory as images, arrays or tensors."""
 
 import os
 from collections.abc import Iterable
@@ -14,28 +14,28 @@ from trident.errors import BadValueError
 
 _CHANNELS = (1, 3, 4)
 
-# Pictures too, but of kinds that are not decoded here: they are named, not passed over.
+# Picture formats that cannot be decoded here. They are reported, not ignored.
 _OTHER_PICTURES = frozenset(
     {".heic", ".heif", ".avif", ".jxl", ".jp2", ".svg", ".psd", ".raw", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".ico"}
 )
 
 
 def find_pictures(folder: Path, without: Iterable[Path] = ()) -> tuple[list[ImageFile], dict[str, str]]:
-    """The pictures in a folder and in those in it, by path; and a line for each path that cannot be read.
+    """The pictures in a folder and its subfolders, sorted by path; and a message for each path that cannot be read.
 
-    Hidden files and folders, the folders `without`, and files of any other kind, do not count. Links to folders are not
-    followed.
+    Hidden files and folders, the folders in `without`, and files that are not pictures are skipped. Links to folders
+    are not followed.
     """
     pictures: list[ImageFile] = []
     unread: dict[str, str] = {}
-    left_out = {path.resolve() for path in without}
+    excluded = {path.resolve() for path in without}
 
     def note(error: OSError) -> None:
         unread[str(error.filename)] = f"{error.filename}: {error.strerror}"
 
     for where, folders, files in os.walk(folder, onerror=note):
         seen = sorted(name for name in folders if not name.startswith((".", "__MACOSX")))
-        folders[:] = [name for name in seen if (Path(where) / name).resolve() not in left_out]
+        folders[:] = [name for name in seen if (Path(where) / name).resolve() not in excluded]
         for name in sorted(files):
             path = Path(where) / name
             if name.startswith(".") or not path.is_file():
@@ -50,7 +50,7 @@ def find_pictures(folder: Path, without: Iterable[Path] = ()) -> tuple[list[Imag
 
 @dataclass(frozen=True, slots=True)
 class HeldImage:
-    """A picture that is in memory already."""
+    """A picture in memory."""
 
     name: str
     image: Image.Image
@@ -60,10 +60,10 @@ class HeldImage:
 
 
 def sources_of(images: Any) -> list[ImageSource]:
-    """Whatever a person may hold pictures in: paths, PIL images, arrays or tensors, in a list or as one array.
+    """Accepts paths, PIL images, arrays or tensors in a list, or one array of all pictures.
 
-    Arrays are (height, width), (height, width, channel) or (channel, height, width), all of them in one more dimension
-    if they come as one; uint8, or floating point from 0 to 1.
+    An array is (height, width), (height, width, channel) or (channel, height, width), with a leading image axis if it
+    holds all pictures. It is uint8, or floating point from 0 to 1.
     """
     if isinstance(images, str | bytes | os.PathLike | Image.Image):
         raise BadValueError(f"images are {type(images).__name__}, a single one: give a list of them")
@@ -79,7 +79,7 @@ def sources_of(images: Any) -> list[ImageSource]:
                 f"images are an array of shape {images.shape}: it must be (image, height, width, channel), (image, "
                 "channel, height, width) or (image, height, width)"
             )
-        # Where the channels are is the same for all, so that a picture three pixels high is not taken for another kind.
+        # Find the channel axis once for all, so that a height of 3 pixels is not mistaken for 3 channels.
         images = list(images if images.ndim == 3 else _channels_last(images))
     return [_source(image, f"image {place}") for place, image in enumerate(images)]
 
@@ -100,7 +100,7 @@ def _source(image: Any, name: str) -> ImageSource:
 
 
 def _channels_last(images: np.ndarray) -> np.ndarray:
-    """(image, height, width, channel), whichever of the two usual orders it comes in."""
+    """Channels first or last -> (image, height, width, channel)."""
     if images.shape[-1] in _CHANNELS:
         return images
     if images.shape[1] in _CHANNELS:
@@ -122,5 +122,5 @@ def _eight_bits(array: np.ndarray, name: str) -> np.ndarray:
     if not np.isfinite(array).all():
         raise BadValueError(f"{name} holds NaN or inf: give values from 0 to 1, or uint8 from 0 to 255")
     if array.min() < 0 or array.max() > 1:
-        raise BadValueError(f"{name} has values outside 0 to 1: give such, or uint8 from 0 to 255")
+        raise BadValueError(f"{name} has values outside 0 to 1: give values from 0 to 1, or uint8 from 0 to 255")
     return (array * 255).round().astype(np.uint8)

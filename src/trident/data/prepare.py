@@ -1,4 +1,4 @@
-"""Turning a dataset as its owners offer it into a packed store."""
+"""Convert a published dataset into a packed store."""
 
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
@@ -28,10 +28,10 @@ def prepare(
     split_file: Path | None = None,
     progress: Progress | None = None,
 ) -> ImageStore:
-    """Decode every image of a dataset once and write them as a store; on any error nothing is written.
+    """Decode every image of a dataset and write a store. After an error nothing is written.
 
-    Images that are not of the wanted size are scaled until their shorter side fits, and the middle of the longer side
-    is kept. An image that cannot be read is an error, told once all others have been tried.
+    Images of another size are resized until their shorter side fits, and cropped at the centre. Images that cannot be
+    read are an error, which is reported after all images have been tried.
     """
     source, target = Path(source), Path(target)
     if image_size is not None and image_size not in _IMAGE_SIZES:
@@ -47,7 +47,7 @@ def prepare(
 
 
 def read_dataset(name: str, source: Path, split_file: Path | None = None) -> Dataset:
-    """Describe the dataset that lies in `source`, and check all that can be checked without decoding an image."""
+    """Describe the dataset in `source`, and check all that can be checked without decoding an image."""
     if name not in READERS:
         nearest = get_close_matches(name, READERS, 1, 0.4)
         hint = f"did you mean '{nearest[0]}'? It can be" if nearest else "it can be"
@@ -66,7 +66,7 @@ def read_dataset(name: str, source: Path, split_file: Path | None = None) -> Dat
 
 
 def _pixels(dataset: Dataset, size: int, progress: Progress | None) -> Iterator[np.ndarray]:
-    """Decode image after image; after the first that cannot be read go on only to count how many there are."""
+    """Decode all images. After the first that cannot be read, only count the others that cannot."""
     total = sum(len(entry.sources) for entry in dataset.classes)
     done, n_unreadable, first = 0, 0, ""
     for entry in dataset.classes:

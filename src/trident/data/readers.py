@@ -1,7 +1,7 @@
-"""What all readers share: the description of a dataset that they return, and how folders and split files are read.
+"""Shared by all readers: the `Dataset` they return, and functions for folders and split files.
 
-A reader looks at what lies on disk and returns a `Dataset`. It checks all that can be checked without decoding an
-image: files that are missing, classes that are empty or in two splits, labels out of range.
+A reader checks all that can be checked without decoding an image: missing files, empty classes, classes in two splits,
+labels out of range.
 """
 
 import json
@@ -17,7 +17,7 @@ from trident.errors import TridentError
 
 @dataclass(frozen=True)
 class ClassImages:
-    """One class and its images, none of them decoded."""
+    """One class and its images, not decoded yet."""
 
     name: str
     split: str
@@ -26,17 +26,17 @@ class ClassImages:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A dataset as it lies on disk: its classes ordered by split and name, and what its images are stored as."""
+    """A dataset on disk: its classes, sorted by split and name, and the format to store its images in."""
 
     name: str
     classes: tuple[ClassImages, ...]
-    image_size: int  # unless the user asks for another
+    image_size: int  # the default
     channels: int = 3
-    inverted: bool = False  # whether dark is stored as bright
+    inverted: bool = False  # whether to swap dark and bright
 
 
 def ordered_classes(where: Path, classes: Iterable[ClassImages]) -> tuple[ClassImages, ...]:
-    """Check that each class has images and is in one split only, and order them by split and name."""
+    """Sort classes by split and name. Check that each has images and is in one split only."""
     split_of: dict[str, str] = {}
     ordered = sorted(classes, key=lambda entry: (SPLITS.index(entry.split), entry.name))
     for entry in ordered:
@@ -56,7 +56,7 @@ def ordered_classes(where: Path, classes: Iterable[ClassImages]) -> tuple[ClassI
 
 
 def require_files(folder: Path, names: Iterable[str]) -> list[Path]:
-    """The paths of files that must all be there."""
+    """The paths of files. A missing one is an error."""
     names = list(names)
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
@@ -65,7 +65,7 @@ def require_files(folder: Path, names: Iterable[str]) -> list[Path]:
 
 
 def require_images(paths: Iterable[Path], listed_in: Path) -> None:
-    """Check that images that a list names are there."""
+    """Check that the images of a list exist."""
     missing = [path for path in paths if not path.is_file()]
     if missing:
         count = f"{len(missing)} images" if len(missing) > 1 else "1 image"
@@ -73,7 +73,7 @@ def require_images(paths: Iterable[Path], listed_in: Path) -> None:
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a text file that are not blank."""
+    """The non-blank lines of a text file."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -82,13 +82,13 @@ def read_lines(path: Path) -> list[str]:
 
 
 def subfolders(folder: Path) -> list[Path]:
-    """The folders in a folder by name, without hidden ones and what archivers leave behind."""
+    """The subfolders of a folder, sorted by name, without hidden ones and __MACOSX."""
     found = (path for path in folder.iterdir() if not path.name.startswith((".", "__MACOSX")) and path.is_dir())
     return sorted(found, key=lambda path: path.name)
 
 
 def image_files(folders: Iterable[Path], suffixes: frozenset[str] = IMAGE_SUFFIXES) -> list[ImageFile]:
-    """The images that lie directly in these folders, by name; hidden files and files of other kinds do not count."""
+    """The images directly in these folders, sorted by name. Hidden and other files are skipped."""
     paths = [
         path
         for folder in folders
@@ -99,12 +99,12 @@ def image_files(folders: Iterable[Path], suffixes: frozenset[str] = IMAGE_SUFFIX
 
 
 def split_folders(root: Path) -> dict[str, Path]:
-    """The folders train, val and test, those that are there with class folders in them."""
+    """Those of the folders train, val and test that exist and have class folders."""
     return {name: root / name for name in SPLITS if (root / name).is_dir() and subfolders(root / name)}
 
 
 def class_folders(root: Path) -> dict[str, list[Path]]:
-    """The folders of each class: directly in `root`, or those of the same name in its train, val and test joined."""
+    """The folders of each class: directly in `root`, or joined by name from its train, val and test."""
     parents = list(split_folders(root).values()) or [root]
     found: dict[str, list[Path]] = {}
     for parent in parents:
@@ -116,7 +116,7 @@ def class_folders(root: Path) -> dict[str, list[Path]]:
 
 
 def read_split_file(path: Path) -> dict[str, str]:
-    """Read a JSON file {"train": [class, ...], "val": [...], "test": [...]} to the split of each class."""
+    """The split of each class, from a JSON file {"train": [class, ...], "val": [...], "test": [...]}."""
     try:
         content = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
@@ -140,7 +140,7 @@ def read_split_file(path: Path) -> dict[str, str]:
 def classes_by_split(
     folders: Mapping[str, Sequence[Path]], split_of: Mapping[str, str], listed_in: Path, root: Path
 ) -> list[ClassImages]:
-    """The classes that a split names, with the images of their folders."""
+    """The classes of a split, with the images in their folders."""
     missing = [name for name in split_of if name not in folders]
     if missing:
         count = f"{len(missing)} classes have" if len(missing) > 1 else "1 class has"
@@ -149,7 +149,7 @@ def classes_by_split(
 
 
 def refuse_unlisted(folders: Iterable[str], split_of: Mapping[str, str], listed_in: Path) -> None:
-    """Check that a split leaves no class out."""
+    """Check that a split lists every class."""
     unlisted = [name for name in folders if name not in split_of]
     if unlisted:
         raise TridentError(f"{listed_in} has no split for class '{unlisted[0]}': list each class folder in one split")

@@ -1,4 +1,4 @@
-"""Which datasets can be prepared: the import path of each one's reader. Nothing is imported until it is asked for."""
+"""The datasets that can be prepared, and the import paths of their readers. Imports happen on use."""
 
 READERS = {
     "mini-imagenet": "trident.data.mini_imagenet:read_mini_imagenet",
@@ -8,4 +8,4 @@ READERS = {
     "cifar-fs": "trident.data.cifar_fs:read_cifar_fs",
     "folder": "trident.data.folder:read_folder",
 }
-WITH_SPLIT_FILE = frozenset({"mini-imagenet", "folder"})  # their readers take a split file as second argument
+WITH_SPLIT_FILE = frozenset({"mini-imagenet", "folder"})  # their readers take a split file as the second argument

@@ -1,8 +1,8 @@
-"""A packed image store: one file that is decoded once, opens at once and is read through a memory map.
+"""A packed image store: one file with all decoded images, which opens at once and is memory-mapped.
 
-The file is a safetensors file with a single uint8 tensor `images` (image, height, width, channel), images of one class
-side by side. The class table (name, split, first image, number of images) and a fingerprint of the pixels are JSON in
-the file's metadata. The format is open, runs no code when read, and the tensor can sit on a GPU as it is.
+The file is a safetensors file with a single uint8 tensor `images` (image, height, width, channel), sorted by class. The
+class table (name, split, first image, number of images) and a fingerprint of the pixels are JSON in the file's
+metadata. The format is open and runs no code when read. The tensor can be copied to a GPU as it is.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from trident.files import atomic_file
 
 SPLITS = ("train", "val", "test")
 _FORMAT = "trident-store-1"
-_NO_FINGERPRINT = "0" * 64  # written first, replaced in place once every pixel has been seen
+_NO_FINGERPRINT = "0" * 64  # a placeholder, replaced when all pixels are written
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class ClassEntry:
 
 @dataclass(frozen=True)
 class ImageStore:
-    """All images of a dataset, as they lie in memory or in a memory-mapped file."""
+    """All images of a dataset, in memory or in a memory-mapped file."""
 
     dataset: str
     images: np.ndarray  # (image, height, width, channel) uint8
@@ -52,7 +52,7 @@ class ImageStore:
         return int(self.images.shape[3])
 
     def classes_of(self, split: str) -> tuple[ClassEntry, ...]:
-        """The classes of one split; a split without any is an error, for nothing can be sampled from it."""
+        """The classes of one split. An empty split is an error."""
         found = tuple(entry for entry in self.classes if entry.split == split)
         if not found:
             present = sorted({entry.split for entry in self.classes})
@@ -61,7 +61,7 @@ class ImageStore:
 
 
 def class_table(counts: Iterable[tuple[str, str, int]]) -> tuple[ClassEntry, ...]:
-    """Lay classes, given as (name, split, number of images), one after the other."""
+    """The class table for classes (name, split, number of images) in this order."""
     table, start = [], 0
     for name, split, count in counts:
         table.append(ClassEntry(name, split, start, count))
@@ -128,7 +128,7 @@ def write_store(path: Path, dataset: str, classes: Sequence[ClassEntry], images:
 
 
 def open_store(path: Path) -> ImageStore:
-    """Open a store file; nothing but its header is read until pixels are asked for."""
+    """Open a store file. Only its header is read; pixels are read on access."""
     path = Path(path)
     if not path.is_file():
         raise TridentError(f"no store at {path}: make one with 'trident data prepare'")

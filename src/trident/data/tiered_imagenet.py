@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from trident.data.pickles import Images, PickleShelf, as_text, image_numbers, load_fields
+from trident.data.pickles import Images, PickleCache, as_text, image_numbers, load_fields
 from trident.data.readers import ClassImages, Dataset, ordered_classes, require_files
 from trident.data.store import SPLITS
 from trident.data.unpickle import load_pickle
@@ -15,13 +15,13 @@ from trident.errors import TridentError
 def read_tiered_imagenet(source: Path) -> Dataset:
     """Describe tieredImageNet from its label pickles alone.
 
-    The image pickles, gigabytes each, are loaded one after the other when their turn to be decoded comes. Only then is
-    it seen whether they hold as many images as there are labels.
+    The image pickles, gigabytes each, are loaded one at a time, when their images are decoded. Only then is the number
+    of images compared with the number of labels.
     """
     label_files = require_files(source, (f"{split}_labels.pkl" for split in SPLITS))
     image_files = require_files(source, (f"{split}_images_png.pkl" for split in SPLITS))
     n_images: dict[Path, int] = {}
-    shelf = PickleShelf(lambda path: _load_images(path, n_images[path]))
+    cache = PickleCache(lambda path: _load_images(path, n_images[path]))
     classes: list[ClassImages] = []
     for split, label_file, image_file in zip(SPLITS, label_files, image_files, strict=True):
         fields = load_fields(label_file, "label_specific")
@@ -29,12 +29,12 @@ def read_tiered_imagenet(source: Path) -> Dataset:
         n_images[image_file] = len(labels) if isinstance(labels, np.ndarray | list | tuple) else 0
         grouped = image_numbers(label_file, labels, n_images[image_file])
         for label, name in _class_names(label_file, split, fields, grouped).items():
-            classes.append(ClassImages(name, split, shelf.sources(image_file, grouped.get(label, []))))
+            classes.append(ClassImages(name, split, cache.sources(image_file, grouped.get(label, []))))
     return Dataset("tiered-imagenet", ordered_classes(source, classes), image_size=84)
 
 
 def _class_names(path: Path, split: str, fields: dict[str, Any], grouped: dict[int, list[int]]) -> dict[int, str]:
-    """The name of each label: the specific string where the pickle has them, else the split and the number."""
+    """The name of each label: its string if the pickle has one, else the split and the number."""
     strings = fields.get("label_specific_str")
     if strings is None:
         return {label: f"{split}-{label:03d}" for label in grouped}

@@ -1,12 +1,12 @@
-"""Reading pickles of arrays and plain containers without running anything they ask for.
+"""Read pickles of arrays and plain containers without running their code.
 
-A pickle is a program for a small stack machine, and the one in the standard library will import and call whatever the
-file names. Here only the instructions that build data are kept, and the few names that data needs are bound to
-functions of this file. numpy's own dtype and array constructors are not among them: a forged state could make them
-read memory that is not theirs.
+A pickle is a program for a small stack machine. The standard library's machine imports and calls whatever the file
+names. This one allows only the instructions that build data, and maps the few names that data needs to functions of
+this file. numpy's own dtype and array constructors are not among them: a forged state could make them read foreign
+memory.
 
-The machine underneath is the standard library's one in Python rather than the one in C, because its set of instructions
-can be cut down and because the C one lets a file of twenty bytes claim gigabytes of memory.
+It is based on the standard library's unpickler in Python, not the one in C: its instructions can be restricted, and the
+C version lets a file of twenty bytes allocate gigabytes of memory.
 """
 
 import pickle
@@ -39,7 +39,7 @@ class _ForbiddenError(Exception):
 
 
 def _text(value: Any) -> str:
-    """A short string of numpy's, which Python 2 wrote as bytes."""
+    """A short numpy string, which Python 2 wrote as bytes."""
     text = value.decode("latin1") if isinstance(value, bytes) else value
     if not isinstance(text, str):
         raise pickle.UnpicklingError("an array's type is malformed")
@@ -47,7 +47,7 @@ def _text(value: Any) -> str:
 
 
 def _raw(value: Any) -> bytes:
-    """The content of an array, which in a Python 2 pickle may come as text."""
+    """The content of an array, which may be text in a Python 2 pickle."""
     if isinstance(value, str):
         return value.encode("latin1")
     if not isinstance(value, bytes):
@@ -56,7 +56,7 @@ def _raw(value: Any) -> bytes:
 
 
 class _Dtype:
-    """Stands for numpy.dtype while a pickle is read: numbers, strings and objects, and no records."""
+    """Replaces numpy.dtype while a pickle is read: numbers, strings and objects, no records."""
 
     def __init__(self, code: Any, align: Any = False, copy: Any = False) -> None:
         self.code = _text(code)
@@ -65,7 +65,7 @@ class _Dtype:
             raise _ForbiddenError(f"an array of type '{self.code}'")
 
     def set_state(self, state: Any) -> None:
-        """Take the byte order; what else a state can hold belongs to records or follows from the code."""
+        """Set the byte order. The rest of a state belongs to records or follows from the code."""
         byte_order = _text(state[1])
         if byte_order not in ("<", ">", "=", "|") or any(part is not None for part in state[2:5]):
             raise _ForbiddenError("an array of records")
@@ -79,18 +79,18 @@ def _numpy_dtype(dtype: Any) -> np.dtype:
 
 
 class _ArrayType:
-    """Stands for numpy.ndarray, which a pickle only ever hands to _reconstruct."""
+    """Replaces numpy.ndarray, which a pickle only passes to _reconstruct."""
 
 
 def _reconstruct(array_type: Any, shape: Any, code: Any) -> np.ndarray:
     if array_type is not _ArrayType:
         raise _ForbiddenError("an array of a type of its own")
-    return np.empty((0,), np.int8)  # its shape, type and content come in the state
+    return np.empty((0,), np.int8)  # shape, type and content are in the state
 
 
 def _fill(array: np.ndarray, state: Any) -> None:
-    """Give an array made by _reconstruct the content that follows it in the pickle."""
-    shape, dtype, is_fortran, content = state[-4:]  # a version number may stand first
+    """Fill an array from _reconstruct with the content that follows it in the pickle."""
+    shape, dtype, is_fortran, content = state[-4:]  # a version number may come first
     if array.shape != (0,) or not all(isinstance(length, int) and length >= 0 for length in shape):
         raise pickle.UnpicklingError("an array's state is malformed")
     kind = _numpy_dtype(dtype)
@@ -107,7 +107,7 @@ def _fill(array: np.ndarray, state: Any) -> None:
 
 def _from_buffer(content: Any, dtype: Any, shape: Any, order: Any, axis_order: Any = None) -> np.ndarray:
     array = np.frombuffer(_raw(content), _numpy_dtype(dtype))
-    if _text(order) == "K" and axis_order is not None:  # how recent numpy writes an array with its axes permuted
+    if _text(order) == "K" and axis_order is not None:  # how recent numpy writes a transposed array
         return array.reshape(shape).transpose(axis_order)
     return array.reshape(shape, order="F" if _text(order) == "F" else "C")
 
@@ -117,14 +117,14 @@ def _scalar(dtype: Any, content: Any) -> Any:
 
 
 def _encode(text: str, encoding: str) -> bytes:
-    """How Python 3 writes bytes into a pickle that Python 2 can read."""
+    """Python 3 writes bytes like this into a pickle that Python 2 can read."""
     if encoding != "latin1":
         raise _ForbiddenError(f"the text encoding '{encoding}'")
     return text.encode("latin1")
 
 
-def _no_bytes() -> bytes:
-    """How the same pickles write bytes of length 0."""
+def _empty_bytes() -> bytes:
+    """The same pickles write empty bytes like this."""
     return b""
 
 
@@ -141,11 +141,11 @@ for _core in ("numpy.core", "numpy._core"):  # before and since numpy 2
 for _builtins in ("builtins", "__builtin__"):  # Python 3 and Python 2
     _NAMES[_builtins, "set"] = set
     _NAMES[_builtins, "frozenset"] = frozenset
-    _NAMES[_builtins, "bytes"] = _no_bytes
+    _NAMES[_builtins, "bytes"] = _empty_bytes
 
 
 def _load_build(machine: Any) -> None:
-    """The instruction that gives an object its state, for the two kinds of object that have one here."""
+    """The instruction that sets an object's state, for the two allowed kinds of object."""
     state = machine.stack.pop()
     target = machine.stack[-1]
     if isinstance(target, _Dtype):
@@ -157,19 +157,19 @@ def _load_build(machine: Any) -> None:
 
 
 def _load_long_string(machine: Any) -> None:
-    """A Python 2 string of over 255 bytes stays bytes: it is an array's content, and to make text of it doubles it."""
+    """Keep a Python 2 string of over 255 bytes as bytes: it is an array's content, and decoding would double it."""
     (length,) = struct.unpack("<I", machine.read(4))
     machine.append(machine.read(length))
 
 
 def _load_byte_array(machine: Any) -> None:
-    """Read what is there: the standard library's own sets aside the length that the file claims."""
+    """Read only what is in the file. The standard library allocates whatever length the file claims."""
     (length,) = struct.unpack("<Q", machine.read(8))
     machine.append(machine.read(length))
 
 
 class _Instructions(dict[int, Callable[..., None]]):
-    """What the machine does for each instruction that builds data; any other is refused."""
+    """The allowed instructions, those that build data. Any other is an error."""
 
     def __missing__(self, code: int) -> Callable[..., None]:
         if code in pickle._Unpickler.dispatch:
@@ -196,7 +196,7 @@ class _PlainUnpickler(pickle._Unpickler):
 
 
 def load_pickle(path: Path) -> Any:
-    """Read a pickle of numpy arrays and plain containers, written by Python 2 or 3; anything else is an error."""
+    """Read a pickle of numpy arrays and plain containers, written by Python 2 or 3. Anything else is an error."""
     try:
         with Path(path).open("rb") as file:
             return _PlainUnpickler(file, encoding="latin1").load()
@@ -207,12 +207,12 @@ def load_pickle(path: Path) -> Any:
         ) from error
     except OSError as error:
         raise TridentError(f"cannot read {path}: {error.strerror or error}") from error
-    except Exception as error:  # a damaged pickle can make the machine stumble in any way
+    except Exception as error:  # a damaged pickle can raise any error
         raise TridentError(
             f"{path} is not a whole pickle ({type(error).__name__}: {_one_line(error)}): fetch it again"
         ) from error
 
 
 def _one_line(error: Exception) -> str:
-    """What an error says, without line breaks and control characters that the file may have put there."""
+    """An error's message without line breaks and control characters, which may come from the file."""
     return "".join(letter if letter.isprintable() else " " for letter in str(error))[:200]

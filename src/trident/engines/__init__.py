@@ -1,1 +1,1 @@
-"""Where and how numbers are computed: devices, precision, the fused engine and its GPU kernels."""
+"""Devices, precision, the plain and the fused engine, and the GPU kernels."""

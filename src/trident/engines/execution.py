@@ -1,7 +1,7 @@
-"""Where and how numbers are computed: the device, the engine and the precision. None of it changes what is computed.
+"""The choice of device, engine and precision. It changes speed and rounding, not the method.
 
-The plain engine uses torch's operations and autograd, on any device. The fused one is hand-written for NVIDIA GPUs;
-`auto` takes it wherever it can be used.
+The plain engine uses torch's operations and autograd, on any device. The fused engine is hand-written for NVIDIA GPUs.
+`auto` takes the fused engine wherever it can be used.
 """
 
 import importlib.util
@@ -41,22 +41,22 @@ class Execution:
 
 
 def execution_for(device: torch.device | str, engine: str, precision: str, recipe: Recipe) -> Execution:
-    """What was asked for, with `auto` replaced by what suits the device and the recipe."""
+    """Replace `auto` by the best choice for the device and the recipe."""
     if engine not in ("auto", *ENGINES) or precision not in ("auto", *PRECISIONS):
         raise TridentError(
             f"'{engine}' with '{precision}' is not a way to compute: engines are auto, {', '.join(ENGINES)}; "
             f"precisions auto, {', '.join(PRECISIONS)}"
         )
     device = str(device)
-    hindrance = why_not_fused(device, recipe, precision)
-    if engine == "fused" and hindrance is not None:
-        raise TridentError(f"the fused engine cannot be used here: {hindrance}; give --engine plain, or auto")
-    chosen = cast(Engine, ("fused" if hindrance is None else "plain") if engine == "auto" else engine)
+    reason = why_not_fused(device, recipe, precision)
+    if engine == "fused" and reason is not None:
+        raise TridentError(f"the fused engine cannot be used here: {reason}; give --engine plain, or auto")
+    chosen = cast(Engine, ("fused" if reason is None else "plain") if engine == "auto" else engine)
     return Execution(device, chosen, DEFAULT_PRECISION[chosen] if precision == "auto" else cast(Precision, precision))
 
 
 def why_not_fused(device: str, recipe: Recipe, precision: str) -> str | None:
-    """What keeps the fused engine from a recipe on a device, if anything does."""
+    """Why the fused engine cannot run a recipe on a device, or None if it can."""
     backbone, method = recipe.backbone, recipe.method
     if "fused" not in method.learners:
         return f"{method.about.title} has no code for it"
@@ -82,7 +82,7 @@ def why_not_fused(device: str, recipe: Recipe, precision: str) -> str | None:
 
 
 def usable_device(name: str) -> str:
-    """What torch calls a device that a user has named."""
+    """Turn the user's device name into torch's, and check that the device exists."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", name):

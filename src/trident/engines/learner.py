@@ -1,4 +1,4 @@
-"""What computes a method: a `Learner` predicts the queries of tasks, and gives the gradient to train with."""
+"""A `Learner` runs a method: it predicts the queries of tasks and computes the training gradient."""
 
 import math
 from collections.abc import Iterator
@@ -17,17 +17,17 @@ from trident.tasks.task import Batch, Task
 
 
 class Gradient(NamedTuple):
-    """What one training step needs to know of a batch of tasks."""
+    """The result of one training step on a batch of tasks."""
 
     gradient: Parameters  # summed over the finite tasks, without a task axis
     losses: Losses  # on the queries, (task,) each
     accuracy: Tensor  # (task,)
     statistics: Parameters  # of batch norm, and the method's own: (task, ...) each
-    finite: Tensor  # (task,) bool: whether loss and gradient are; now and then a task diverges in its inner steps
+    finite: Tensor  # (task,) bool: whether loss and gradient are finite; a few tasks diverge in their inner steps
 
 
 class Learner(Protocol):
-    """Computes a method on one engine. Parameters come without a task axis."""
+    """Runs a method on one engine. Parameters have no task axis."""
 
     @property
     def model(self) -> Model: ...
@@ -36,7 +36,7 @@ class Learner(Protocol):
     def batch_norm(self) -> str: ...
 
     def log_probabilities(self, parameters: Parameters, task: Task) -> Tensor:
-        """Of the queries: (task, query, n_way). Where a task brings several draws of noise, of the mean probability."""
+        """Of the queries: (task, query, n_way). Probabilities are averaged over the draws of noise."""
 
     def gradient(self, parameters: Parameters, batch: Batch) -> Gradient:
         """The gradient of the summed losses of the queries."""
@@ -44,21 +44,21 @@ class Learner(Protocol):
 
 @runtime_checkable
 class EncodesAlone(Protocol):
-    """A learner whose prediction starts from encodings that can be computed image by image, and kept."""
+    """A learner that can encode each image on its own, so that encodings can be cached."""
 
     @property
     def encodes_alone(self) -> bool:
-        """Whether they can under the settings at hand: whether no image changes the encoding of another."""
+        """Whether that holds with these settings: no image changes the encoding of another."""
 
     def encode(self, parameters: Parameters, task: Task) -> Encodings: ...
 
     def log_probabilities_from(self, parameters: Parameters, task: Task, encodings: Encodings) -> Tensor:
-        """The same as `log_probabilities`; of the task's images only their number is used."""
+        """Same as `log_probabilities`. Of the task's images only their number is used."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What all learners are made from. `make_learner` builds them."""
+    """The fields that all learners share. `make_learner` builds learners."""
 
     model: Model
     batch_norm: str = "transductive"
@@ -80,23 +80,23 @@ def only_finite(values: Tensor, finite: Tensor) -> Tensor:
 
 
 def accuracy_of(logits: Tensor, labels: Tensor) -> Tensor:
-    """Share of queries whose largest logit is that of their class: (task,)."""
+    """Share of queries whose largest logit is their class: (task,)."""
     return (logits.detach().argmax(-1) == labels).float().mean(1)
 
 
 def log_mean(logs: list[Tensor]) -> Tensor:
-    """The logarithm of the mean of some probabilities that come as logarithms."""
+    """The logarithm of the mean of probabilities, given their logarithms."""
     return logs[0] if len(logs) == 1 else torch.logsumexp(torch.stack(logs), 0) - math.log(len(logs))
 
 
 def mean_prediction(draws: list[Tensor]) -> Tensor:
-    """Logits of each draw of noise -> logarithm of the mean probability."""
+    """Logits of each draw of noise -> log of the mean probability."""
     return log_mean([torch.log_softmax(logits, -1) for logits in draws])
 
 
 @contextmanager
 def matrix_products(precision: str, device: torch.device) -> Iterator[None]:
-    """How torch multiplies float32 matrices on a GPU: in full precision or, where less is asked for, as TF32."""
+    """Multiply float32 matrices on a GPU in full precision for fp32, else as TF32."""
     if device.type != "cuda":
         yield
         return

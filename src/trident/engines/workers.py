@@ -1,7 +1,7 @@
-"""Chunks of tasks side by side on a CPU.
+"""Chunks of tasks in parallel on a CPU.
 
-One worker for each core, each with a chunk of its own, does more than all cores on one chunk: small tensors do not
-split well, and some of torch's kernels use one core whatever they are offered.
+One chunk per core is faster than all cores on one chunk: small tensors do not split well, and some of torch's kernels
+use only one core.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +15,7 @@ Result = TypeVar("Result")
 
 
 def side_by_side(work: Callable[[Item], Result], items: Sequence[Item], device: torch.device | str) -> Iterator[Result]:
-    """The results in the items' order, each as soon as it and those before it are there."""
+    """Yield the results in the order of the items, as soon as they are ready."""
     cores = torch.get_num_threads()
     if torch.device(device).type != "cpu" or min(cores, len(items)) <= 1:
         yield from map(work, items)
@@ -25,4 +25,4 @@ def side_by_side(work: Callable[[Item], Result], items: Sequence[Item], device: 
         yield from pool.map(work, items)
     finally:
         pool.shutdown(cancel_futures=True)
-        torch.set_num_threads(cores)  # what the workers set is also the default of threads still to come
+        torch.set_num_threads(cores)  # the workers changed the default for new threads

@@ -130,10 +130,14 @@ class PredictFunction:
         return torch.stack([self._of_task(task, i) for i in range(task.n_tasks)])
 
     def _of_task(self, task: Task, index: int) -> Tensor:
-        images, labels = task.images[index].numpy(), task.support_labels[index].numpy()
+        # Copies, so that a function that writes into its arguments does not change those of its next call.
+        images, labels = task.images[index].numpy().copy(), task.support_labels[index].numpy().copy()
         found = self.function(images[task.support], labels, images[task.queries])
-        array = np.asarray(found.detach().cpu() if isinstance(found, Tensor) else found, np.float64)
         wanted = (task.n_queries, task.n_way)
+        try:
+            array = np.asarray(found.detach().cpu() if isinstance(found, Tensor) else found, np.float64)
+        except (TypeError, ValueError) as error:
+            raise TridentError(f"{self.name} must return an array of shape {wanted}, not {type(found).__name__}") from error
         if array.shape != wanted:
             raise TridentError(f"{self.name} returned an array of shape {array.shape}: it must be {wanted}")
         if not np.isfinite(array).all() or array.min() < 0 or not np.allclose(array.sum(1), 1, atol=1e-3):

@@ -1,5 +1,5 @@
-"""The parts of the network. Each one declares its parameters and computes with a dictionary of them.
+"""The layers of the networks. Each one creates its parameters and computes with a dictionary of them.
 
-Every tensor carries a leading task axis, parameters too: in the inner loop each task has weights of its own. Feature
-maps are channels last: (task, image, height, width, channel).
+Every tensor has a leading task axis, parameters too: in the inner loop each task has its own weights. Feature maps are
+channels last: (task, image, height, width, channel).
 """

@@ -1,6 +1,6 @@
-"""AttFEX: a mask over the feature maps that is made from all images of a task.
+"""AttFEX: a mask over the feature maps, computed from all images of a task.
 
-An extractor makes `width_m` feature maps of the whole task, M in the paper. `Positional` is the paper's extractor;
+An extractor computes `width_m` feature maps of the whole task, M in the paper. `Positional` is the paper's extractor.
 `Classes` does not depend on the order of the images. The rest, from M to the mask G, is the same for both.
 """
 
@@ -18,7 +18,7 @@ from trident.nn.parameters import Parameters
 
 
 class TaskFeatures(NamedTuple):
-    """What AttFEX may know of a task: nothing about the queries but their feature maps."""
+    """The inputs of AttFEX. It sees the queries' feature maps but not their labels."""
 
     maps: Tensor  # (task, image, h, w, c), the support set first
     support_labels: Tensor  # (task, n_support) int64
@@ -34,7 +34,7 @@ class TaskFeatures(NamedTuple):
 
 
 class Extractor(Protocol):
-    """Makes M from the feature maps of a task."""
+    """Computes M from the feature maps of a task."""
 
     def initial(self, generator: torch.Generator) -> Parameters: ...
 
@@ -46,7 +46,7 @@ class Extractor(Protocol):
 class Positional:
     """W_M as published: one weight for each image position in the task.
 
-    So it takes exactly `n_images` images, and it can tell a query's class from its position when queries come sorted.
+    So it needs exactly `n_images` images. If queries are sorted by class, it can read a query's class off its position.
     """
 
     name: str
@@ -68,8 +68,8 @@ class Positional:
 class Classes:
     """Learned mixtures of five statistics of a task, which do not depend on the order of its images.
 
-    They are the mean and the spread of all images, the mean and the spread of the support classes' means, and the
-    spread of the support images around the mean of their class.
+    They are the mean and standard deviation of all images, the mean and standard deviation of the support classes'
+    means, and the standard deviation of the support images around their class mean.
     """
 
     name: str
@@ -93,7 +93,7 @@ class Classes:
 
 
 def spread(images: Tensor) -> Tensor:
-    """Standard deviation over images, (task, image, ...) -> (task, ...); never 0, so that it has a gradient."""
+    """Standard deviation over images, (task, image, ...) -> (task, ...). Never 0, so that it is differentiable."""
     return torch.sqrt((images - images.mean(1, keepdim=True)).square().mean(1) + 1e-5)
 
 

@@ -1,4 +1,4 @@
-"""Batch norm written out, with the source of its statistics made explicit."""
+"""Batch norm with an explicit source of its statistics."""
 
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -9,14 +9,14 @@ from torch import Tensor
 from trident.nn.parameters import Parameters
 
 EPSILON = 1e-5
-LARGE = 24_000  # pixels of a task from which torch's own statistics are worth a call for each task
+LARGE = 24_000  # pixels per task from which torch's own statistics are faster, one call per task
 
 
 @dataclass(frozen=True)
 class BatchNormStatistics:
     """Where batch norm takes its mean and variance from.
 
-    `transductive`: from all images it gets. `support`: from the first `n_support` of them. `running`: training's.
+    `transductive`: all images. `support`: the first `n_support` images. `running`: statistics from training.
     """
 
     source: str = "transductive"
@@ -24,24 +24,24 @@ class BatchNormStatistics:
     running: Parameters = field(default_factory=dict)  # (channel,) each
 
     def counted(self, n_images: int) -> int:
-        """How many of the images, counted from the first, the statistics are taken from."""
+        """The number of leading images that the statistics are computed from."""
         return {"running": 0, "support": min(self.n_support, n_images)}.get(self.source, n_images)
 
 
 class Moments(NamedTuple):
-    """Of some images of each task."""
+    """Mean and variance over some images of each task."""
 
     n_images: int
     mean: Tensor  # (task, channel)
     variance: Tensor  # (task, channel)
 
 
-class Settled(NamedTuple):
-    """The mean and variance to normalise with, and what is reported as seen: the basis of running statistics."""
+class UsedStatistics(NamedTuple):
+    """The mean and variance to normalise with, and those seen in the batch, which update the running statistics."""
 
     mean: Tensor  # (task, channel)
     variance: Tensor  # (task, channel)
-    seen: Parameters  # (task, channel) each; empty where nothing was measured
+    seen: Parameters  # (task, channel) each; empty for running statistics
 
 
 @dataclass(frozen=True)
@@ -60,42 +60,44 @@ class BatchNorm:
     ) -> tuple[Tensor, Parameters]:
         """Normalise `x + bias`, where x is (task, image, h, w, channel) and bias the convolution's, (task, channel).
 
-        The bias cancels where the statistics come from the batch itself. Never adding it saves a pass over the feature
-        maps and makes its gradient exactly zero, where rounding noise would move an inner Adam at full rate.
+        The bias cancels if the statistics come from the batch itself. Not adding it saves a pass over the feature maps
+        and makes its gradient exactly zero. With rounding noise, an inner Adam would update it at full rate.
         """
-        settled = self.gather(x, bias, statistics)
-        return self.normalise(parameters, x, settled), settled.seen
+        used = self.measure(x, bias, statistics)
+        return self.normalise(parameters, x, used), used.seen
 
-    def gather(self, x: Tensor, bias: Tensor, statistics: BatchNormStatistics, sign: Tensor | float = 1.0) -> Settled:
-        """Mean and variance of x; `sign` is -1 for the channels whose sign was flipped before."""
+    def measure(
+        self, x: Tensor, bias: Tensor, statistics: BatchNormStatistics, sign: Tensor | float = 1.0
+    ) -> UsedStatistics:
+        """Mean and variance of x. `sign` is -1 for channels whose sign was flipped."""
         counted = statistics.counted(x.shape[1])
         found = [Moments(counted, *mean_and_variance(x[:, :counted]))] if counted else []
-        return self.settle(found, bias, statistics, sign)
+        return self.combine_moments(found, bias, statistics, sign)
 
-    def settle(
+    def combine_moments(
         self, found: list[Moments], bias: Tensor, statistics: BatchNormStatistics, sign: Tensor | float = 1.0
-    ) -> Settled:
-        """The same from the moments of slices of x."""
+    ) -> UsedStatistics:
+        """The same, given the moments of slices of x."""
         if statistics.source == "running":
             mean = statistics.running[f"{self.name}.mean"] * sign - bias
-            return Settled(mean, statistics.running[f"{self.name}.variance"].expand_as(bias), {})
-        mean, variance = _of_all(found)
+            return UsedStatistics(mean, statistics.running[f"{self.name}.variance"].expand_as(bias), {})
+        mean, variance = _combined(found)
         seen = {
             f"{self.name}.mean": ((mean + bias) * sign).detach(),
             f"{self.name}.variance": variance.detach(),
         }
-        return Settled(mean, variance, seen)
+        return UsedStatistics(mean, variance, seen)
 
-    def normalise(self, parameters: Parameters, x: Tensor, settled: Settled, sign: Tensor | float = 1.0) -> Tensor:
+    def normalise(self, parameters: Parameters, x: Tensor, used: UsedStatistics, sign: Tensor | float = 1.0) -> Tensor:
         gain = parameters[f"{self.name}.gain"]  # (task, channel)
-        scale = gain * sign * torch.rsqrt(settled.variance + EPSILON)
+        scale = gain * sign * torch.rsqrt(used.variance + EPSILON)
         return torch.addcmul(
-            _over_pixels(parameters[f"{self.name}.shift"]), x - _over_pixels(settled.mean), _over_pixels(scale)
+            _over_pixels(parameters[f"{self.name}.shift"]), x - _over_pixels(used.mean), _over_pixels(scale)
         )
 
 
-def _of_all(found: list[Moments]) -> tuple[Tensor, Tensor]:
-    """Mean and variance of all images, from those of slices of them."""
+def _combined(found: list[Moments]) -> tuple[Tensor, Tensor]:
+    """Mean and variance of all images, given those of slices."""
     if len(found) == 1:
         return found[0].mean, found[0].variance
     means, variances = torch.stack([part.mean for part in found]), torch.stack([part.variance for part in found])
@@ -112,9 +114,9 @@ def mean_and_variance(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _MeanAndVariance(torch.autograd.Function):
-    """Sums, or what torch's batch norm begins with: on channels-last CPU tensors a tenth of the time of torch.var_mean.
+    """Ten times as fast as torch.var_mean on channels-last CPU tensors.
 
-    The variance's dependence on x through the mean cancels, so the gradient is one straight line in x.
+    The variance's dependence on x through the mean cancels, so the gradient is linear in x.
     """
 
     @staticmethod
@@ -138,10 +140,10 @@ class _MeanAndVariance(torch.autograd.Function):
 
 
 def _channels_last(images: Tensor) -> Tensor:
-    """(image, h, w, c) -> an NCHW view for whose four axes any order of images and pixels will do."""
+    """(image, h, w, c) -> an NCHW view, with images and pixels in any order."""
     if images.is_contiguous():
         return images.permute(0, 3, 1, 2)
-    return images.permute(1, 3, 2, 0)  # from Winograd's convolution, where pixels come first
+    return images.permute(1, 3, 2, 0)  # from the Winograd convolution, which puts pixels first
 
 
 def _over_pixels(per_channel: Tensor) -> Tensor:

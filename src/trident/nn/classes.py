@@ -5,12 +5,12 @@ from torch import Tensor
 
 
 def members_of(labels: Tensor, n_way: int, like: Tensor) -> Tensor:
-    """1 where an image is of a class: (task, image) -> (task, n_way, image), in the precision of `like`."""
+    """One-hot labels: (task, image) -> (task, n_way, image), with the data type of `like`."""
     return (labels[:, None, :] == torch.arange(n_way, device=labels.device)[:, None]).to(like)
 
 
 def weighted_means(members: Tensor, features: Tensor) -> Tensor:
-    """Members (task, n_way, image), whole or in part, and (task, image, feature) -> (task, n_way, feature)."""
+    """Weights (task, n_way, image) and features (task, image, feature) -> (task, n_way, feature)."""
     return torch.bmm(members / members.sum(2, keepdim=True), features)
 
 

@@ -45,7 +45,7 @@ class Conv4:
     ) -> tuple[Tensor, Parameters]:
         """Patches, or images, (task, image, size, size, ...) -> (task, image, size // 16, size // 16, channels).
 
-        The statistics that its batch norms saw come second.
+        Also returns the statistics that its batch norms saw.
         """
         features, seen = images, Parameters()
         for layer in self.layers:

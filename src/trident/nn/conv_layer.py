@@ -1,4 +1,4 @@
-"""A 3x3 convolution with its bias or the batch norm that follows it."""
+"""A 3x3 convolution with bias or batch norm."""
 
 from dataclasses import dataclass
 
@@ -10,12 +10,12 @@ from trident.nn.convolution import convolve, convolve_patches, patches_of
 from trident.nn.parameters import Parameters, uniform
 from trident.nn.resampling import max_pool
 
-MANY = 100  # images of a task from which, if no gradient is wanted, they are convolved a slice at a time
+MANY = 100  # tasks with more images are convolved in slices, if no gradient is needed
 SLICE = 50
 
 
 def many(n_images: int) -> bool:
-    """Whether so many images are processed in slices, which takes a tenth of the memory."""
+    """Whether to process the images in slices, which takes a tenth of the memory."""
     return n_images > MANY and not torch.is_grad_enabled()
 
 
@@ -25,7 +25,7 @@ class ConvLayer:
     inputs: int
     outputs: int
     batch_norm: bool
-    from_patches: bool = False  # the input may be `patches_of(images)`: made once where the images stay the same
+    from_patches: bool = False  # the input may be `patches_of(images)`, computed once for images that stay the same
 
     @property
     def norm(self) -> BatchNorm:
@@ -47,30 +47,30 @@ class ConvLayer:
     ) -> tuple[Tensor, Parameters]:
         """Convolution, batch norm and 2x2 max pooling; and the statistics that batch norm saw.
 
-        Pooling comes before the last pass of the batch norm, which then works on a quarter of the pixels. The result is
-        the same: batch norm is a straight line for each channel, so the largest of four normalised values is the
-        normalised largest value. Where the line falls, the weight's sign is flipped first.
+        Pooling comes before normalisation, which then works on a quarter of the pixels. The result is the same: batch
+        norm is a straight line for each channel, so the largest of four normalised values is the normalised largest
+        value. Where the gain is negative, the weight's sign is flipped first.
         """
         weight, bias = parameters[f"{self.name}.weight"], parameters[f"{self.name}.bias"]
-        falls = parameters[f"{self.norm.name}.gain"].detach() < 0  # (task, outputs)
+        negative = parameters[f"{self.norm.name}.gain"].detach() < 0  # (task, outputs)
         sign: Tensor | float = 1.0
-        if falls.is_cuda or bool(falls.any()):  # rare; on a GPU, asking would cost more than flipping nothing
-            sign = torch.where(falls, -1.0, 1.0).to(weight)
+        if negative.is_cuda or bool(negative.any()):  # rare; on a GPU the check costs more than it saves
+            sign = torch.where(negative, -1.0, 1.0).to(weight)
             weight, bias = weight * sign[:, None, None, None, :], bias * sign
         if many(images.shape[1]):
             pooled, found = self._pooled_slices(images, weight, statistics)
-            settled = self.norm.settle(found, bias, statistics, sign)
+            used = self.norm.combine_moments(found, bias, statistics, sign)
             for part in torch.split(pooled, SLICE, 1):
-                part.copy_(self.norm.normalise(parameters, part, settled, sign))
-            return pooled, settled.seen
+                part.copy_(self.norm.normalise(parameters, part, used, sign))
+            return pooled, used.seen
         features = self._convolution(images, weight)
-        settled = self.norm.gather(features, bias, statistics, sign)
-        return self.norm.normalise(parameters, max_pool(features), settled, sign), settled.seen
+        used = self.norm.measure(features, bias, statistics, sign)
+        return self.norm.normalise(parameters, max_pool(features), used, sign), used.seen
 
     def _pooled_slices(
         self, images: Tensor, weight: Tensor, statistics: BatchNormStatistics
     ) -> tuple[Tensor, list[Moments]]:
-        """All images convolved and pooled, and the moments of what was convolved. One slice of it is held at a time."""
+        """Convolve and pool slice by slice. Also return the moments of the convolutions, before pooling."""
         tasks, n, height, width, _ = images.shape
         pooled = weight.new_empty(tasks, n, height // 2, width // 2, self.outputs)
         found = []
@@ -97,5 +97,5 @@ class ConvLayer:
     def _convolution(self, images: Tensor, weight: Tensor) -> Tensor:
         if not self.from_patches:
             return convolve(images, weight)
-        patches = patches_of(images) if images.shape[4] == self.inputs else images  # a slice comes as images
+        patches = patches_of(images) if images.shape[4] == self.inputs else images  # a slice holds images
         return convolve_patches(patches, weight)

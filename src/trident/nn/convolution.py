@@ -1,9 +1,9 @@
-"""3x3 convolution, padding 1, with a weight of its own for each task.
+"""3x3 convolution, padding 1, with separate weights for each task.
 
-A convolution is linear in its input and in its weight, so the derivatives of `convolve` and of its weight gradient are
-made of the same two functions again: gradients of any order run as convolutions and matrix products, without a scatter
-anywhere. On a GPU the convolution is one batched matrix product of patches. On a CPU in float32 it is torch's own
-channels-last convolution, task after task, or, where there are many pixels and channels, Winograd's.
+A convolution is linear in its input and in its weight. So the derivatives of `convolve` and of its weight gradient are
+the same two functions again, and gradients of any order are convolutions and matrix products, without a scatter. On a
+GPU the convolution is one batched matrix product of patches. On a CPU in float32 it is torch's channels-last
+convolution, one task at a time, or the Winograd convolution if there are many pixels and channels.
 """
 
 from collections.abc import Callable
@@ -16,11 +16,11 @@ from torch import Tensor
 from trident.nn import winograd
 from trident.nn.shares import in_shares
 
-LARGE = 1000  # pixels of a task from which torch's convolution is worth a call for each task
+LARGE = 1000  # pixels per task from which torch's convolution is faster, one call per task
 LARGE_FOR_PATCHES = 30_000  # the same for a 1x1 convolution of patches
-LARGE_FOR_SHARES = 24_000  # pixels of a task from which a sum over them is worth dividing among the cores
-LARGE_FOR_WINOGRAD = 50_000  # pixels of a task from which fewer products pay for the transforms around them
-WIDE_FOR_WINOGRAD = 32  # channels on either side, likewise
+LARGE_FOR_SHARES = 24_000  # pixels per task from which it pays to split a sum over the cores
+LARGE_FOR_WINOGRAD = 50_000  # pixels per task from which the Winograd convolution is faster
+WIDE_FOR_WINOGRAD = 32  # the same for the number of input and output channels
 
 
 def convolve(images: Tensor, weight: Tensor) -> Tensor:
@@ -30,13 +30,13 @@ def convolve(images: Tensor, weight: Tensor) -> Tensor:
 
 
 def _correlate(images: Tensor, gradient: Tensor) -> Tensor:
-    """The weight gradient: how each neighbour of the input goes together with each output."""
+    """The weight gradient."""
     weight: Tensor = _Correlate.apply(images, gradient)  # type: ignore[no-untyped-call]
     return weight
 
 
 def convolve_patches(patches: Tensor, weight: Tensor) -> Tensor:
-    """The same, from patches made before: (task, image, h, w, 9 * inputs) -> (task, image, h, w, outputs)."""
+    """The same, given the patches: (task, image, h, w, 9 * inputs) -> (task, image, h, w, outputs)."""
     weight = weight.reshape(len(weight), patches.shape[4], -1)
     if not _large_on_cpu(patches, LARGE_FOR_PATCHES):
         return torch.bmm(_rows(patches), weight).view(*patches.shape[:4], -1)
@@ -45,7 +45,7 @@ def convolve_patches(patches: Tensor, weight: Tensor) -> Tensor:
 
 
 def _convolve_each_task(images: Tensor, weight: Tensor) -> Tensor:
-    """The same by torch's convolution, whose NCHW tensors lie in memory as ours do: channels last."""
+    """The same with torch's convolution, on NCHW views of our channels-last tensors."""
     tasks, n, height, width, _ = images.shape
 
     def one(images: Tensor, weight: Tensor) -> Tensor:
@@ -66,9 +66,9 @@ def _suits_winograd(images: Tensor, outputs: int) -> bool:
 
 
 def _convolve_few_outputs(images: Tensor, weight: Tensor) -> Tensor:
-    """The same by a product at each pixel whose nine results are then added up where they belong.
+    """The same with one matrix product per tap of the window; the nine results are shifted and added.
 
-    Nine numbers for each output, where patches hold nine for each input: the way to go where outputs are few, as in the
+    It stores nine numbers per output, where patches store nine per input. It is faster for few outputs, as in the
     decoder's last layer.
     """
     tasks, n, height, width, inputs = images.shape
@@ -87,27 +87,27 @@ def patches_of(images: Tensor) -> Tensor:
     """The 3x3 neighbourhood of every pixel: (task, image, h, w, c) -> (task, image, h, w, 9 * c)."""
     tasks, n, height, width, channels = images.shape
     padded = F.pad(images.contiguous(), (0, 0, 1, 1, 1, 1))
-    if channels == 1:  # nine shifted planes, a tenth of the time of copying three numbers at a time
+    if channels == 1:  # nine shifted planes: ten times as fast as copying three numbers at a time
         planes = images.new_empty(tasks, 9, n, height, width)
         for place in range(9):
             row, column = divmod(place, 3)
             planes[:, place] = padded[:, :, row : row + height, column : column + width, 0]
         return planes.permute(0, 2, 3, 4, 1)
     task, image, row, column, channel = padded.stride()
-    # Three neighbours in a row lie side by side in memory, so a row of a patch is one run of 3 * c numbers.
+    # Three neighbours in a row are contiguous in memory, so a row of a patch is 3 * c consecutive numbers.
     windows = padded.as_strided((tasks, n, height, width, 3, 3 * channels), (task, image, row, column, row, channel))
     return windows.reshape(tasks, n, height, width, 9 * channels)
 
 
-def _turned(weight: Tensor) -> Tensor:
-    """The weight that carries gradients back from outputs to inputs."""
+def _flipped(weight: Tensor) -> Tensor:
+    """The weight of the backward pass, from outputs to inputs."""
     return weight.flip(1, 2).transpose(3, 4)
 
 
 class _ConvolveManyPatches(torch.autograd.Function):
-    """A product, (task, image, h, w, size) by (task, size, outputs), with rows by the hundred thousand.
+    """(task, image, h, w, size) times (task, size, outputs), for very many pixels.
 
-    On a CPU torch's 1x1 convolution goes through them faster than its matrix product.
+    On a CPU torch's 1x1 convolution is then faster than its matrix product.
     """
 
     @staticmethod
@@ -124,10 +124,10 @@ class _ConvolveManyPatches(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             for_patches = torch.bmm(_rows(gradient), weight.transpose(1, 2)).view_as(patches)
         for_weight = None
-        if ctx.needs_input_grad[1] and torch.is_grad_enabled():  # on the way to second derivatives
+        if ctx.needs_input_grad[1] and torch.is_grad_enabled():  # second derivatives are needed
             for_weight = _correlate_patches(patches, gradient)
         elif ctx.needs_input_grad[1]:
-            for_weight = _share_out(_correlate_patches, patches, gradient)
+            for_weight = _split_over_cores(_correlate_patches, patches, gradient)
         return for_patches, for_weight
 
 
@@ -137,18 +137,18 @@ def _correlate_patches(patches: Tensor, gradient: Tensor) -> Tensor:
 
 
 def _correlate_images(images: Tensor, gradient: Tensor) -> Tensor:
-    """The weight gradient by a product of patches."""
+    """The weight gradient as a matrix product of patches."""
     tasks, inputs, outputs = len(images), images.shape[4], gradient.shape[4]
-    if outputs < inputs:  # patches of whichever side is narrower
+    if outputs < inputs:  # take patches of the side with fewer channels
         taps = _correlate_patches(images, patches_of(gradient))
         return taps.view(tasks, inputs, 3, 3, outputs).flip(2, 3).permute(0, 2, 3, 1, 4)
     return _correlate_patches(patches_of(images), gradient).view(tasks, 3, 3, inputs, outputs)
 
 
-def _share_out(correlate: Callable[[Tensor, Tensor], Tensor], images: Tensor, gradient: Tensor) -> Tensor:
-    """The same, with a share of each task's images for each core where that pays. Takes no part in autograd.
+def _split_over_cores(correlate: Callable[[Tensor, Tensor], Tensor], images: Tensor, gradient: Tensor) -> Tensor:
+    """The same without autograd; large tasks are split over the cores by image.
 
-    A product that is nothing but a long sum is what torch's own threads divide worst.
+    torch's own threads are slow at products that are mostly one long sum.
     """
     if torch.get_num_threads() == 1 or not _large_on_cpu(images, LARGE_FOR_SHARES):
         return correlate(images, gradient)
@@ -183,9 +183,9 @@ class _Convolve(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
         images, weight = ctx.saved_tensors
-        if ctx.spread is not None and not torch.is_grad_enabled():  # no second derivatives to come
+        if ctx.spread is not None and not torch.is_grad_enabled():  # no second derivatives
             return winograd.pull_back(ctx.spread, weight, gradient)
-        for_images = convolve(gradient, _turned(weight)) if ctx.needs_input_grad[0] else None
+        for_images = convolve(gradient, _flipped(weight)) if ctx.needs_input_grad[0] else None
         for_weight = _correlate(images, gradient) if ctx.needs_input_grad[1] else None
         return for_images, for_weight
 
@@ -194,11 +194,11 @@ class _Correlate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, images: Tensor, gradient: Tensor) -> Tensor:
         ctx.save_for_backward(images, gradient)
-        return _share_out(_correlate_images, images, gradient)
+        return _split_over_cores(_correlate_images, images, gradient)
 
     @staticmethod
     def backward(ctx: Any, direction: Tensor) -> tuple[Tensor | None, Tensor | None]:
         images, gradient = ctx.saved_tensors
-        for_images = convolve(gradient, _turned(direction)) if ctx.needs_input_grad[0] else None
+        for_images = convolve(gradient, _flipped(direction)) if ctx.needs_input_grad[0] else None
         for_gradient = convolve(images, direction) if ctx.needs_input_grad[1] else None
         return for_images, for_gradient

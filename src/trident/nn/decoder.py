@@ -16,7 +16,7 @@ from trident.nn.resampling import upsample
 
 @dataclass(frozen=True)
 class Decoder:
-    """The way back through the encoder's sizes: 5 -> 10 -> 21 -> 42 -> 84, a 3x3 convolution after each step."""
+    """The encoder's sizes in reverse, 5 -> 10 -> 21 -> 42 -> 84, with a 3x3 convolution after each step."""
 
     name: str
     latents: int

@@ -1,4 +1,4 @@
-"""Diagonal Gaussian posteriors: the heads that infer them, sampling, and their divergence from the prior."""
+"""Diagonal Gaussian posteriors: the heads that infer them, sampling, and the KL divergence from the prior."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -15,7 +15,7 @@ class Gaussian(NamedTuple):
     log_var: Tensor  # (task, image, latent)
 
     def sample(self, noise: Tensor) -> Tensor:
-        """The re-parameterisation trick; `noise` is standard normal, or zero for the mean."""
+        """The reparameterisation trick. `noise` is standard normal, or zero for the mean."""
         return torch.addcmul(self.loc, noise, torch.exp(0.5 * self.log_var))
 
     def kl_to_standard_normal(self) -> Tensor:
@@ -48,7 +48,7 @@ class GaussianHead:
         return start
 
     def __call__(self, parameters: Parameters, features: Tensor) -> Gaussian:
-        # Both layers in one product: half the calls, and in second derivatives that is many.
+        # Both layers in one product: half the calls, which counts in second derivatives.
         weight = torch.cat([parameters[f"{layer.name}.weight"] for layer in (self.loc, self.log_var)], 1)
         bias = torch.cat([parameters[f"{layer.name}.bias"] for layer in (self.loc, self.log_var)], 1)
         both = torch.baddbmm(bias.unsqueeze(1), features, weight.transpose(1, 2))  # (task, image, 2 * latents)

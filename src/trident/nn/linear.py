@@ -1,4 +1,4 @@
-"""A linear layer with weights of its own for each task."""
+"""A linear layer with separate weights for each task."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Parameters are a flat dictionary of tensors, so that the inner loop is a function from dictionary to dictionary."""
+"""Parameters are a flat dictionary of tensors. The inner loop maps a dictionary to a dictionary."""
 
 import math
 
@@ -9,7 +9,7 @@ Parameters = dict[str, Tensor]
 
 
 def count_by_part(parameters: Parameters) -> dict[str, int]:
-    """How many numbers each part of a network has; a part is the first word of a parameter's name."""
+    """The number of values in each part of a network. A part is the first word of a parameter's name."""
     counts: dict[str, int] = {}
     for key, value in parameters.items():
         part = key.split(".")[0]
@@ -22,9 +22,9 @@ def on_device(parameters: Parameters, device: torch.device | str) -> Parameters:
 
 
 def uniform(shape: tuple[int, ...], fan_in: int, generator: torch.Generator) -> Tensor:
-    """Random values as torch starts linear and convolutional layers with, weights and biases alike."""
+    """Random initial values, as torch draws them for the weights and biases of linear and convolutional layers."""
     start = torch.empty(shape)
-    if start.is_meta:  # shapes are all that is wanted
+    if start.is_meta:  # only shapes are needed
         return start
     bound = 1 / math.sqrt(fan_in)
     return start.uniform_(-bound, bound, generator=generator)

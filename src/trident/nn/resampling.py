@@ -1,4 +1,4 @@
-"""Halving and doubling of feature maps."""
+"""Max pooling and upsampling of feature maps."""
 
 from typing import Any
 
@@ -8,14 +8,14 @@ from torch import Tensor
 
 
 def max_pool(features: Tensor) -> Tensor:
-    """2x2, an odd last row or column is dropped: (task, image, h, w, c) -> (task, image, h // 2, w // 2, c)."""
+    """2x2. An odd last row or column is dropped: (task, image, h, w, c) -> (task, image, h // 2, w // 2, c)."""
     tasks, n, height, width, channels = features.shape
-    if not features.requires_grad:  # three times as fast on a CPU where no gradient is to come back through it
+    if not features.requires_grad:  # three times as fast on a CPU if no gradient is needed
         even = features[:, :, : height // 2 * 2, : width // 2 * 2]
         rows = torch.maximum(even[:, :, 0::2], even[:, :, 1::2])
         return torch.maximum(rows[:, :, :, 0::2], rows[:, :, :, 1::2])
     pixels_first = features.permute(0, 2, 3, 1, 4)
-    if n > 1 and pixels_first.is_contiguous():  # images lie beside channels in memory: each is pooled as one of them
+    if n > 1 and pixels_first.is_contiguous():  # images are next to channels in memory: merge both
         pooled = F.max_pool2d(pixels_first.flatten(3).permute(0, 3, 1, 2), 2).permute(0, 2, 3, 1)
         return pooled.reshape(tasks, height // 2, width // 2, n, channels).permute(0, 3, 1, 2, 4)
     flat = features.reshape(tasks * n, height, width, channels).permute(0, 3, 1, 2)  # channels last in memory
@@ -27,14 +27,14 @@ def upsample(x: Tensor, size: int) -> Tensor:
     """Nearest neighbour to twice the height and width, or one more: (task, image, h, w, c) -> (..., size, size, c)."""
     doubled: Tensor = _Double.apply(x)  # type: ignore[no-untyped-call]
     if size == 2 * x.shape[2] + 1:
-        # The first row and column stand three times, which is where nearest-neighbour interpolation puts the extra one.
+        # The first row and column appear three times, as in torch's nearest-neighbour interpolation.
         doubled = torch.cat([doubled[:, :, :1], doubled], 2)
         doubled = torch.cat([doubled[:, :, :, :1], doubled], 3)
     return doubled
 
 
 class _Double(torch.autograd.Function):
-    """Every pixel four times. Its transpose adds up slices; autograd's own sum over two axes takes 20 times as long."""
+    """Repeat every pixel four times. The backward pass adds slices: 20 times as fast as autograd's sum."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -44,11 +44,11 @@ class _Double(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        added: Tensor = _AddUpFours.apply(gradient)  # type: ignore[no-untyped-call]
+        added: Tensor = _SumBlocks.apply(gradient)  # type: ignore[no-untyped-call]
         return added
 
 
-class _AddUpFours(torch.autograd.Function):
+class _SumBlocks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gradient: Tensor) -> Tensor:
         rows = gradient[:, :, 0::2] + gradient[:, :, 1::2]

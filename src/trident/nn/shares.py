@@ -1,7 +1,7 @@
-"""The images of one task shared out among a CPU's cores.
+"""Split the images of one task over a CPU's cores.
 
-Workers with one core each do not wait for each other within a product, which is what makes torch's own threads many
-times slower on a machine that is busy elsewhere.
+Single-core workers do not wait for each other within a product. torch's own threads do, which makes them many times
+slower on a busy machine.
 """
 
 import functools
@@ -16,25 +16,25 @@ Result = TypeVar("Result")
 
 
 def in_shares(work: Callable[[slice], Result], n: int) -> list[Result]:
-    """What comes of each core's share of n images or the like. Takes no part in autograd."""
+    """Run `work` on each core's share of n items, without autograd. Return the results."""
     cores = torch.get_num_threads()
     shares = [slice(core * n // cores, (core + 1) * n // cores) for core in range(cores)]
     shares = [share for share in shares if share.start < share.stop]
     work = torch.no_grad()(work)
-    return [work(share) for share in shares] if len(shares) == 1 else list(_crew(cores).map(work, shares))
+    return [work(share) for share in shares] if len(shares) == 1 else list(_thread_pool(cores).map(work, shares))
 
 
 @functools.cache
-def _crew(cores: int) -> ThreadPoolExecutor:
-    """Threads that stay, as they are needed every few milliseconds, each of them with one core."""
-    crew = ThreadPoolExecutor(cores, "trident-share")
+def _thread_pool(cores: int) -> ThreadPoolExecutor:
+    """Single-core threads that stay alive, because they are needed every few milliseconds."""
+    pool = ThreadPoolExecutor(cores, "trident-share")
     met = threading.Barrier(cores)
 
     def start(_: int) -> None:
         torch.set_num_threads(1)
-        torch.get_num_threads()  # a thread adopts the number for good when it first asks for it, not before
-        met.wait()  # so that no thread starts twice and none is left out
+        torch.get_num_threads()  # the number takes effect only when a thread first reads it
+        met.wait()  # so that every thread runs this exactly once
 
-    list(crew.map(start, range(cores)))
-    torch.set_num_threads(cores)  # what they set is also the default of threads still to come
-    return crew
+    list(pool.map(start, range(cores)))
+    torch.set_num_threads(cores)  # the workers changed the default for new threads
+    return pool

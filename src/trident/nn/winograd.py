@@ -1,11 +1,11 @@
 """3x3 convolution, padding 1, by Winograd's minimal filtering F(4x4, 3x3): a quarter of the multiplications.
 
-A tile of 4x4 outputs depends on 6x6 inputs. Both are carried to 36 numbers among which the convolution is a product of
-its own for each, so that 36 products over channels take the place of 144. The transforms (Lavin and Gray, 2016) are
-additions of whole slices; for these to be long runs of memory, pixels come first and images after them.
-Each core takes its share of the images.
+A tile of 4x4 outputs depends on 6x6 inputs. Inputs and weights are transformed to 36 numbers each and multiplied
+element by element: 36 products over channels instead of 144. The transforms (Lavin and Gray, 2016) are additions of
+whole slices. Pixels come first and images after them, so that the slices are contiguous. Each core takes a share of the
+images.
 
-Everything here is linear in each argument and takes no part in autograd: `convolution` puts the parts together.
+Everything here is linear in each argument. Autograd is handled in `convolution`.
 """
 
 import itertools
@@ -17,7 +17,7 @@ from torch import Tensor
 from trident.nn.shares import in_shares
 
 TILE = 4  # outputs of a tile in each direction
-SPAN = TILE + 2  # inputs they depend on, and products they are made from
+SPAN = TILE + 2  # inputs and products of a tile in each direction
 ROWS, COLUMNS = -4, -3  # axes of the tiles
 KERNEL = (
     (1 / 4, 0, 0),
@@ -32,7 +32,7 @@ KERNEL = (
 def convolve(images: Tensor, weight: Tensor) -> tuple[Tensor, list[Tensor]]:
     """(task, image, h, w, inputs) * (task, 3, 3, inputs, outputs) -> (task, image, h, w, outputs), pixels first.
 
-    And what the transform made of each core's share of the images, for `pull_back`.
+    Also returns the transformed images of each core, for `pull_back`.
     """
     tasks, n, height, width, _ = images.shape
     kernels = spread_weight(weight).flatten(0, 2)  # (36 * task, inputs, outputs)
@@ -49,7 +49,7 @@ def convolve(images: Tensor, weight: Tensor) -> tuple[Tensor, list[Tensor]]:
 
 
 def pull_back(spreads: list[Tensor], weight: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients for images and weight, from what `convolve` made of the images."""
+    """The gradients of images and weight, given the transformed images from `convolve`."""
     tasks, n, height, width, _ = gradient.shape
     kernels = spread_weight(weight).flatten(0, 2).transpose(1, 2)  # (36 * task, outputs, inputs)
     for_images = gradient.new_empty(tasks, height, width, n, weight.shape[3])
@@ -161,7 +161,7 @@ def _spread_gradient(g: list[Tensor], out: list[Tensor]) -> None:
     out[5].copy_(g[3])
 
 
-# The last tiles may reach over the edge, so results may be shorter along `axis` than what they are made from.
+# The last tiles may reach over the edge: results may be shorter along `axis` than their inputs.
 
 
 def _gather_outputs(m: list[Tensor], out: list[Tensor], axis: int) -> None:
@@ -175,7 +175,7 @@ def _gather_outputs(m: list[Tensor], out: list[Tensor], axis: int) -> None:
 
 
 def _gather_gradient(m: list[Tensor], out: list[Tensor], axis: int) -> None:
-    """The transpose of `_spread`, which reads two numbers of the next tile and one of the tile before."""
+    """The transpose of `_spread`. Tiles overlap, so it also adds numbers from the next and previous tile."""
     near, far = m[1] + m[2], m[3] + m[4]
     _add(near.add_(far), m[0], 1, out[3], axis)
     reach = min(out[3].shape[axis], m[0].shape[axis] - 1)

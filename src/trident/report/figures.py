@@ -141,7 +141,7 @@ def learning_curves(lines: Sequence[dict[str, Any]]) -> Any:
     bottom.yaxis.set_major_formatter(lambda value, _: f"{value:g}")  # the default writes TeX
     bottom.yaxis.set_minor_formatter(lambda value, _: "")
     bottom.set_ylabel("loss parts, unweighted")
-    bottom.set_xlabel("meta-updates")
+    bottom.set_xlabel("training steps")
     figure.legend(*bottom.get_legend_handles_labels(), loc="outside lower center", ncols=4, columnspacing=1)
     return figure
 
@@ -162,7 +162,7 @@ def compared_curves(runs: Sequence[tuple[str, Sequence[dict[str, Any]]]]) -> Any
             capsize=2,
             label=name,
         )
-    axes.set_xlabel("meta-updates")
+    axes.set_xlabel("training steps")
     axes.set_ylabel("validation accuracy, %")
     axes.legend(loc="lower right")
     return figure

@@ -1,4 +1,4 @@
-"""The decoder's convolutions in four passes, down to the squared error of the images they make."""
+"""The decoder's convolutions in four passes, including the squared error of the decoded images."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ from trident.nn.conv4 import BLOCKS
 from trident.nn.parameters import Parameters
 
 LAST = BLOCKS - 1
-NO_ACTIVATION = 1.0  # the sigmoid at the end belongs to the comparison
+NO_ACTIVATION = 1.0  # `compare` applies the final sigmoid
 
 
 @dataclass
@@ -33,12 +33,12 @@ class Decoded:
     pictures: PictureRows
     parameters: Parameters  # padded
     layers: list[Layer]
-    delta: Tensor  # gradient of the squared error with respect to what goes into the sigmoid
+    delta: Tensor  # gradient of the squared error with respect to the sigmoid's input
     error: Tensor  # (task,): summed over images
 
 
 @dataclass
-class Moving:
+class Tangents:
     scale: Tensor
     direction: Parameters  # padded and scaled
     inputs: list[Tensor]
@@ -49,7 +49,7 @@ class Moving:
 
 @dataclass(frozen=True)
 class FusedDecoder:
-    """Gradients are written to `out`, a place for each parameter, (task, ...) with one task stride."""
+    """Gradients are written to `out`: a tensor (task, ...) for each parameter, all with the same task stride."""
 
     name: str
     sizes: tuple[int, ...]  # after each upsampling
@@ -59,7 +59,7 @@ class FusedDecoder:
     precision: str
 
     def parts(self, parameters: Parameters, number: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Weight, gain and offset of a layer. Without batch norm the offset is the bias, and there is no gain."""
+        """Weight, gain and offset of a layer. Without batch norm the offset is the bias and the gain is unused."""
         layer = f"{self.name}.{number}"
         weight = parameters[f"{layer}.weight"]
         if self.norm:
@@ -67,7 +67,7 @@ class FusedDecoder:
         return weight, parameters[f"{layer}.bias"], parameters[f"{layer}.bias"]
 
     def _padded(self, parameters: Parameters) -> Parameters:
-        """The last layer's outputs padded to four, as the images' channels are."""
+        """Pad the last layer's outputs to four channels, like the images."""
         last = {key: value for key, value in parameters.items() if key.startswith(f"{self.name}.{LAST}.")}
         return parameters | {key: F.pad(value, (0, 4 - self.image_channels)) for key, value in last.items()}
 
@@ -75,7 +75,7 @@ class FusedDecoder:
         return NO_ACTIVATION if number == LAST else self.slope
 
     def forward(self, parameters: Parameters, hidden: Tensor, pictures: PictureRows) -> Decoded:
-        """`hidden` is (task, image, h, w, channel); `pictures` are the images to be made."""
+        """`hidden` is (task, image, h, w, channel); `pictures` are the targets."""
         parameters = self._padded(parameters)
         x = stored(hidden, pictures.pictures.padded.dtype, self.precision)
         layers: list[Layer] = []
@@ -92,7 +92,7 @@ class FusedDecoder:
         return Decoded(pictures, parameters, layers, delta, error)
 
     def backward(self, decoded: Decoded, weight_of_error: float, out: Parameters) -> Tensor:
-        """The gradient of `weight_of_error` times the squared error; what comes back is the hidden features'."""
+        """The gradient of `weight_of_error` times the squared error. Returns the gradient of the hidden features."""
         dp = decoded.delta
         undo = decoded.error.new_full(decoded.error.shape, weight_of_error)
         for number, layer in reversed(list(enumerate(decoded.layers))):
@@ -112,16 +112,16 @@ class FusedDecoder:
     ) -> None:
         if out.shape[4] == dy.shape[4]:
             correlate(layer.x, dy, self.precision, undo, out, second)
-        else:  # the last layer's, padded
+        else:  # the last layer is padded
             padded = out.new_empty(*out.shape[:4], dy.shape[4])
             correlate(layer.x, dy, self.precision, undo, padded, second)
             out.copy_(padded[..., : out.shape[4]])
 
-    def tangent(self, decoded: Decoded, hidden1: Tensor, direction: Parameters, scale: Tensor) -> Moving:
-        """How everything moves with the hidden features and the parameters; `direction` comes multiplied by `scale`."""
+    def tangent(self, decoded: Decoded, hidden1: Tensor, direction: Parameters, scale: Tensor) -> Tangents:
+        """Derivatives along `hidden1` and `direction`, which is already multiplied by `scale`."""
         direction = self._padded(direction)
         x1 = stored(hidden1 * scale[:, None, None, None, None], decoded.delta.dtype, self.precision)
-        moving = Moving(scale, direction, [], [], [], decoded.delta)
+        tangents = Tangents(scale, direction, [], [], [], decoded.delta)
         for number, layer in enumerate(decoded.layers):
             weight, _, _ = self.parts(decoded.parameters, number)
             weight1, gain1, offset1 = self.parts(direction, number)
@@ -130,29 +130,29 @@ class FusedDecoder:
                 sums_with=layer.y if self.norm else None,
             )  # fmt: skip
             table1 = layer.lines.tangent(partial, gain1, offset1)
-            moving.inputs.append(x1)
-            moving.y.append(y1)
-            moving.tables.append(table1)
+            tangents.inputs.append(x1)
+            tangents.y.append(y1)
+            tangents.tables.append(table1)
             if number < LAST:
                 x1 = activate(layer.y, layer.lines, self.slope, pool=False, tangent=(y1, table1))
         last = decoded.layers[-1]
-        moving.delta, _ = compare(
-            last.y, last.lines, decoded.pictures.pictures, decoded.pictures.first, (moving.y[-1], moving.tables[-1])
+        tangents.delta, _ = compare(
+            last.y, last.lines, decoded.pictures.pictures, decoded.pictures.first, (tangents.y[-1], tangents.tables[-1])
         )
-        return moving
+        return tangents
 
-    def tangent_backward(self, decoded: Decoded, moving: Moving, weight_of_error: float, out: Parameters) -> Tensor:
-        undo = weight_of_error / moving.scale
-        ones = moving.scale.new_ones(moving.scale.shape)
-        dp1 = moving.delta
+    def tangent_backward(self, decoded: Decoded, tangents: Tangents, weight_of_error: float, out: Parameters) -> Tensor:
+        undo = weight_of_error / tangents.scale
+        ones = tangents.scale.new_ones(tangents.scale.shape)
+        dp1 = tangents.delta
         for number, layer in reversed(list(enumerate(decoded.layers))):
             assert layer.dp is not None and layer.dy is not None
             weight, _, _ = self.parts(decoded.parameters, number)
-            weight1, _, _ = self.parts(moving.direction, number)
+            weight1, _, _ = self.parts(tangents.direction, number)
             dweight, dgain, doffset = self.parts(out, number)
-            slope, y1, x1 = self._slope(number), moving.y[number], moving.inputs[number]
+            slope, y1, x1 = self._slope(number), tangents.y[number], tangents.inputs[number]
             partial = gradient_sums(layer.y, layer.dp, layer.lines, slope, pool=False, tangent=(y1, dp1))
-            table = layer.lines.tangent_gradient(partial, moving.tables[number], ones, undo, (dgain, doffset))
+            table = layer.lines.tangent_gradient(partial, tangents.tables[number], ones, undo, (dgain, doffset))
             dy1 = spread(layer.y, layer.dp, layer.lines, slope, pool=False, tangent=(y1, dp1, table))
             self._correlate(layer, dy1, undo, dweight, (x1, layer.dy, ones))
             dx1, _ = convolve(dy1, weight, self.precision, second=(layer.dy, weight1, None), turned=True)

@@ -1,4 +1,4 @@
-"""A Conv4 encoder in four passes. `nn/kernels/coefficients.py` has the formulas of batch norm that they share."""
+"""A Conv4 encoder in four passes. `engines/kernels/coefficients.py` has their batch norm formulas."""
 
 from dataclasses import dataclass
 
@@ -16,12 +16,12 @@ from trident.nn.batch_norm import EPSILON
 from trident.nn.conv4 import BLOCKS
 from trident.nn.parameters import Parameters
 
-GRADIENT_SIZE = 2.0  # largest entry of a scaled gradient where it enters the encoder
+GRADIENT_SIZE = 2.0  # largest entry of the scaled gradient of the features
 
 
 @dataclass
 class Layer:
-    """What a layer keeps for the passes to come."""
+    """What a layer keeps for the later passes."""
 
     x: Tensor  # (task, image, h, w, input)
     y: Tensor  # (task, image, h, w, channel)
@@ -32,7 +32,7 @@ class Layer:
 
 @dataclass
 class Encoded:
-    """A forward pass, and the backward pass that followed it."""
+    """The results of a forward pass, and of the backward pass after it."""
 
     first: FirstLines
     winners: Tensor
@@ -44,8 +44,8 @@ class Encoded:
 
 
 @dataclass
-class Moving:
-    """A tangent pass: where everything goes when the parameters move."""
+class Tangents:
+    """The results of a tangent pass: derivatives of all layers along a direction of the parameters."""
 
     scale: Tensor  # (task,)
     direction: Parameters  # scaled
@@ -58,7 +58,7 @@ class Moving:
 
 @dataclass(frozen=True)
 class FusedEncoder:
-    """Gradients are written to `out`, a place for each parameter, (task, ...) with one task stride."""
+    """Gradients are written to `out`: a tensor (task, ...) for each parameter, all with the same task stride."""
 
     name: str
     slope: float
@@ -83,7 +83,7 @@ class FusedEncoder:
         return Encoded(first, winners, which, layers, p.float())
 
     def backward(self, parameters: Parameters, encoded: Encoded, gradient: Tensor, out: Parameters) -> None:
-        """The parameters' gradient, from that of the features (task, image, h, w, channel)."""
+        """The gradient of the parameters, given that of the features (task, image, h, w, channel)."""
         dp, encoded.scale, undo = enter(gradient.contiguous(), GRADIENT_SIZE, encoded.winners.dtype, self.precision)
         for number, layer in reversed(list(enumerate(encoded.layers, 1))):
             weight, _, _ = self.parts(parameters, number)
@@ -97,57 +97,59 @@ class FusedEncoder:
         total = encoded.first.rows.backward(encoded.which, dp, self.slope)
         encoded.first_sums = first_gradient(encoded.first, total, undo, self.parts(out, 0))
 
-    def tangent(self, parameters: Parameters, encoded: Encoded, direction: Parameters, scale: Tensor) -> Moving:
-        """How the features move when the parameters move along `direction`, which comes multiplied by `scale`."""
+    def tangent(self, parameters: Parameters, encoded: Encoded, direction: Parameters, scale: Tensor) -> Tangents:
+        """The derivative of the features along `direction`, which is already multiplied by `scale`."""
         weight1, gain1, offset1 = self.parts(direction, 0)
         first = tangent_lines(encoded.first, weight1, gain1, offset1)
         p1 = encoded.first.rows.tangent(
             weight1, encoded.first.table, first.table, encoded.winners, encoded.which, self.slope
         )
-        moving = Moving(scale, direction, first, [p1], [], [], p1)
+        tangents = Tangents(scale, direction, first, [p1], [], [], p1)
         for number, layer in enumerate(encoded.layers, 1):
             weight, _, _ = self.parts(parameters, number)
             weight1, gain1, offset1 = self.parts(direction, number)
             y1, partial = convolve(p1, weight, self.precision, second=(layer.x, weight1, None), sums_with=layer.y)
             table1 = layer.lines.tangent(partial, gain1, offset1)
             p1 = activate(layer.y, layer.lines, self.slope, pool=True, tangent=(y1, table1))
-            moving.y.append(y1)
-            moving.tables.append(table1)
-            moving.outputs.append(p1)
-        moving.features = p1 / scale[:, None, None, None, None]
-        return moving
+            tangents.y.append(y1)
+            tangents.tables.append(table1)
+            tangents.outputs.append(p1)
+        tangents.features = p1 / scale[:, None, None, None, None]
+        return tangents
 
     def tangent_backward(
-        self, parameters: Parameters, encoded: Encoded, moving: Moving, gradient1: Tensor, out: Parameters
+        self, parameters: Parameters, encoded: Encoded, tangents: Tangents, gradient1: Tensor, out: Parameters
     ) -> None:
-        """How the parameters' gradient moves, given how the features' gradient does."""
+        """The tangent of the parameters' gradient, given the tangent of the features' gradient."""
         assert encoded.scale is not None and encoded.first_sums is not None
-        # Tangents may have to be taken smaller, where the features' gradient moves more than its size suggests.
+        # If the tangent of the features' gradient is large, scale all tangents down further to stay in range.
         dp1, smaller, undo = enter(
             gradient1.contiguous(),
             GRADIENT_SIZE,
             encoded.winners.dtype,
             self.precision,
-            base=encoded.scale * moving.scale,
+            base=encoded.scale * tangents.scale,
         )
         for number, layer in reversed(list(enumerate(encoded.layers, 1))):
             assert layer.dp is not None and layer.dy is not None
             weight, _, _ = self.parts(parameters, number)
-            weight1, _, _ = self.parts(moving.direction, number)
+            weight1, _, _ = self.parts(tangents.direction, number)
             dweight, *rest = self.parts(out, number)
-            y1, x1 = moving.y[number - 1], moving.outputs[number - 1]
+            y1, x1 = tangents.y[number - 1], tangents.outputs[number - 1]
             partial = gradient_sums(layer.y, layer.dp, layer.lines, self.slope, pool=True, tangent=(y1, dp1))
-            table = layer.lines.tangent_gradient(partial, moving.tables[number - 1], smaller, undo, (rest[0], rest[1]))
+            table = layer.lines.tangent_gradient(
+                partial, tangents.tables[number - 1], smaller, undo, (rest[0], rest[1])
+            )
             dy1 = spread(layer.y, layer.dp, layer.lines, self.slope, pool=True, tangent=(y1, dp1, table))
             correlate(layer.x, dy1, self.precision, undo, dweight, second=(x1, layer.dy, smaller))
             dp1, _ = convolve(dy1, weight, self.precision, second=(layer.dy, weight1, smaller), turned=True)
         total1 = encoded.first.rows.backward(encoded.which, dp1, self.slope)
         first_tangent_gradient(
-            encoded.first, moving.first, total1, encoded.first_sums, smaller, undo, self.parts(out, 0)
+            encoded.first, tangents.first, total1, encoded.first_sums, smaller, undo, self.parts(out, 0)
         )
 
     def statistics(self, parameters: Parameters, encoded: Encoded) -> Parameters:
-        """Mean and variance that each batch norm saw, (task, channel) each, as `BatchNorm` reports them."""
+        """Mean and variance that each batch norm saw, (task, channel) each, in the form of `BatchNorm`."""
         tables = [encoded.first.table, *(layer.lines.forward for layer in encoded.layers)]
         seen: Parameters = {}
         for number, table in enumerate(tables):

@@ -1,4 +1,4 @@
-"""Heads on features by the fused passes of the backbone: encoder forward, autograd in the head, encoder backward."""
+"""Methods with a head on backbone features: fused forward and backward in the backbone, autograd in the head."""
 
 from dataclasses import dataclass, field
 
@@ -26,7 +26,7 @@ class FusedHeadLearner(Setting):
         return FusedEncoder(NAME, slope_of(self.model.backbone), PRODUCTS[self.precision])
 
     def _encode(self, parameters: Parameters, task: Task) -> Encoded:
-        """All images of the tasks by the backbone's parameters (task, ...)."""
+        """Encode all images of the tasks. Parameters are (task, ...)."""
         pictures = pictures_of(task, self.precision, self.model.backbone.channels)
         return self.encoder.forward(parameters, pictures.rows(0, task.images.shape[1]))
 
@@ -40,7 +40,7 @@ class FusedHeadLearner(Setting):
         return self.recordings(self.compute, parameters, batch)
 
     def compute(self, parameters: Parameters, batch: Batch) -> Gradient:
-        """The gradient, kernel after kernel."""
+        """The gradient, without a CUDA graph."""
         task, labels = batch
         method = self.model.method
         with computing(self.precision, task.device):

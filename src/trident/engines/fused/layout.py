@@ -21,7 +21,7 @@ class Layout:
         }
 
     def part(self, flat: Tensor, prefix: str) -> tuple[Tensor, "Layout"]:
-        """The columns of the parameters whose names begin alike, which lie side by side."""
+        """The columns of the parameters whose names start with `prefix`; they are adjacent."""
         found = [i for i, key in enumerate(self.shapes) if key.startswith(prefix)]
         first, last = found[0], found[-1] + 1
         start, size = sum(self.sizes[:first]), sum(self.sizes[first:last])

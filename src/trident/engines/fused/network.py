@@ -1,4 +1,4 @@
-"""The network as a sandwich: fused stacks outside, autograd inside. Its gradient, and its Hessian times a direction."""
+"""The network's gradient and Hessian-vector product: fused convolution stacks, autograd for the rest."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -39,7 +39,7 @@ class Images(NamedTuple):
 
 
 class FusedEncodings(NamedTuple):
-    semantic: tuple[Encoded, ...]  # of the images that are asked for; apart, where batch norm sees each set apart
+    semantic: tuple[Encoded, ...]  # of the target images; one entry per set if batch norm sees each set separately
     label: Encoded  # of all images
 
     @property
@@ -50,15 +50,15 @@ class FusedEncodings(NamedTuple):
 
 @dataclass
 class Pass:
-    """The loss of one set of each task and its gradient, with all that a Hessian-vector product needs."""
+    """The loss of each task's support set or queries, its gradient, and all that a Hessian-vector product needs."""
 
     parameters: Parameters
     encodings: FusedEncodings
     decoded: Decoded
-    error_weight: float  # of an image's squared error in the loss
-    leaves: dict[str, Tensor]  # what autograd's part starts from: features and parameters
-    gradients: dict[str, Tensor]  # of the leaves, with their graph
-    hidden: Tensor  # what the decoder reads, with its graph
+    error_weight: float  # weight of an image's squared error in the loss
+    leaves: dict[str, Tensor]  # autograd's inputs: features and parameters
+    gradients: dict[str, Tensor]  # of the leaves, with graph
+    hidden: Tensor  # the decoder's input, with graph
     hidden_gradient: Tensor  # a leaf
     losses: Losses
     logits: Tensor
@@ -86,7 +86,7 @@ class FusedNetwork:
 
     @cached_property
     def outside(self) -> frozenset[str]:
-        """The parameters of the fused stacks; autograd does the others."""
+        """The parameters of the fused stacks. Autograd differentiates the others."""
         decoder = self.model.decoder
         layers = (*self.model.backbone.network.layers, *self.model.semantic_encoder.layers, *decoder.layers)
         with torch.device("meta"):
@@ -109,7 +109,7 @@ class FusedNetwork:
     def encode(
         self, parameters: Parameters, images: Images, target: Target, known: FusedEncodings | None = None
     ) -> FusedEncodings:
-        """`known` are the encodings of the other set by the same parameters: what is the same is not computed again."""
+        """`known` are the encodings of the other set with the same parameters, to be reused where possible."""
         if self.model.whole_task and known is not None:
             return known
         if self.model.whole_task:
@@ -149,7 +149,7 @@ class FusedNetwork:
         encodings: FusedEncodings | None = None,
         differentiable: bool = False,
     ) -> Pass:
-        """Write the gradient of the summed losses to `out`, (task, ...) each, and tell how it came about."""
+        """Write the gradient of the summed losses to `out`, (task, ...) each. Return the intermediate results."""
         encodings = encodings or self.encode(parameters, images, target)
         n = task.n_support if labels is None else task.n_queries
         with torch.enable_grad():
@@ -169,7 +169,7 @@ class FusedNetwork:
                 materialize_grads=True,
             )
         named = dict(zip(leaves, gradients, strict=True))
-        self.give_out(named, out)
+        self.write_gradients(named, out)
         self.semantic_backward(parameters, encodings, named["/semantic"].detach(), out)
         self.label_encoder.backward(parameters, encodings.label, named["/label"].detach(), out)
         return Pass(
@@ -188,7 +188,7 @@ class FusedNetwork:
     def semantic_backward(
         self, parameters: Parameters, encodings: FusedEncodings, gradient: Tensor, out: Parameters
     ) -> None:
-        """The semantic encoder's gradient, from that of its features; summed, where sets were encoded apart."""
+        """The semantic encoder's gradient, given that of its features. Summed if sets were encoded separately."""
         *others, last = encodings.semantic
         first, earlier = 0, []
         for encoded in others:
@@ -202,14 +202,14 @@ class FusedNetwork:
                 out[key].add_(value)
 
     @staticmethod
-    def give_out(named: Parameters, out: Parameters) -> None:
-        """What autograd found of the parameters, to its places."""
+    def write_gradients(named: Parameters, out: Parameters) -> None:
+        """Copy autograd's gradients of the parameters to `out`."""
         for key, value in named.items():
             if not key.startswith("/"):
                 out[key].copy_(value.detach())
 
     def hessian_product(self, at: Pass, direction: Tensor, layout: Layout) -> Tensor:
-        """The Hessian of the support loss at a pass's parameters, times a direction: both (task, parameter)."""
+        """The Hessian of the support loss, at the parameters of `at`, times a direction: both (task, parameter)."""
         product = layout.zeros(len(direction), direction.device)
         out = layout.split(product)
         semantic = self.semantic_encoder.tangent(
@@ -230,7 +230,7 @@ class FusedNetwork:
         hidden_gradient1 = self.decoder.tangent_backward(at.decoded, decoder, at.error_weight, out)
         pulled = torch.autograd.grad(at.hidden, list(at.leaves.values()), hidden_gradient1, materialize_grads=True)
         total = dict(zip(at.leaves, torch._foreach_add(moved, list(pulled)), strict=True))
-        self.give_out(total, out)
+        self.write_gradients(total, out)
         self.semantic_encoder.tangent_backward(
             at.parameters, at.encodings.semantic[0], semantic, total["/semantic"], out
         )
@@ -241,7 +241,7 @@ class FusedNetwork:
     def _scaled(
         direction: Tensor, layout: Layout, prefix: str, among: Tensor | None = None
     ) -> tuple[Parameters, Tensor]:
-        """A stack's share of a direction, in the range of 16 bits, and the scale that brought it there."""
+        """A stack's part of a direction, scaled into the range of 16 bits, and the scale."""
         columns, part = layout.part(direction, prefix)
         scaled = enter(columns, TANGENT_SIZE, torch.float32, "fp32", among=among)
         return part.split(scaled.stored), scaled.factor

@@ -1,7 +1,7 @@
-"""CUDA graphs: a gradient of a thousand small kernels, launched as one.
+"""CUDA graphs: the thousand small kernels of a gradient, launched as one.
 
-The first call of a shape runs the kernels one by one (which compiles them), then records them; later calls copy their
-inputs to where the recording reads them and replay it.
+The first call with a shape runs the kernels one by one, which compiles them, and then records them. Later calls copy
+their inputs into the recording's buffers and replay it.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ class Replay:
     """One recorded gradient, for inputs of one shape."""
 
     def __init__(self, compute: Compute, parameters: Parameters, batch: Batch, pool: Any = None):
-        """`pool` is another recording's memory, to be shared; results are copied out of it at once."""
+        """`pool` is another recording's memory, to be shared. Results are copied out of it at once."""
         self.parameters = {key: value.detach().clone() for key, value in parameters.items()}
         self.batch = _copied(batch)
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -43,7 +43,7 @@ class Replay:
         )
         self.graph.replay()
         result = self.result
-        return Gradient(  # copies: the next replay overwrites what the recording made
+        return Gradient(  # copies: the next replay overwrites the buffers
             {key: value.clone() for key, value in result.gradient.items()},
             {name: part.clone() for name, part in result.losses.items()},
             result.accuracy.clone(),
@@ -53,7 +53,7 @@ class Replay:
 
 
 class Recordings:
-    """A recording for each shape of tasks, made when it first comes."""
+    """One recording per shape of tasks, made at its first use."""
 
     def __init__(self) -> None:
         self.by_shape: dict[tuple[Any, ...], Replay] = {}
@@ -64,14 +64,14 @@ class Recordings:
             return compute(parameters, batch)
         with torch.cuda.device(device):
             if shape not in self.by_shape:
-                other = next(iter(self.by_shape.values()), None)  # one memory serves all: they never run together
+                other = next(iter(self.by_shape.values()), None)  # they never run together, so they share memory
                 self.by_shape[shape] = Replay(compute, parameters, batch, other and other.pool)
             return self.by_shape[shape](parameters, batch)
 
 
 @contextmanager
 def computing(precision: str, device: torch.device) -> Iterator[None]:
-    """Without gradients, and on the tasks' GPU: Triton launches on the current one, whichever holds the tensors."""
+    """Turn autograd off and make the tasks' GPU current, because Triton launches on the current GPU."""
     current = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
     with current, torch.no_grad(), matrix_products(precision, device):
         yield
@@ -84,7 +84,7 @@ def tensors_of(batch: Batch) -> list[Tensor]:
 
 
 def signature(batch: Batch) -> tuple[Any, ...]:
-    """What must be the same for a recording to serve."""
+    """The key of a recording: it can be replayed for inputs with the same signature."""
     return (batch.task.n_way, *((x.shape, x.dtype, x.device) for x in tensors_of(batch)))
 
 

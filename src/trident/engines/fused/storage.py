@@ -1,4 +1,4 @@
-"""How the fused engine keeps numbers: types by precision, and the tasks' images as the kernels read them."""
+"""The data types of each precision, and the tasks' images as the kernels read them."""
 
 import torch
 
@@ -9,7 +9,7 @@ from trident.nn.activation import LEAKY_SLOPE
 from trident.tasks.task import Task
 
 STORAGE = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-PRODUCTS = {"fp32": "tf32x3", "tf32": "tf32", "fp16": "tf32", "bf16": "tf32"}  # of 32-bit numbers, where there are any
+PRODUCTS = {"fp32": "tf32x3", "tf32": "tf32", "fp16": "tf32", "bf16": "tf32"}  # of 32-bit numbers, if there are any
 
 
 def slope_of(backbone: Conv4Backbone) -> float:
@@ -17,7 +17,7 @@ def slope_of(backbone: Conv4Backbone) -> float:
 
 
 def pictures_of(task: Task, precision: str, channels: int) -> Pictures:
-    """The tasks' images; too many at once are an error, because the kernels count numbers in 32 bits."""
+    """The tasks' images. Too many at once are an error, because the kernels use 32-bit indices."""
     n_tasks, n, size = task.images.shape[:3]
     largest = n_tasks * n * size**2 * channels
     if largest >= 2**31:

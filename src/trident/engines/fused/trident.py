@@ -1,7 +1,7 @@
-"""TRIDENT by the fused passes: the same meta-gradient as that of `learning/inner_loop.py`.
+"""TRIDENT with the fused passes: the same meta-gradient as in `learning/inner_loop.py`.
 
-An inner step's gradient keeps what its forward and backward passes made, so that the Hessian-vector product which
-pulls the meta-gradient back through that step only needs the two tangent passes. Task parameters are one flat matrix,
+An inner step caches the results of its forward and backward passes. The Hessian-vector product that pulls the
+meta-gradient back through the step then needs only the two tangent passes. Task parameters are one flat matrix,
 (task, parameter), so that a step of the inner optimiser is one operation.
 """
 
@@ -24,14 +24,14 @@ from trident.tasks.task import Batch, Task
 
 class Start(NamedTuple):
     parameters: Parameters  # (task, ...) each
-    encodings: FusedEncodings | None  # of the support sets, where they were needed
+    encodings: FusedEncodings | None  # of the support sets, if needed
     leaves: Parameters
-    made: Parameters  # the last layer, with its graph
+    made: Parameters  # the classifier's last layer, with graph
 
 
 @dataclass
 class Step:
-    """Where an inner step began, and how its gradient came about."""
+    """The state before an inner step, and its gradient."""
 
     flat: Tensor
     state: InnerState
@@ -49,7 +49,7 @@ class FusedTridentLearner(Setting):
         return FusedNetwork(self.model, self.precision)
 
     def _start(self, parameters: Parameters, task: Task, images: Images) -> Start:
-        """The parameters as each task finds them before its first step."""
+        """The parameters of each task before its first step."""
         own = for_each_task({key: value.detach() for key, value in parameters.items()}, task.n_tasks)
         if self.model.method.classifier_start == "learned":
             return Start(own, None, {}, {})
@@ -63,7 +63,7 @@ class FusedTridentLearner(Setting):
     def _steps(
         self, start: Start, task: Task, images: Images, differentiable: bool
     ) -> tuple[Layout, list[Step], Tensor, InnerState]:
-        """All inner steps; the flat parameters and the optimiser's state after the last."""
+        """Run all inner steps. Also returns the flat parameters and the optimiser's state after the last."""
         method = self.model.method
         begun = start.parameters | {key: value.detach() for key, value in start.made.items()}
         layout = Layout(begun)
@@ -105,7 +105,7 @@ class FusedTridentLearner(Setting):
         adapted, _ = self.adapt(parameters, task)[-1]
         with computing(self.precision, task.device):
             layout = Layout(adapted)
-            adapted = layout.split(layout.join(adapted))  # side by side, as the kernels want them
+            adapted = layout.split(layout.join(adapted))  # adjacent in memory, as the kernels need
             encodings = self.network.encode(adapted, self.network.images(task), "query")
             leaves = adapted | {"/semantic": encodings.semantic_features, "/label": encodings.label.features}
             draws = range(self.model.n_draws(task))
@@ -116,7 +116,7 @@ class FusedTridentLearner(Setting):
         return self.recordings(self.compute, parameters, batch)
 
     def compute(self, parameters: Parameters, batch: Batch) -> Gradient:
-        """The meta-gradient, kernel after kernel."""
+        """The meta-gradient, without a CUDA graph."""
         task, labels = batch
         with computing(self.precision, task.device):
             images = self.network.images(task)
@@ -143,7 +143,7 @@ class FusedTridentLearner(Setting):
                 moments = InnerState(*({key: torch.zeros_like(x) for key, x in m.items()} for m in state))
                 for number in reversed(range(len(steps))):
                     pulled, moments = self._pull(pulled, moments, steps[number], number, layout)
-                    steps[number].record = None  # lets its memory go
+                    steps[number].record = None  # frees its memory
             finite = outer.losses["total"].detach().isfinite() & pulled.isfinite().all(1)
             return Gradient(
                 self._pull_through_start(layout, only_finite(pulled, finite), start),
@@ -156,7 +156,7 @@ class FusedTridentLearner(Setting):
     def _pull(
         self, pulled: Tensor, moments: InnerState, step: Step, number: int, layout: Layout
     ) -> tuple[Tensor, InnerState]:
-        """The vector-Jacobian product of an inner step: the optimiser's share, and the Hessian's."""
+        """The vector-Jacobian product of an inner step, through the optimiser and the Hessian."""
 
         def hessian(direction: Tensor) -> Tensor:
             assert step.record is not None
@@ -175,7 +175,7 @@ class FusedTridentLearner(Setting):
         return direct + hessian(through), InnerState(*({"": moment} for moment in rest))
 
     def _pull_through_start(self, layout: Layout, pulled: Tensor, start: Start) -> Parameters:
-        """Summed over tasks; what belongs to a last layer made from prototypes goes on to what made it."""
+        """Sum over tasks. If the last layer was made from prototypes, backpropagate its gradient through them."""
         summed = {key: value[0] for key, value in layout.split(pulled.sum(0, keepdim=True)).items()}
         if start.encodings is None:
             return summed
@@ -190,7 +190,7 @@ class FusedTridentLearner(Setting):
         own = Layout(start.parameters)
         more = own.zeros(len(pulled), pulled.device)
         out = own.split(more)
-        self.network.give_out(named, out)
+        self.network.write_gradients(named, out)
         self.network.semantic_backward(start.parameters, start.encodings, named["/semantic"], out)
         self.network.label_encoder.backward(start.parameters, start.encodings.label, named["/label"], out)
         return {key: summed[key] + value[0] for key, value in own.split(more.sum(0, keepdim=True)).items()}

@@ -1,14 +1,14 @@
-"""Batch norm's straight lines: what a layer's sums over a task mean for each of its channels.
+"""The coefficients of batch norm, which is a straight line for each channel, from a layer's sums over a task.
 
-Per task and channel, with y the convolution's output, r = 1 / sqrt(variance + epsilon) and delta the gradient that
-arrives at z = scale * y + shift:
+Per task and channel, with y the convolution's output, z the normalised output, r = 1 / sqrt(variance + epsilon) and
+delta the gradient of z:
 
     forward             z  = s y + t,                                s = gain * r,  t = offset - mean * s
     gradient            dy = s delta + k0 + k1 y,                    k1 = -s r dgain / M,  k0 = -s doffset / M - k1 mean
     tangent             z' = s y' + s' y + t'
     tangent's gradient  dy' = s delta' + s' delta + c y' + d y + e
 
-Without batch norm s is 1, t the bias, and all else that would make up for the statistics is 0. Rows of the tables:
+Without batch norm s is 1, t is the bias, and all other coefficients are 0.
 """
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 from trident.engines.kernels.launching import at_least
 from trident.nn.batch_norm import EPSILON
 
-# forward: mean, r, s, t. gradient: dgain, doffset, k0, k1. tangent: mean', mean(yhat y'), s', t'.
+# Rows of the tables. forward: mean, r, s, t. gradient: dgain, doffset, k0, k1. tangent: mean', mean(yhat y'), s', t'.
 # tangent's gradient: s', c, d, e.
 
 
@@ -62,8 +62,8 @@ def _forward(
 
 
 @triton.jit
-def _give(dgain, doffset, stride, task, g, b, undo, NORM: tl.constexpr, C: tl.constexpr, OUT: tl.constexpr):
-    """Hand out the parameters' gradients, in the true scale and without padding."""
+def _store_gradients(dgain, doffset, stride, task, g, b, undo, NORM: tl.constexpr, C: tl.constexpr, OUT: tl.constexpr):
+    """Store the parameters' gradients, without scaling and padding."""
     c = tl.arange(0, C)
     u = tl.load(undo + task)
     at = task.to(tl.int64) * stride + c
@@ -91,7 +91,7 @@ def _gradient(partial, forward, undo, table, dgain_out, doffset_out, stride, M, 
     tl.store(to + C, doffset)
     tl.store(to + 2 * C, k0)
     tl.store(to + 3 * C, k1)
-    _give(dgain_out, doffset_out, stride, task, dgain, doffset, undo, NORM, C, OUT)
+    _store_gradients(dgain_out, doffset_out, stride, task, dgain, doffset, undo, NORM, C, OUT)
 
 
 @triton.jit
@@ -128,7 +128,7 @@ def _tangent_gradient(partial, forward, gradient, tangent, factor, undo, table, 
     g = gradient + task * (4 * C) + c
     dgain, doffset = tl.load(g), tl.load(g + C)
     t = tangent + task * (4 * C) + c
-    u = tl.load(factor + task)  # everything tangent is taken at this scale
+    u = tl.load(factor + task)  # the scale of all tangents
     mean1, both, s1 = tl.load(t) * u, tl.load(t + C) * u, tl.load(t + 2 * C) * u
     doffset1 = _total(partial, task, 0, 3, PARTS, C, 16)
     with_y = _total(partial, task, 1, 3, PARTS, C, 16)
@@ -142,7 +142,7 @@ def _tangent_gradient(partial, forward, gradient, tangent, factor, undo, table, 
     if not NORM:
         zero = tl.zeros((C,), tl.float32)
         s1, c1, d, e = zero, zero, zero, zero
-    _give(dgain_out, doffset_out, stride, task, dgain1, doffset1, undo, NORM, C, OUT)
+    _store_gradients(dgain_out, doffset_out, stride, task, dgain1, doffset1, undo, NORM, C, OUT)
     to = table + task * (4 * C) + c
     tl.store(to, s1)
     tl.store(to + C, c1)
@@ -151,11 +151,11 @@ def _tangent_gradient(partial, forward, gradient, tangent, factor, undo, table, 
 
 
 class Lines:
-    """The tables of one layer, made as its sums come in. `count` is the number of pixels behind a sum."""
+    """The tables of one layer. `count` is the number of pixels in a sum."""
 
     def __init__(self, count: int, norm: bool, precision: str):
         self.count = count
-        self.precision = precision  # of the products that read what the layer makes
+        self.precision = precision  # of the products that read the layer's output
         self.norm = norm
         self.forward: Tensor  # (task, 4, channel)
         self.gradient: Tensor  # (task, 4, channel)
@@ -169,7 +169,7 @@ class Lines:
                            NORM=self.norm, C=channels, EPS=EPSILON, num_warps=1)  # fmt: skip
 
     def set_gradient(self, partial: Tensor, undo: Tensor, out: tuple[Tensor, Tensor]) -> None:
-        """`out` takes the gradients of gain and offset, multiplied by `undo`; both have one task stride."""
+        """Write the gradients of gain and offset, multiplied by `undo`, to `out`. Both have the same task stride."""
         self.gradient = torch.empty_like(self.forward)
         tasks, _, channels = self.forward.shape
         _gradient[(tasks,)](partial, self.forward, undo, self.gradient, *out, out[1].stride(0), float(self.count),

@@ -1,6 +1,6 @@
-"""3x3 convolution with a weight per task, and its weight gradient: the family that is closed under differentiation.
+"""3x3 convolution with a weight per task, and its weight gradient. All their derivatives are made of these two.
 
-Each also comes for two pairs at once, because the derivative of a product of two things is a sum of two products.
+Both can add two pairs at once, because the derivative of a product is a sum of two products.
 """
 
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from trident.engines.kernels.sums import add_up
 
 @triton.jit
 def _source(place, UP: tl.constexpr):
-    """Where an upsampled row or column comes from. UP 1 doubles; UP 2 doubles and repeats the first once more."""
+    """The source of an upsampled row or column. UP 1 doubles; UP 2 doubles and repeats the first once more."""
     if UP == 1:
         return place // 2
     elif UP == 2:
@@ -33,7 +33,7 @@ def _weights(w, tap, CI: tl.constexpr, CIP: tl.constexpr, CO: tl.constexpr, TURN
     k = tl.arange(0, 4 * CO)[None, :]
     row = k // CO
     co = k % CO
-    if TURNED:  # the weight that carries gradients back: turned round, inputs and outputs swapped
+    if TURNED:  # for gradients: flipped, inputs and outputs swapped
         at = (((2 - row) * 3 + (2 - tap)) * CO + co) * CI + ci
     else:
         at = ((row * 3 + tap) * CI + ci) * CO + co
@@ -42,7 +42,7 @@ def _weights(w, tap, CI: tl.constexpr, CIP: tl.constexpr, CO: tl.constexpr, TURN
 
 @triton.jit
 def _row_of(P, ROW: tl.constexpr, BM: tl.constexpr, CO: tl.constexpr):
-    """(pixel, (row, output)) -> (pixel, output): the part that belongs to one row of the window."""
+    """(pixel, (row, output)) -> (pixel, output): the part of one row of the window."""
     rows = tl.arange(0, 4)[None, :, None]
     return tl.sum(tl.where(rows == ROW, tl.reshape(P, (BM, 4, CO)), 0.0), axis=1)
 
@@ -71,10 +71,10 @@ def _convolve(
     PAIRS: tl.constexpr, FACTOR: tl.constexpr, SUMS: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
-    """A program makes some rows of `BM` columns, counted through all images of a task.
+    """A program computes some rows of `BM` columns, counted through all images of a task.
 
-    Input rows are read once each; a row's products with the three rows of the window go to three output rows, of which
-    two are still unfinished: they wait in registers.
+    Each input row is read once. Its products with the three rows of the window go to three output rows. The two that
+    are not complete stay in registers.
     """
     tiles = (N * W + BM - 1) // BM
     chunks: tl.constexpr = (H + ROWS - 1) // ROWS
@@ -136,8 +136,8 @@ def _convolve(
 def add_products(total, a, b, PRECISION: tl.constexpr):
     """total + a' b, where the sum runs over pixels.
 
-    Tensor cores read 16-bit operands in either direction, 32-bit ones in one only, which is the wrong one here. A TF32
-    number is exactly the sum of two bf16 ones; of their four products the one of both small parts is below rounding.
+    Tensor cores can transpose 16-bit operands but not 32-bit ones. So a TF32 number is split into two bf16 numbers that
+    add up to it exactly. The product of both low parts is below rounding and omitted.
     """
     if PRECISION == "tf32" and a.dtype == tl.float32:
         a_high = a.to(tl.bfloat16)
@@ -158,7 +158,7 @@ def _correlate(
     CI: tl.constexpr, CIP: tl.constexpr, CO: tl.constexpr, COP: tl.constexpr, UP: tl.constexpr,
     PAIRS: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """How each neighbour of an input goes together with each output: a program adds up some rows of `BM` columns."""
+    """The weight gradient. A program sums over some rows of `BM` columns."""
     tiles = (N * W + BM - 1) // BM
     chunks: tl.constexpr = (H + ROWS - 1) // ROWS
     program = tl.program_id(0)
@@ -210,15 +210,15 @@ def _correlate(
 
 
 class Tiling(NamedTuple):
-    """How the work is cut up. Found by trying on an H200; any choice gives the same results up to rounding."""
+    """How the work is divided. Tuned on an H200; any choice gives the same results up to rounding."""
 
     block: int  # columns, or pooling cells, at a time
-    rows: int  # rows, or blocks, that a program does
+    rows: int  # rows, or blocks, per program
     warps: int
     stages: int
 
 
-# By the bytes of a number and the number of pairs.
+# By the number of bytes per value and the number of pairs.
 CONVOLVE = {
     (2, 1): Tiling(64, 42, 4, 3),
     (2, 2): Tiling(128, 42, 8, 3),
@@ -241,11 +241,11 @@ def convolve(
     x: Tensor,  # (task, image, h, w, inputs)
     weight: Tensor,  # (task, 3, 3, inputs, outputs) float32, any task stride
     precision: str,
-    second: tuple[Tensor, Tensor, Tensor | None] | None = None,  # another input and weight, added, times (task,)
-    turned: bool = False,
+    second: tuple[Tensor, Tensor, Tensor | None] | None = None,  # add another input and weight, times (task,)
+    turned: bool = False,  # flip the weight and swap inputs and outputs, for gradients
     size: int | None = None,  # upsample the input to this height and width first
-    sums_with: Tensor | None = None,  # also sums over a task: of the result and of its product with this
-    sums: bool = False,  # also sums over a task: of the result and of its square
+    sums_with: Tensor | None = None,  # also return sums over a task: of the result and its product with this
+    sums: bool = False,  # also return sums over a task: of the result and its square
 ) -> tuple[Tensor, Tensor | None]:
     tasks, n, height, width, inputs = x.shape
     size_out = (size, size) if size is not None else (height, width)
@@ -276,7 +276,7 @@ def correlate(
     precision: str,
     factor: Tensor,  # (task,): the result is multiplied by it
     out: Tensor,  # (task, 3, 3, inputs, outputs) float32, any task stride
-    second: tuple[Tensor, Tensor, Tensor] | None = None,  # another pair, and what to multiply its input by
+    second: tuple[Tensor, Tensor, Tensor] | None = None,  # another pair, and the factor of its input
 ) -> None:
     """The weight gradient."""
     tasks, n, height, width, inputs = x.shape

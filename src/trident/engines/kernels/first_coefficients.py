@@ -1,11 +1,11 @@
-"""Batch norm's straight lines in the encoders' first layer, from the patches' mean m and covariance V.
+"""The coefficients of batch norm in the encoders' first layer, from the patches' mean m and covariance V.
 
-The tables are those of `coefficients.py`; here statistics need no pass over pixels. With w the weight, (patch, output):
+The tables are those of `coefficients.py`. Here statistics need no pass over pixels. With w the weight, (patch, output):
 
     mean = m w,   variance = w V w,   mean of patch times yhat = r V w,   sum of delta y = w (sum of patch times delta)
 
-`total` is what the first layer's backward kernel leaves: sums of 4x4 patches times delta, (task, 64, 4 * output), with
-delta's own sum in the row of the 1.
+`total` is the result of the first layer's backward kernel: sums of 4x4 patches times delta, (task, 64, 4 * output),
+with the sum of delta in the row of the 1.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from trident.nn.batch_norm import EPSILON
 
 @triton.jit
 def _times_covariance(covariance, w, K: tl.constexpr, KP: tl.constexpr, C: tl.constexpr):
-    """V w in full precision: smooth images make it cancel."""
+    """V w in full precision, because the terms cancel for smooth images."""
     k = tl.arange(0, KP)[:, None]
     c = tl.arange(0, C)[None, :]
     total = tl.zeros((KP, C), tl.float32)
@@ -84,7 +84,7 @@ def _tangent(moments, covariance, w1, gain1, offset1, stride1, table, weighted, 
 
 @triton.jit
 def _from_cells(total, K: tl.constexpr, KP: tl.constexpr, CI: tl.constexpr, C: tl.constexpr, UNIT: tl.constexpr):
-    """Of 4x4 patches and the four pixels of a cell, what belongs to a pixel's own 3x3 patch; and delta's sum."""
+    """Reduce sums over 4x4 patches of cells to sums over 3x3 patches of pixels. Also the sum of delta."""
     k = tl.arange(0, KP)[:, None]
     c = tl.arange(0, C)
     row = k // (3 * CI)
@@ -102,7 +102,7 @@ def _from_cells(total, K: tl.constexpr, KP: tl.constexpr, CI: tl.constexpr, C: t
 @triton.jit
 def _gradient(total, moments, w, stride, table, weighted, undo, sums, dw, dgain, doffset, dstride,
               K: tl.constexpr, KP: tl.constexpr, CI: tl.constexpr, C: tl.constexpr, UNIT: tl.constexpr):  # fmt: skip
-    """`sums` keeps patch times delta, (K, C), then delta's sum and delta yhat's."""
+    """`sums` stores patch times delta, (K, C), then the sums of delta and of delta yhat."""
     task = tl.program_id(0)
     k = tl.arange(0, KP)[:, None]
     c = tl.arange(0, C)
@@ -134,7 +134,7 @@ def _tangent_gradient(total1, moments, w, stride, w1, stride1, table, weighted, 
     c = tl.arange(0, C)
     f = table + task * (4 * C) + c
     mean, r, s = tl.load(f), tl.load(f + C), tl.load(f + 2 * C)
-    u = tl.load(factor + task)  # everything tangent is taken at this scale
+    u = tl.load(factor + task)  # the scale of all tangents
     g = table1 + task * (4 * C) + c
     mean1, both, s1 = tl.load(g) * u, tl.load(g + C) * u, tl.load(g + 2 * C) * u
     kept = sums + task * ((K + 2) * C)
@@ -161,7 +161,7 @@ def _tangent_gradient(total1, moments, w, stride, w1, stride1, table, weighted, 
 
 @dataclass(frozen=True)
 class FirstLines:
-    """The tables of the first layer: of a forward pass, or of a tangent one."""
+    """The tables of the first layer, for a forward or a tangent pass."""
 
     rows: PictureRows
     weight: Tensor  # (task, 3, 3, image channel, output), any task stride
@@ -181,7 +181,7 @@ def _empty(rows: PictureRows, weight: Tensor) -> FirstLines:
 
 
 def forward_lines(rows: PictureRows, weight: Tensor, gain: Tensor, offset: Tensor) -> FirstLines:
-    """All three parameters have one task stride."""
+    """All three parameters have the same task stride."""
     lines = _empty(rows, weight)
     _forward[(rows.tasks,)](rows.mean, rows.covariance, weight, gain, offset, weight.stride(0), lines.table,
                             lines.weighted, EPS=EPSILON, **lines.sizes, num_warps=4)  # fmt: skip
@@ -189,17 +189,17 @@ def forward_lines(rows: PictureRows, weight: Tensor, gain: Tensor, offset: Tenso
 
 
 def tangent_lines(lines: FirstLines, weight1: Tensor, gain1: Tensor, offset1: Tensor) -> FirstLines:
-    moving = _empty(lines.rows, weight1)
+    tangent = _empty(lines.rows, weight1)
     _tangent[(lines.rows.tasks,)](lines.rows.mean, lines.rows.covariance, weight1, gain1, offset1, weight1.stride(0),
-                                  lines.table, lines.weighted, moving.table, moving.weighted, **lines.sizes,
+                                  lines.table, lines.weighted, tangent.table, tangent.weighted, **lines.sizes,
                                   num_warps=4)  # fmt: skip
-    return moving
+    return tangent
 
 
 def gradient(lines: FirstLines, total: Tensor, undo: Tensor, out: tuple[Tensor, Tensor, Tensor]) -> Tensor:
     """Write the gradients of weight, gain and offset, multiplied by `undo`, to `out`, which has one task stride.
 
-    What comes back is for `tangent_gradient`.
+    Returns the sums that `tangent_gradient` needs.
     """
     tasks, patch, channels = lines.weighted.shape
     sums = torch.empty(tasks, patch + 2, channels, device=total.device)
@@ -211,16 +211,16 @@ def gradient(lines: FirstLines, total: Tensor, undo: Tensor, out: tuple[Tensor, 
 
 def tangent_gradient(
     lines: FirstLines,
-    moving: FirstLines,
+    tangent: FirstLines,
     total1: Tensor,
     sums: Tensor,
     factor: Tensor,
     undo: Tensor,
     out: tuple[Tensor, Tensor, Tensor],
 ) -> None:
-    """The same of the gradients' tangents, which `factor` takes smaller."""
+    """The same for the tangents of the gradients, scaled down by `factor`."""
     _tangent_gradient[(lines.rows.tasks,)](
-        total1, lines.rows.mean, lines.weight, lines.weight.stride(0), moving.weight, moving.weight.stride(0),
-        lines.table, lines.weighted, moving.table, moving.weighted, sums, factor, undo, *out, out[0].stride(0),
+        total1, lines.rows.mean, lines.weight, lines.weight.stride(0), tangent.weight, tangent.weight.stride(0),
+        lines.table, lines.weighted, tangent.table, tangent.weighted, sums, factor, undo, *out, out[0].stride(0),
         CI=lines.rows.pictures.channels, UNIT=UNIT, **lines.sizes, num_warps=4,
     )  # fmt: skip

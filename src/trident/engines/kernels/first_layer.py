@@ -1,11 +1,11 @@
 """The encoders' first layer: convolution of the images, batch norm, activation, pooling, in one pass.
 
-Its output before pooling is the largest tensor of the network by far, and is never stored. Two facts make that cheap.
+Its output before pooling is by far the largest tensor of the network, and is never stored. Two facts make that cheap.
 
-A 4x4 patch of the image holds everything that the four pixels of a pooling cell look at, so that one matrix product of
-patches gives all four. And the images of a task do not change while it adapts: the patches' mean m and covariance V,
-computed once, give the batch norm's statistics for any weight (mean m w, variance w V w), and their share in the
-weight's gradient too. Only the winners of the pooling need to be visited.
+A 4x4 patch of the image contains all inputs of the four pixels of a pooling cell: one matrix product of patches gives
+all four. And a task's images stay the same during adaptation: the mean m and covariance V of the patches, computed
+once, give the batch norm statistics for any weight (mean m w, variance w V w), and their part of the weight's gradient.
+Only the winners, the largest pixel of each pooling cell, need a pass over pixels.
 """
 
 from typing import Any
@@ -19,8 +19,8 @@ from trident.engines.kernels.convolution import Tiling, add_products
 from trident.engines.kernels.launching import launch, rounded
 from trident.engines.kernels.sums import add_up
 
-PIXEL = 1 / 256  # images are kept as whole numbers over 256, which 16 bits hold exactly
-UNIT = 256 / 255  # one of the network's units, where white is 1
+PIXEL = 1 / 256  # images are stored as integers / 256, exact in 16 bits
+UNIT = 256 / 255  # converts them to the network's units, where white is 1
 
 
 @triton.jit
@@ -108,7 +108,7 @@ def _tangent(images, w1, w1_stride, forward, tangent, winners, which, p1,
 @triton.jit
 def _backward(images, which, dp, partial, N, FIRST, TOTAL, HP: tl.constexpr, C: tl.constexpr, SLOPE: tl.constexpr,
               PRECISION: tl.constexpr, BM: tl.constexpr, TILES: tl.constexpr):  # fmt: skip
-    """Sums over the winners of patch times delta, with a 1 in an empty place of the patch for delta's own sum."""
+    """Sums over the winners of patch times delta. A 1 in an unused entry of the patch gives the sum of delta."""
     cells = N * HP * HP
     parts = (cells + BM * TILES - 1) // (BM * TILES)
     task = tl.program_id(0) // parts
@@ -120,7 +120,7 @@ def _backward(images, which, dp, partial, N, FIRST, TOTAL, HP: tl.constexpr, C: 
         q = (part * TILES + tile) * BM + tl.arange(0, BM)
         valid = q < cells
         patches = _with_one(_patches(images, task, q, valid, FIRST, TOTAL, HP), BM)
-        # Every pixel of a cell reads the cell's gradient; all but the winner put it aside.
+        # Every pixel of a cell reads the cell's gradient; all but the winner set it to 0.
         at = (task * cells + q)[:, None] * C + k % C
         code = tl.load(which + at, mask=valid[:, None], other=0).to(tl.int32)
         delta = tl.load(dp + at, mask=valid[:, None], other=0.0).to(tl.float32) * tl.where(code >= 4, 1.0, SLOPE)
@@ -131,7 +131,7 @@ def _backward(images, which, dp, partial, N, FIRST, TOTAL, HP: tl.constexpr, C: 
 
 @triton.jit
 def _with_one(patches, BM: tl.constexpr):
-    """A 1 in the fourth channel of the first pixel, which no image has."""
+    """Put a 1 into the fourth channel of the first pixel, which no image uses."""
     first = (tl.arange(0, 64) == 3)[None, :]
     return tl.where(first, tl.full((BM, 64), 1.0, tl.float32).to(patches.dtype), patches)
 
@@ -139,7 +139,7 @@ def _with_one(patches, BM: tl.constexpr):
 @triton.jit
 def _moments(images, partial, N, FIRST, TOTAL, HP: tl.constexpr,
              PRECISION: tl.constexpr, BM: tl.constexpr, TILES: tl.constexpr):  # fmt: skip
-    """Sums of the products of every two pixels of a patch; the 1 among them gives plain sums too."""
+    """Sums of the products of every two pixels of a patch. The 1 in the patch gives the plain sums."""
     cells = N * HP * HP
     parts = (cells + BM * TILES - 1) // (BM * TILES)
     task = tl.program_id(0) // parts
@@ -155,14 +155,14 @@ def _moments(images, partial, N, FIRST, TOTAL, HP: tl.constexpr,
     tl.store(partial + at, total)
 
 
-# By the bytes of a number.
+# By the number of bytes per value.
 FORWARD = {2: Tiling(64, 16, 4, 3), 4: Tiling(64, 16, 4, 3)}
 TANGENT = {2: Tiling(128, 8, 4, 3), 4: Tiling(128, 16, 4, 2)}
 BACKWARD = {2: Tiling(128, 24, 8, 1), 4: Tiling(64, 24, 4, 1)}
 
 
 class Pictures:
-    """The images of some tasks as the first layer reads them, a border of zeros around each.
+    """The images of some tasks as the first layer reads them, each with a border of zeros.
 
     `pixels` is (task, image, size, size, channel), uint8, or floating point in 0 .. 1; the size must be even.
     """
@@ -191,7 +191,7 @@ class Pictures:
             PRECISION="tf32", BM=block, TILES=tiles, num_warps=4,
         )  # fmt: skip
         sums = partial.sum(1, dtype=torch.float64).view(tasks, 4, 4, 4, 4, 4, 4)
-        plain = sums[:, 0, 0, 3]  # (task, 4, 4, 4): sums with the 1
+        plain = sums[:, 0, 0, 3]  # (task, 4, 4, 4): products with the 1
         c = self.channels
         mean = torch.zeros(tasks, 9 * c, dtype=torch.float64, device=sums.device)
         products = torch.zeros(tasks, 9 * c, 9 * c, dtype=torch.float64, device=sums.device)
@@ -214,7 +214,7 @@ class PictureRows:
         self.tasks = len(mean)
 
     def _settings(self, slope: float, tilings: dict[int, Tiling]) -> tuple[int, dict[str, Any]]:
-        """How many programs a task takes, and what the kernels want to know."""
+        """The number of programs per task, and the kernels' settings."""
         p, tiling = self.pictures, tilings[self.pictures.padded.element_size()]
         return triton.cdiv(self.cells, tiling.block * tiling.rows), {
             "N": self.count, "FIRST": self.first, "TOTAL": p.padded.shape[1], "HP": p.half, "SLOPE": slope,
@@ -227,7 +227,7 @@ class PictureRows:
         return torch.empty(self.tasks, self.count, half, half, channels, dtype=dtype, device=padded.device)
 
     def forward(self, weight: Tensor, table: Tensor, slope: float) -> tuple[Tensor, Tensor, Tensor]:
-        """The winners before batch norm, their places in their cells (plus 4 where above zero), and the output."""
+        """The winners before batch norm, their index in the cell (plus 4 if positive after it), and the output."""
         channels, dtype = weight.shape[4], self.pictures.padded.dtype
         winners, p = self._maps(channels, dtype), self._maps(channels, dtype)
         which = self._maps(channels, torch.uint8)

@@ -1,4 +1,4 @@
-"""What the kernels and their launches share."""
+"""Helpers for the kernels and their launches."""
 
 from typing import Any
 
@@ -9,17 +9,17 @@ from triton.runtime.errors import OutOfResources
 
 @triton.jit
 def at_least(x, least):
-    """The larger one; what is not a number stays none."""
+    """The maximum. NaN propagates."""
     return tl.maximum(x, least, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
 def rounded(x, PRECISION: tl.constexpr):
-    """To TF32's ten bits of mantissa, the nearest: the tensor cores would cut the others off."""
+    """Round to the ten mantissa bits of TF32. The tensor cores would truncate."""
     if PRECISION == "tf32":
         if x.dtype == tl.float32:
             cut = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
-            return tl.where(x == x, cut, x)  # what is not a number must not become one
+            return tl.where(x == x, cut, x)  # NaN stays NaN
         else:
             return x
     else:
@@ -27,7 +27,7 @@ def rounded(x, PRECISION: tl.constexpr):
 
 
 def launch(kernel: Any, programs: int, *arguments: Any, num_stages: int, **settings: Any) -> None:
-    """Run a kernel with as many stages of loads in flight as are wanted, or as the GPU's shared memory has room for."""
+    """Run a kernel with `num_stages` pipeline stages, or with fewer if shared memory is too small."""
     for stages in range(num_stages, 0, -1):
         try:
             kernel[(programs,)](*arguments, **settings, num_stages=stages)

@@ -1,7 +1,7 @@
 """Batch norm, activation and 2x2 max pooling in one pass over the convolution's output, and the same for gradients.
 
-Which of four pixels wins, and on which side of zero it is, is worked out again wherever it is needed: cheaper than to
-keep it. `coefficients.py` has the meaning of the tables.
+Every pass computes the largest pixel of a pooling cell and its sign again: cheaper than storing them.
+`coefficients.py` explains the tables.
 """
 
 import torch
@@ -15,13 +15,13 @@ from trident.engines.kernels.launching import rounded
 
 @triton.jit
 def _slope(z, SLOPE: tl.constexpr):
-    """The activation's derivative. A slope of 1 is no activation."""
+    """The activation's derivative. A slope of 1 means no activation."""
     return tl.where(z > 0, 1.0, SLOPE)
 
 
 @triton.jit
 def _place(q, N, H: tl.constexpr, W: tl.constexpr, POOL: tl.constexpr, WHOLE: tl.constexpr):
-    """Cell number -> its first pixel, its row and column of cells. WHOLE leaves out an odd last row and column."""
+    """Cell number -> its first pixel, its row and column of cells. WHOLE omits an odd last row and column."""
     if POOL:
         rows: tl.constexpr = H // 2 if WHOLE else (H + 1) // 2
         columns: tl.constexpr = W // 2 if WHOLE else (W + 1) // 2
@@ -35,14 +35,14 @@ def _place(q, N, H: tl.constexpr, W: tl.constexpr, POOL: tl.constexpr, WHOLE: tl
 
 @triton.jit
 def _winner(y0, y1, y2, y3, s):
-    """Of four, which is largest after the line: the largest where it rises, the smallest where it falls."""
+    """The index of the pixel that is largest after batch norm: the smallest input where the scale s is negative."""
     sign = tl.where(s < 0, -1.0, 1.0)
     best = tl.maximum(tl.maximum(y0 * sign, y1 * sign), tl.maximum(y2 * sign, y3 * sign))
     return tl.where(y0 * sign == best, 0, tl.where(y1 * sign == best, 1, tl.where(y2 * sign == best, 2, 3)))
 
 
 @triton.jit
-def _of(which, v0, v1, v2, v3):
+def _select(which, v0, v1, v2, v3):
     return tl.where(which == 0, v0, tl.where(which == 1, v1, tl.where(which == 2, v2, v3)))
 
 
@@ -53,7 +53,7 @@ def _pixel(y, at, keep):
 
 @triton.jit
 def _cell(y, at, m0, m1, m2, m3, W: tl.constexpr, C: tl.constexpr):
-    """The four pixels of a pooling cell, where they are there."""
+    """The four pixels of a pooling cell; 0 where masked."""
     return _pixel(y, at, m0), _pixel(y, at + C, m1), _pixel(y, at + W * C, m2), _pixel(y, at + (W + 1) * C, m3)
 
 
@@ -74,7 +74,7 @@ def _activate(y, y1, forward, tangent, p, N, H: tl.constexpr, W: tl.constexpr, C
     if POOL:
         v0, v1, v2, v3 = _cell(y, at, keep, keep, keep, keep, W, C)
         which = _winner(v0, v1, v2, v3, s)
-        value = _of(which, v0, v1, v2, v3)
+        value = _select(which, v0, v1, v2, v3)
     else:
         value = _pixel(y, at, keep)
     z = s * value + t
@@ -82,7 +82,7 @@ def _activate(y, y1, forward, tangent, p, N, H: tl.constexpr, W: tl.constexpr, C
     if TANGENT:
         if POOL:
             d0, d1, d2, d3 = _cell(y1, at, keep, keep, keep, keep, W, C)
-            d = _of(which, d0, d1, d2, d3)
+            d = _select(which, d0, d1, d2, d3)
         else:
             d = _pixel(y1, at, keep)
         g = tangent + task * (4 * C) + c
@@ -95,7 +95,7 @@ def _activate(y, y1, forward, tangent, p, N, H: tl.constexpr, W: tl.constexpr, C
 def _sums(y, y1, dp, dp1, forward, partial, N, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr,
           SLOPE: tl.constexpr, POOL: tl.constexpr, TANGENT: tl.constexpr, BP: tl.constexpr,
           TILES: tl.constexpr):  # fmt: skip
-    """Sums over a task of delta and delta y; or, for tangents, of delta', delta' y and delta y'."""
+    """Sums over a task of delta and delta y, or for tangents of delta', delta' y and delta y'."""
     cells = N * (H // 2) * (W // 2) if POOL else N * H * W
     parts = (cells + BP * TILES - 1) // (BP * TILES)
     task = tl.program_id(0) // parts
@@ -114,7 +114,7 @@ def _sums(y, y1, dp, dp1, forward, partial, N, H: tl.constexpr, W: tl.constexpr,
         if POOL:
             v0, v1, v2, v3 = _cell(y, at, keep, keep, keep, keep, W, C)
             which = _winner(v0, v1, v2, v3, s)
-            value = _of(which, v0, v1, v2, v3)
+            value = _select(which, v0, v1, v2, v3)
         else:
             value = _pixel(y, at, keep)
         slope = _slope(s * value + t, SLOPE)
@@ -123,7 +123,7 @@ def _sums(y, y1, dp, dp1, forward, partial, N, H: tl.constexpr, W: tl.constexpr,
         if TANGENT:
             if POOL:
                 d0, d1, d2, d3 = _cell(y1, at, keep, keep, keep, keep, W, C)
-                d = _of(which, d0, d1, d2, d3)
+                d = _select(which, d0, d1, d2, d3)
             else:
                 d = _pixel(y1, at, keep)
             sum2 += delta * d
@@ -137,8 +137,8 @@ def _sums(y, y1, dp, dp1, forward, partial, N, H: tl.constexpr, W: tl.constexpr,
 
 
 @triton.jit
-def _put(dy, at, keep, y, y1, delta, k0, k1, ky1, TANGENT: tl.constexpr, PRECISION: tl.constexpr):
-    """One pixel's gradient: the line through y, and the winner's share."""
+def _store_pixel(dy, at, keep, y, y1, delta, k0, k1, ky1, TANGENT: tl.constexpr, PRECISION: tl.constexpr):
+    """Store one pixel's gradient: k0 + k1 y, plus delta for the largest pixel of the cell."""
     value = _pixel(y, at, keep)
     result = k0 + k1 * value + delta
     if TANGENT:
@@ -150,7 +150,7 @@ def _put(dy, at, keep, y, y1, delta, k0, k1, ky1, TANGENT: tl.constexpr, PRECISI
 def _spread(y, y1, dp, dp1, forward, gradient, dy, N, H: tl.constexpr, W: tl.constexpr,
             C: tl.constexpr, SLOPE: tl.constexpr, POOL: tl.constexpr, TANGENT: tl.constexpr,
             PRECISION: tl.constexpr, BP: tl.constexpr):  # fmt: skip
-    """From the pooled output's gradient to the convolution output's, or the same of tangents."""
+    """From the gradient of the pooled output to that of the convolution's output, or the same for tangents."""
     cells = N * ((H + 1) // 2) * ((W + 1) // 2) if POOL else N * H * W
     blocks = (cells + BP - 1) // BP
     task = tl.program_id(0) // blocks
@@ -176,7 +176,7 @@ def _spread(y, y1, dp, dp1, forward, gradient, dy, N, H: tl.constexpr, W: tl.con
         which = _winner(v0, v1, v2, v3, s)
         to = (((task * N + image) * (H // 2) + row) * (W // 2) + column)[:, None] * C + c
         whole = m3
-        slope = _slope(s * _of(which, v0, v1, v2, v3) + t, SLOPE)
+        slope = _slope(s * _select(which, v0, v1, v2, v3) + t, SLOPE)
     else:
         to = (task * cells + q)[:, None] * C + c
         whole = m0
@@ -187,12 +187,12 @@ def _spread(y, y1, dp, dp1, forward, gradient, dy, N, H: tl.constexpr, W: tl.con
     else:
         delta = s * delta
     if POOL:
-        _put(dy, at, m0, y, y1, tl.where(which == 0, delta, 0.0), k0, k1, ky1, TANGENT, PRECISION)
-        _put(dy, at + C, m1, y, y1, tl.where(which == 1, delta, 0.0), k0, k1, ky1, TANGENT, PRECISION)
-        _put(dy, at + W * C, m2, y, y1, tl.where(which == 2, delta, 0.0), k0, k1, ky1, TANGENT, PRECISION)
-        _put(dy, at + (W + 1) * C, m3, y, y1, tl.where(which == 3, delta, 0.0), k0, k1, ky1, TANGENT, PRECISION)
+        _store_pixel(dy, at, m0, y, y1, tl.where(which == 0, delta, 0.0), k0, k1, ky1, TANGENT, PRECISION)
+        _store_pixel(dy, at + C, m1, y, y1, tl.where(which == 1, delta, 0.0), k0, k1, ky1, TANGENT, PRECISION)
+        _store_pixel(dy, at + W * C, m2, y, y1, tl.where(which == 2, delta, 0.0), k0, k1, ky1, TANGENT, PRECISION)
+        _store_pixel(dy, at + (W + 1) * C, m3, y, y1, tl.where(which == 3, delta, 0.0), k0, k1, ky1, TANGENT, PRECISION)
     else:
-        _put(dy, at, m0, y, y1, delta, k0, k1, ky1, TANGENT, PRECISION)
+        _store_pixel(dy, at, m0, y, y1, delta, k0, k1, ky1, TANGENT, PRECISION)
 
 
 def _shape(y: Tensor) -> dict[str, int]:
@@ -216,7 +216,7 @@ def activate(y: Tensor, lines: Lines, slope: float, pool: bool, tangent: tuple[T
 def gradient_sums(
     y: Tensor, dp: Tensor, lines: Lines, slope: float, pool: bool, tangent: tuple[Tensor, Tensor] | None = None
 ) -> Tensor:
-    """(task, part, 3, channel); with `tangent` = (y', dp'), those that the tangent's gradient needs."""
+    """The sums of `_sums`: (task, part, 3, channel). For tangents, `tangent` = (y', dp')."""
     tasks, n, height, width, channels = y.shape
     cells = dp[0, ..., 0].numel()
     block, tiles = 64, 8 if cells > 4096 else 2
@@ -236,7 +236,7 @@ def spread(
     pool: bool,
     tangent: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """The gradient of y; with `tangent` = (y', dp', table), that gradient's tangent."""
+    """The gradient of y; with `tangent` = (y', dp', table), its tangent."""
     tasks, n, height, width, _ = y.shape
     dy = torch.empty_like(y)
     cells = n * triton.cdiv(height, 2) * triton.cdiv(width, 2) if pool else n * height * width

@@ -1,4 +1,4 @@
-"""The decoder's end, where images come out and are compared; and the way back through its upsampling."""
+"""The squared error of the decoded images, and the backward pass of upsampling."""
 
 import torch
 import triton
@@ -13,7 +13,7 @@ from trident.engines.kernels.first_layer import UNIT, Pictures
 def _compare(y, y1, forward, tangent, images, delta, partial, N, SIZE: tl.constexpr, FIRST,
              TOTAL, CI: tl.constexpr, UNIT: tl.constexpr, TANGENT: tl.constexpr,
              BP: tl.constexpr):  # fmt: skip
-    """Squared error of sigmoid(z) and its derivative with respect to z; or that derivative's tangent."""
+    """Squared error of sigmoid(z) and its derivative with respect to z, or the derivative's tangent."""
     pixels = N * SIZE * SIZE
     blocks = (pixels + BP - 1) // BP
     task = tl.program_id(0) // blocks
@@ -45,7 +45,7 @@ def _compare(y, y1, forward, tangent, images, delta, partial, N, SIZE: tl.conste
 
 @triton.jit
 def _fold(x, y, N, H: tl.constexpr, SIZE: tl.constexpr, C: tl.constexpr, BP: tl.constexpr):
-    """The transpose of upsampling: every pixel gets the sum of its copies."""
+    """The transpose of upsampling: every pixel is the sum of its copies."""
     pixels = N * H * H
     blocks = (pixels + BP - 1) // BP
     task = tl.program_id(0) // blocks
@@ -57,7 +57,7 @@ def _fold(x, y, N, H: tl.constexpr, SIZE: tl.constexpr, C: tl.constexpr, BP: tl.
     column = q % H
     odd: tl.constexpr = SIZE - 2 * H
     total = tl.zeros((BP, C), tl.float32)
-    for i in tl.static_range(2 + odd):  # the first copy exists only for the first row or column, where SIZE is odd
+    for i in tl.static_range(2 + odd):  # if SIZE is odd, only the first row and column have a third copy
         for j in tl.static_range(2 + odd):
             if odd == 1:
                 there = ((i > 0) | (row == 0)) & ((j > 0) | (column == 0))
@@ -75,7 +75,7 @@ def compare(
     first: int,
     tangent: tuple[Tensor, Tensor] | None = None,  # y' and its table
 ) -> tuple[Tensor, Tensor | None]:
-    """The gradient of each task's summed squared error, and that sum; or the gradient's tangent."""
+    """The gradient of each task's summed squared error, and the sum; or the gradient's tangent."""
     tasks, n, size = y.shape[:3]
     delta = torch.empty_like(y)
     block = 256

@@ -1,4 +1,4 @@
-"""From autograd's numbers to the stacks': scaled into the range of 16 bits, rounded, stored."""
+"""Convert autograd's tensors for the fused stacks: scale into the range of 16 bits, round, store."""
 
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ def _enter(x, stride, largest, base, stored, factor, undo, SIZE, WANTED: tl.cons
     task = tl.program_id(0)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     scale = tl.load(base + task) if BASE else 1.0
-    # Zero gets the largest power, infinity the smallest; what is not a number stays none, and makes all of it none.
+    # Zero gets the largest power, infinity the smallest. NaN propagates to all values of the task.
     exponent = tl.floor(tl.log2(WANTED / at_least(tl.load(largest + task) * scale, 1e-30)))
     own = tl.exp2(-at_least(-at_least(exponent, -60.0), 0.0 if BASE else -60.0))
     scale = scale * own
@@ -28,10 +28,10 @@ def _enter(x, stride, largest, base, stored, factor, undo, SIZE, WANTED: tl.cons
         tl.store(undo + task, 1 / scale)
 
 
-class Entered(NamedTuple):
+class Scaled(NamedTuple):
     stored: Tensor
     factor: Tensor  # (task,): the power of two chosen here
-    undo: Tensor  # (task,): what takes all scaling back
+    undo: Tensor  # (task,): undoes all scaling
 
 
 def enter(
@@ -41,11 +41,11 @@ def enter(
     precision: str,
     base: Tensor | None = None,
     among: Tensor | None = None,
-) -> Entered:
-    """Multiply by the power of two, for each task, that brings the largest entry to between half of `wanted` and it.
+) -> Scaled:
+    """Multiply each task by the power of two that brings its largest entry between `wanted` / 2 and `wanted`.
 
-    With `base`, x is multiplied by it first, and the power of two only makes smaller. `among` counts for the largest
-    entry, too.
+    With `base`, x is multiplied by it first, and the power of two is at most 1. The largest entry includes those of
+    `among`.
     """
     tasks = len(x)
     largest = torch.linalg.vector_norm(x.flatten(1), torch.inf, 1)
@@ -58,13 +58,13 @@ def enter(
         x, x.stride(0), largest, base, stored, factor, undo, size, WANTED=wanted, BASE=base is not None,
         PRECISION=precision, BLOCK=1024, num_warps=4,
     )  # fmt: skip
-    return Entered(stored, factor, undo)
+    return Scaled(stored, factor, undo)
 
 
 def stored(x: Tensor, dtype: torch.dtype, precision: str) -> Tensor:
-    """As the stacks keep it; for TF32 rounded to its ten bits, which the tensor cores would cut down to."""
+    """Convert to the stacks' data type. TF32 is rounded to its ten bits, because the tensor cores would truncate."""
     if precision == "tf32" and dtype == torch.float32:
         x = x.contiguous()
         cut = ((x.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
-        return torch.where(x.isnan(), x, cut)  # what is not a number must not become one
+        return torch.where(x.isnan(), x, cut)  # NaN stays NaN
     return x.to(dtype).contiguous()

@@ -1,4 +1,4 @@
-"""The second half of every sum over a task: the programs' parts added up, always in the same order."""
+"""Add the partial sums of the programs, always in the same order."""
 
 import triton
 import triton.language as tl

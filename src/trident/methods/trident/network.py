@@ -18,147 +18,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.backbones.conv4 import Conv4Backbone, first_layer_input
-from trident.methods.inner_loop import Encodings, Evaluated, InnerLoopModel, Target
+from trident.backbones.conv4 import first_layer_input
+from trident.methods.inner_loop import Encodings, Evaluated, Target
 from trident.methods.trident.latents import Inferred, Latents
 from trident.methods.trident.objective import evidence_lower_bound
-from trident.methods.trident.priors import PRIORS, Prior
-from trident.methods.trident.settings import TridentSettings
+from trident.methods.trident.parts import Parts
 from trident.nn.activation import activate
-from trident.nn.attfex import Attfex, Classes, Extractor, Positional, TaskFeatures
+from trident.nn.attfex import TaskFeatures
 from trident.nn.batch_norm import BatchNormStatistics
 from trident.nn.classes import members_of, weighted_means
-from trident.nn.conv4 import Conv4
-from trident.nn.decoder import Decoder
-from trident.nn.gaussian import Gaussian, GaussianHead
-from trident.nn.linear import Linear
+from trident.nn.gaussian import Gaussian
 from trident.nn.parameters import Parameters
-from trident.settings import EpisodeSpec
-from trident.tasks.source import NoiseShapes
 from trident.tasks.task import Labels, Task
-
-PROTOTYPE_SCALE = 0.1  # start of the learned scale of distances to prototypes
-UNIT_SCALE = 7.0  # the same, between features of unit length
 
 
 @dataclass(frozen=True)
-class Network(InnerLoopModel):
-    """The network's structure. It holds no weights: they are passed to every call, one set for each task."""
-
-    method: TridentSettings
-    backbone: Conv4Backbone  # the label encoder
-    episode: EpisodeSpec
-
-    # The parts, each with the parameters whose names begin with the part's name.
-
-    @property
-    def semantic_encoder(self) -> Conv4:
-        return self.backbone.encoder("semantic_encoder", self.semantic_channels)
-
-    @property
-    def semantic_channels(self) -> int:
-        return self.method.semantic_channels or self.backbone.channels
-
-    @property
-    def semantic_head(self) -> GaussianHead:
-        s = self.method
-        inputs = self.semantic_encoder.n_features(self.backbone.image_size)
-        return GaussianHead("semantic", inputs, s.semantic_latents, s.initial_log_var, s.log_var_bound)
-
-    @property
-    def label_head(self) -> GaussianHead:
-        s = self.method
-        inputs = self.backbone.n_features + s.semantic_latents
-        return GaussianHead("label", inputs, s.label_latents, s.initial_log_var, s.log_var_bound)
-
-    @property
-    def attfex(self) -> Attfex | None:
-        s = self.method
-        if s.attfex == "off":
-            return None
-        extractor: Extractor = Classes("attfex", s.attfex_width_m)
-        if s.attfex == "positional":
-            extractor = Positional("attfex", self.episode.n_images, s.attfex_width_m)
-        return Attfex(
-            "attfex",
-            extractor,
-            s.attfex_width_m,
-            s.attfex_width_n,
-            self.backbone.activation,
-            s.attention_activation,
-            s.attention_scale,
-            s.attfex_residual,
-        )
-
-    @property
-    def classifier(self) -> tuple[Linear, Linear]:
-        s = self.method
-        return (
-            Linear("classifier.0", s.label_latents, s.classifier_width),
-            Linear("classifier.1", s.classifier_width, self.episode.n_way),
-        )
-
-    @property
-    def training_class_head(self) -> Linear | None:
-        s = self.method
-        return Linear("training_classes", s.classifier_width, s.training_classes) if s.training_classes else None
-
-    @property
-    def decoder(self) -> Decoder:
-        s, b = self.method, self.backbone
-        latents = s.label_latents + s.semantic_latents
-        return Decoder(
-            "decoder",
-            latents,
-            b.image_size,
-            b.image_channels,
-            self.semantic_channels,
-            b.activation,
-            s.decoder_batch_norm,
-        )
-
-    @property
-    def label_prior(self) -> Prior:
-        return PRIORS[self.method.label_prior]("label_prior", self.method.label_latents)
-
-    @property
-    def semantic_prior(self) -> Prior:
-        return PRIORS[self.method.semantic_prior]("semantic_prior", self.method.semantic_latents)
-
-    def initial(self, generator: torch.Generator) -> Parameters:
-        """Random weights, without a task axis."""
-        start = self.semantic_encoder.initial(generator) | self.semantic_head.initial(generator)
-        start |= self.backbone.initial(generator) | self.label_head.initial(generator)
-        if self.attfex is not None:
-            start |= self.attfex.initial(generator)
-        for layer in self.classifier:
-            start |= layer.initial(generator)
-        if self.training_class_head is not None:
-            start |= self.training_class_head.initial(generator)
-        start |= self.decoder.initial(generator)
-        start |= self.label_prior.initial(generator) | self.semantic_prior.initial(generator)
-        if self.method.classifier_start == "prototypes":
-            del start["classifier.1.weight"], start["classifier.1.bias"]  # `prototype_classifier` makes them
-            start[self._scale] = torch.tensor(UNIT_SCALE if self._unit else PROTOTYPE_SCALE)
-        return start
-
-    def initial_running(self) -> Parameters:
-        encoders = self.semantic_encoder.initial_running() | self.backbone.initial_running()
-        return encoders | self.decoder.initial_running()
-
-    # Noise: standard normal for the latents, or zero, which gives their means.
-
-    def noise_shapes(self, episode: EpisodeSpec, predictions: int) -> NoiseShapes:
-        s = self.method
-        # The start from prototypes needs noise even without inner steps.
-        draws = [("support", i, episode.n_support) for i in range(max(1, s.inner_steps))]
-        draws += [("query", i, episode.n_queries) for i in range(predictions)]
-        sizes = {"semantic": s.semantic_latents, "label": s.label_latents}
-        return {f"{of}/{i}/{latent}": (n, size) for of, i, n in draws for latent, size in sizes.items()}
-
-    def n_draws(self, task: Task) -> int:
-        """How many draws of the queries' noise the tasks bring."""
-        return sum(name.startswith("query/") and name.endswith("/label") for name in task.noise)
+class Network(Parts):
+    """The network. It holds no weights: they are passed to every call, one set for each task."""
 
     # Inference: lines 1 to 3 of Algorithm 1.
 
@@ -339,15 +215,6 @@ class Network(InnerLoopModel):
             "classifier.1.weight": 2 * scale[:, None, None] * prototypes,
             "classifier.1.bias": -scale[:, None] * prototypes.square().sum(2),
         }
-
-    @property
-    def _unit(self) -> bool:
-        return self.method.classifier_features == "unit"
-
-    @property
-    def _scale(self) -> str:
-        """Two names, because a scale learned for one kind of features means nothing for the other."""
-        return "classifier.unit_scale" if self._unit else "classifier.scale"
 
     def _compared_features(self, parameters: Parameters, z_label: Tensor) -> Tensor:
         """The features between which distances to prototypes are measured."""
