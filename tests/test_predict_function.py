@@ -90,8 +90,7 @@ def ragged(rows: np.ndarray) -> list[list[float]]:
         (lambda found: found[:, :2], ["shape (6, 2)", "(6, 3)"]),
         (lambda found: found[0], ["shape (3,)", "(6, 3)"]),
         (lambda found: None, ["(6, 3)"]),
-        ragged,
-        ["(6, 3)"],
+        (ragged, ["(6, 3)"]),
         (lambda found: found.argmax(1), ["shape (6,)", "(6, 3)"]),
         (lambda found: found * np.nan, ["probabilities"]),
         (lambda found: 2 * found, ["probabilities"]),
@@ -164,10 +163,7 @@ def test_query_labels_are_out_of_sight(at_once: Any) -> None:
 
 @pytest.mark.parametrize(
     "at_once",
-    [
-        "all",
-        "one",
-    ],
+    ["all", "one"],
 )
 def test_a_function_that_writes_into_its_arguments_changes_nothing(at_once: Any) -> None:
     def careless(images: np.ndarray, labels: np.ndarray, queries: np.ndarray) -> np.ndarray:
