@@ -154,7 +154,7 @@ def test_wrong_grid_files(ablate: Ablate_command, tmp_path: Path, text: str, wor
         (["latent", "--out", "d"], ["'latent'", "'latents'"]),
         (["mine.toml", "--out", "d"], ["no grid file at mine.toml"]),
         (["latents", "--out", "d"], ["--data STORE"]),
-        (["latents", "--out", "d", "label_latents=3"], ["what this grid varies"]),
+        (["latents", "--out", "d", "label_latents=3"], ["this grid varies"]),
         (["latents", "--out", "d", "training.stesp=3"], ["'training.stesp'", "'training.steps'"]),
         (["latents", "--out", "d", "training.steps"], ["'training.steps' is not a setting"]),
         (["latents", "--out", "d", "--recipe", "mini"], ["'mini'"]),

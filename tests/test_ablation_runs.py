@@ -141,7 +141,7 @@ def test_two_processes_share_the_cells(ablate: Ablate_command, tmp_path: Path) -
     finally:
         first.send_signal(signal.SIGCONT)
     assert second.returncode == 0, second.stderr
-    assert "cell 1/3 alpha-0.001: left to another process" in second.stderr
+    assert "cell 1/3 alpha-0.001: skipped, another process" in second.stderr
     assert "2 of 3 cells are finished" in second.stdout
     out, err = first.communicate(timeout=120)
     assert first.returncode == 0, err
@@ -198,7 +198,7 @@ def test_ctrl_c_stops_the_whole_grid(ablate: Ablate_command, tmp_path: Path, mon
         patched.setattr(TrainingProgress, "on_step", lambda *_: os.kill(os.getpid(), signal.SIGINT))
         stopped = ablate(*grid)
     assert stopped.returncode == 130
-    assert "stopped in cell alpha-0.001 after step 1; the same command goes on" in stopped.stderr
+    assert "stopped in cell alpha-0.001 after step 1; run the same command again to resume" in stopped.stderr
     assert not (tmp_path / "d" / "alpha-0.002").exists()
     again = ablate(*grid)
     assert again.returncode == 0, again.stderr

@@ -128,13 +128,13 @@ def test_sorting_into_folders_is_announced_first_and_writes_over_nothing(
     [
         (["--support", "nowhere", "--query", "pile"], ["--support nowhere", "no such folder"]),
         (["--support", "support", "--query", "nowhere"], ["--query nowhere", "no such folder"]),
-        (["--support", "support", "--query", "empty"], ["--query empty", "not one picture"]),
-        (["--support", "support", "--query", "support/red"], ["lies in --support", "labelled pictures"]),
+        (["--support", "support", "--query", "empty"], ["--query empty", "no picture"]),
+        (["--support", "support", "--query", "support/red"], ["is inside --support", "another folder"]),
         (["--support", "support", "--query", "support/red/0.png"], ["--query support/red/0.png", "folder"]),
         (["--support", "single", "--query", "pile"], ["one class only, 'a'"]),
         (["--support", "hollow", "--query", "pile"], ["class 'none' has no pictures"]),
         (["--support", "support", "--query", "pile", "--out", "x.txt"], ["x.txt", ".csv or .json"]),
-        (["--support", "support", "--query", "pile", "--yes"], ["--yes goes with"]),
+        (["--support", "support", "--query", "pile", "--yes"], ["--yes needs --copy"]),
         (["--support", "support", "--query", "pile", "--copy", "a", "--move", "b"], ["exclude each other"]),
         (["--support", "support", "--query", "pile", "--weights", "nothing"], ["nothing", "trident weights"]),
         (["--support", "spoilt", "--query", "pile"], ["spoilt", "0.png", "not an image"]),
@@ -218,7 +218,7 @@ def test_what_is_not_sure_enough_has_its_best_guess_apart(trident_here: Callable
     picture("red", 0).save(folders / "support" / "beside.png")
     found = trident_here("predict", "--support", "support", "--query", "pile", "--threshold", "1", "--out", "all.csv")
     assert found.returncode == 2
-    assert "skipped support/beside.png: it lies in no class folder" in found.stderr
+    assert "skipped support/beside.png: it is not in a class folder" in found.stderr
     assert "labelled 0 of 12 pictures, see all.csv" in found.stderr
     rows = list(csv.DictReader((folders / "all.csv").open()))
     assert {row["label"] for row in rows} == {""}
@@ -269,7 +269,7 @@ def test_a_pile_of_what_cannot_be_read_says_why(trident_here: Callable, folders:
     (folders / "phone" / "1.heic").write_bytes(b"")
     found = trident_here("predict", "--support", "support", "--query", "phone")
     assert found.returncode == 2
-    assert "not one picture in it to label" in found.stderr
+    assert "it has no picture to label" in found.stderr
     assert "HEIC" in found.stderr
 
 
@@ -288,7 +288,7 @@ def test_a_file_that_came_in_between_is_not_written_over(tmp_path: Path) -> None
     steps = plan({tmp_path / "a.png": "cat"}, tmp_path / "sorted", moving=True)
     (tmp_path / "sorted" / "cat").mkdir(parents=True)
     (tmp_path / "sorted" / "cat" / "a.png").write_bytes(b"old")
-    with pytest.raises(TridentError, match="there is a file already"):
+    with pytest.raises(TridentError, match="it already exists"):
         carry_out(steps, moving=True)
     assert (tmp_path / "sorted" / "cat" / "a.png").read_bytes() == b"old"
     assert (tmp_path / "a.png").read_bytes() == b"new"

@@ -128,7 +128,7 @@ def test_weights_suit_the_number_of_examples() -> None:
     store = WeightStore("auto")
     assert [store.fitting(n, 3)[0] for n in (3, 6, 7, 60)] == ["mini-5w1s-set"] * 2 + ["mini-5w5s-set"] * 2
     for name, about in zip(("mini-5w1s-set", "mini-5w5s-set"), store.described(), strict=True):
-        assert (about["name"], about["size"], about["comes_along"]) == (name, 84, True)
+        assert (about["name"], about["size"], about["included"]) == (name, 84, True)
         assert "trained on mini-imagenet" in about["described"]
 
 

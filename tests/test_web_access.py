@@ -61,7 +61,7 @@ def test_by_keyboard_alone(page: Any) -> None:
     page.focus("#download")
     tab_to(".correct")
     page.keyboard.press("ArrowDown")
-    assert shown(page)[0][2] == "you said so"
+    assert shown(page)[0][2] == "your label"
     tab_to("#go")
     page.keyboard.press("Space")
     page.wait_for_selector("#status:has-text('2 pictures labelled')")
@@ -106,7 +106,7 @@ def test_names_are_text(page: Any) -> None:
     assert [name for name, _, _ in shown(page)] == [f"{nasty}.png"]
     page.locator(".correct").first.select_option(label=f"it is {nasty}")
     assert [said for _, said, _ in shown(page)] == [nasty]
-    page.locator(".correct").first.select_option(label="take that back")
+    page.locator(".correct").first.select_option(label="undo")
     page.click("#curious summary")
     page.click("#look")
     page.wait_for_selector(".plot")

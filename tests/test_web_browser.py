@@ -39,14 +39,14 @@ def test_a_visit(page: Any, tmp_path: Path) -> None:
 
     wrong = next(name for name in COLOURS if name != before[odd[0]]["label"])
     page.locator(".picture").nth(6).locator(".correct").select_option(label=f"it is {wrong}")
-    assert shown(page)[6] == (odd[0], wrong, "you said so")
+    assert shown(page)[6] == (odd[0], wrong, "your label")
     assert "label again" in page.inner_text("#status")
     with page.expect_response("**/api/label") as answered:
         label(page)
     answer = answered.value.json()
     examples = [one["class"] for one in answer["labelled"] if one["name"].startswith("none of them")]
     assert (examples, len(answer["labelled"]), len(answer["pile"])) == ([wrong], 4, 6)
-    assert shown(page)[6] == (odd[0], wrong, "you said so")
+    assert shown(page)[6] == (odd[0], wrong, "your label")
     assert "1 from the pile" in page.locator(".class").nth(list(COLOURS).index(wrong)).inner_text()
     rows = table(page, tmp_path)
     assert [row["path"] for row in rows] == [name for name, _ in [*copies(2), odd]]
@@ -54,8 +54,8 @@ def test_a_visit(page: Any, tmp_path: Path) -> None:
     assert rows[6]["label"] == wrong
     assert any(row["probability"] != before[row["path"]]["probability"] for row in rows[:6])  # it has learnt from it
 
-    page.locator(".picture").nth(6).locator(".correct").select_option(label="take that back")
-    assert shown(page)[6][2] != "you said so"
+    page.locator(".picture").nth(6).locator(".correct").select_option(label="undo")
+    assert shown(page)[6][2] != "your label"
 
 
 def test_mishaps(page: Any) -> None:

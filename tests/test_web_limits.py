@@ -53,7 +53,7 @@ def narrow(weights: Path) -> Iterator[Site]:
         (four(2) | {"x" * 81: pile(1)}, pile(1), [], 422, "1 to 80 letters"),
         (four(2) | {"x" * 5000: pile(1)}, pile(1), [], 422, "1 to 80 letters"),
         (four(2), pile(1), [("labelled-9", pile(1)[0])], 422, "a class that has no name"),
-        (four(2), pile(1), [("extra", pile(1)[0])], 422, "'extra' is no field"),
+        (four(2), pile(1), [("extra", pile(1)[0])], 422, "unknown field 'extra'"),
         (four(2), pile(1) + [("big.bmp", bytes(45_000))] * 5, [], 413, "more than 0.2 MB in one request"),
     ],
 )
@@ -192,7 +192,7 @@ def test_requests_wait_their_turn_and_not_too_many_of_them(weights: Path, slow: 
             assert until(lambda: slow.started == 1)
             time.sleep(0.3)  # so that it is known who came when
         status, answer = running.ask(four(2), pile(1))
-        assert (status, "too many others" in answer["error"]) == (503, True)
+        assert (status, "too many other visitors" in answer["error"]) == (503, True)
         assert running.get("/api/about")[0] == 200  # the server itself is not held up
         slow.let_go.set()
         assert [one.result()[0] for one in waiting] == [200] * 3

@@ -1,6 +1,6 @@
 """The settings that every recipe has: episodes, protocol, views and training. Nothing here imports torch.
 
-A backbone and a method bring their own settings, as fields of their own classes.
+A backbone and a method have their own settings, as fields of their classes.
 """
 
 import math
@@ -11,7 +11,7 @@ from trident.errors import TridentError
 
 
 def setting(default: Any, help: str, after_training: bool = False) -> Any:
-    """A field of a class of settings. `after_training`: it may be changed for weights that are already trained."""
+    """A settings field. `after_training`: it may be changed for trained weights."""
     return field(default=default, metadata={"help": help, "after_training": after_training})
 
 
@@ -21,7 +21,7 @@ def require(condition: bool, message: str) -> None:
 
 
 def require_at_least(settings: Any, section: str, least: float, *names: str) -> None:
-    """Whether these settings are finite numbers and not too small; 'none' is allowed."""
+    """Check that these settings are finite and not too small; 'none' is allowed."""
     for name in names:
         value = getattr(settings, name)
         fits = value is None or (math.isfinite(value) and value >= least)
@@ -57,25 +57,23 @@ class EpisodeSpec:
 
 @dataclass(frozen=True)
 class Protocol:
-    """How a number was obtained. Every accuracy carries one of these."""
+    """How a number was measured. Every accuracy has one."""
 
     query_order: Literal["shuffled", "class_sorted"] = setting(
-        "shuffled", "class_sorted shows a positional AttFEX the classes of the queries: see the README"
+        "shuffled", "class_sorted reveals the classes of the queries to a positional AttFEX: see the README"
     )
     balance: Literal["balanced", "dirichlet"] = setting(
         "balanced", "exactly n_query queries of each class, or Dirichlet-distributed counts"
     )
-    queries_at_once: Literal["all", "one"] = setting(
-        "all", "one: each query is a task of its own, so that no query can lean on the others"
-    )
+    queries_at_once: Literal["all", "one"] = setting("all", "one: each query is classified alone, in a task of its own")
     dirichlet_alpha: float = setting(2.0, "concentration of the Dirichlet distribution")
     batch_norm: Literal["transductive", "support", "running"] = setting(
-        "transductive", "statistics of the images at hand (as the paper), of the support set, or of training"
+        "transductive", "statistics of the current images (as the paper), of the support set, or of training"
     )
     latents: Literal["sample", "mean", "average"] = setting(
         "mean", "latents at test: one sample, the mean, or the average of many predictions"
     )
-    latent_samples: int = setting(10, "samples behind latents=average")
+    latent_samples: int = setting(10, "number of samples for latents=average")
 
     def __post_init__(self) -> None:
         require(
@@ -85,7 +83,7 @@ class Protocol:
         require_at_least(self, "protocol", 1, "latent_samples")
 
     def describe(self, latents: bool = True, batch_norm: bool = True) -> str:
-        """In words, without what means nothing to a method: latents, batch norm."""
+        """In words. Latents and batch norm are omitted if the method has none."""
         order = f"{self.query_order.replace('_', '-')} queries"
         balance = "balanced" if self.balance == "balanced" else f"Dirichlet({self.dirichlet_alpha:g}) class counts"
         taken = {"sample": "one latent sample", "mean": "latent means"}.get(
@@ -98,7 +96,7 @@ class Protocol:
 
 @dataclass(frozen=True)
 class Views:
-    """What a prediction is made from besides the images as they are; the mean probability counts. Not in training."""
+    """Extra views of the images for predictions, not for training. Probabilities are averaged over all views."""
 
     mirrored: bool = setting(False, "predict from the mirror images too")
     corners: bool = setting(
@@ -114,17 +112,17 @@ class Views:
 class TrainingSettings:
     """The outer loop."""
 
-    steps: int = setting(82_000, "meta-updates in all")
+    steps: int = setting(82_000, "number of meta-updates")
     tasks_per_step: int = setting(20, "tasks in a meta-update, the paper's B (methods trained on episodes)")
     images_per_step: int = setting(256, "images in an update (methods trained on batches of all training classes)")
     rate: float = setting(1e-4, "learning rate of Adam in the outer loop, the paper's beta")
     weight_decay: float = setting(0.0, "decoupled weight decay (AdamW) in the outer loop")
     schedule: Literal["constant", "cosine"] = setting("constant", "rate over time: constant, or cosine to zero")
     augmentation: Literal["none", "flip", "flip_shift", "crop_colour"] = setting(
-        "none", "training images mirrored; mirrored and shifted; or mirrored, cropped, and their colours changed"
+        "none", "training images are mirrored; mirrored and shifted; or mirrored, cropped and recoloured"
     )
     task_ways: int | None = setting(
-        None, "classes in a training task; 'none' takes episode.n_way. Others need a network for any number of classes"
+        None, "classes in a training task; 'none' takes episode.n_way. Others need a method for any number of classes"
     )
     task_queries: int | None = setting(None, "queries of each class in a training task; 'none' takes episode.n_query")
     clip_norm: float | None = setting(1.0, "largest norm of the meta-gradient; 'none' does not clip")
@@ -137,7 +135,7 @@ class TrainingSettings:
         "one task, unless it is 0",
     )
     tasks_per_chunk: int | None = setting(None, "tasks computed at once; fewer need less memory. 'none' takes all")
-    seed: int = setting(0, "decides the initial weights, the tasks and the noise")
+    seed: int = setting(0, "random seed of the initial weights, the tasks and the noise")
     validate_every: int = setting(1000, "steps between two validations")
     validation_tasks: int = setting(200, "tasks in one validation")
     save_every: int = setting(100, "steps between two checkpoints")

@@ -1,4 +1,4 @@
-"""Grid files, and the check of every value in them. Nothing here imports torch, so that grids are listed at once."""
+"""Reads and checks grid files. Nothing here imports torch, so that listing grids is fast."""
 
 import dataclasses
 import math
@@ -19,7 +19,7 @@ FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Measurement:
-    """How every cell is measured once it is trained. Its validation tasks are not those that chose its best weights."""
+    """How trained cells are measured. The validation tasks are not those that chose the best weights."""
 
     split: str = "val"  # settings are chosen on validation classes
     tasks: int = 600
@@ -33,7 +33,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Axis:
-    """A setting and its values; or several settings that vary together, then every value is a list."""
+    """A setting and its values; or several settings that vary together, with a list for each value."""
 
     values: list[Any]
     setting: str = ""
@@ -61,7 +61,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Paper:
-    """What a paper reports for the same cells."""
+    """A paper's results for the same cells."""
 
     table: str = ""  # which table of it
     note: str = ""  # how its figures were obtained
@@ -96,7 +96,7 @@ def grid_names() -> list[str]:
 
 
 def read_grid(name: str) -> tuple[GridFile, Path]:
-    """A shipped grid by its name, or any by the path of its TOML file."""
+    """An included grid by name, or any by the path of its TOML file."""
     own = name.endswith(".toml")
     path = Path(name) if own else FOLDER / f"{name}.toml"
     require(path.is_file() or not own, f"no grid file at {path}")
@@ -108,7 +108,7 @@ def read_grid(name: str) -> tuple[GridFile, Path]:
 
 @contextmanager
 def errors_in(where: object) -> Iterator[None]:
-    """Say in an error where it was found."""
+    """Add to errors where they were found."""
     try:
         yield
     except TridentError as error:
@@ -116,7 +116,7 @@ def errors_in(where: object) -> Iterator[None]:
 
 
 def checked(kind: Any, value: Any, where: str = "") -> Any:
-    """A plain value from TOML or JSON as the type `kind`, often a dataclass; `where` it was found."""
+    """Convert a plain value from TOML or JSON to the type `kind`, often a dataclass. Errors name `where`."""
     origin, inner = typing.get_origin(kind) or kind, typing.get_args(kind)
     if kind is Any or (isinstance(kind, types.UnionType) and value is None):
         return value

@@ -1,4 +1,4 @@
-"""A grid: the cells that a grid's file stands for, each with a recipe of its own."""
+"""A grid: the cells of a grid file, each with its own recipe."""
 
 import itertools
 import re
@@ -12,15 +12,15 @@ from trident.recipes.loading import full_key, load_recipe, recipe_from, recipe_v
 from trident.recipes.recipe import Recipe
 from trident.settings import require
 
-Plan = list[tuple[str, dict[str, Any]]]  # cells: name, and what each sets by section.key
+Plan = list[tuple[str, dict[str, Any]]]  # cells: name, and settings by section.key
 
 
 @dataclass(frozen=True)
 class Cell:
     """One training run of a grid."""
 
-    name: str  # also its folder's
-    recipe: Recipe  # everything it is trained from
+    name: str  # also the name of its folder
+    recipe: Recipe  # with all settings of the cell
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Grid:
 
 
 def load_grid(name: str, overrides: Sequence[str] = (), recipe: str | None = None, **evaluation: Any) -> Grid:
-    """A shipped grid by name, or any by the path of its TOML file; what else is given replaces what it says."""
+    """An included grid by name, or any by the path of its TOML file. Other arguments override the file."""
     file, path = read_grid(name)
     base = load_recipe(recipe) if recipe else None
     with errors_in(path):
@@ -58,7 +58,7 @@ def load_grid(name: str, overrides: Sequence[str] = (), recipe: str | None = Non
     base = with_overrides(base, overrides)
     for text in overrides:
         key = full_key(base, text.partition("=")[0].lstrip("-").replace("-", "_"))
-        require(key not in labels, f"'{text}': {key} is what this grid varies, so it cannot be set for all cells")
+        require(key not in labels, f"'{text}': this grid varies {key}, so it cannot be set for all cells")
     with errors_in(path):
         cells = [Cell(cell, _changed(base, settings, f"cell {cell}")) for cell, settings in plan]
         for one, other in itertools.combinations(cells, 2):
@@ -83,7 +83,7 @@ def _crossed(base: Recipe, file: GridFile) -> tuple[Plan, dict[str, str]]:
 
 
 def _listed(base: Recipe, file: GridFile) -> tuple[Plan, dict[str, str]]:
-    """Cells that are listed one by one, and the labels of all that they set."""
+    """Cells that are listed one by one, and the labels of their settings."""
     plan = []
     for place, cell in enumerate(file.cells):
         require("name" in cell, f"cells[{place}] needs a name")
@@ -93,7 +93,7 @@ def _listed(base: Recipe, file: GridFile) -> tuple[Plan, dict[str, str]]:
 
 
 def _check_names(names: Sequence[str], paper: Paper) -> None:
-    lower = [name.lower() for name in names]  # many disks do not tell upper from lower case
+    lower = [name.lower() for name in names]  # many file systems ignore case
     for name in names:
         fits = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}", name) and name not in ("table.md", "plot.svg")
         require(bool(fits), f"'{name}' cannot be a cell's name: use up to 120 letters, digits and . _ -")

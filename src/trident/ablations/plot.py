@@ -1,4 +1,4 @@
-"""A grid's results as a picture, beside the paper's figures where it has any."""
+"""A grid's results as a chart, with the paper's results if there are any."""
 
 import textwrap
 from typing import Any
@@ -11,9 +11,9 @@ from trident.report.figures import COLOURS, MARKERS, new_figure, styled
 
 @styled
 def grid_chart(grid: Grid, results: Results) -> Any:
-    """Accuracies with their intervals. Where two settings vary, the first gives the lines, the second the x axis."""
+    """Accuracies with their intervals. If two settings vary, the first gives the lines, the second the x axis."""
     first, second = grid.labels.values() if len(grid.labels) == 2 else ("", "")
-    places: dict[str, int] = {}  # on the x axis, by what is written there
+    places: dict[str, int] = {}  # on the x axis, by their label
     lines: dict[str, list[tuple[int, float, float]]] = {}  # place, accuracy and interval of the points, by line
     for cell in grid.cells:
         row, column = map(shown, grid.varied(cell).values()) if first else ("", cell.name)

@@ -1,4 +1,4 @@
-"""What is known of a grid's finished cells: the `result.json` in the folder of each."""
+"""The results of a grid's finished cells: `result.json` in each cell's folder."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -14,7 +14,7 @@ from trident.recipes.recipe import Recipe
 from trident.settings import require
 
 RESULT = "result.json"
-# How a run is computed, not what it computes: it may be continued with others, on a smaller machine for instance.
+# These do not change a run's result, so it may be resumed with other values, for example on a smaller machine.
 FREE = ("training.tasks_per_chunk", "training.save_every", "training.log_every")
 
 
@@ -43,7 +43,7 @@ class Result:
 
 
 def read_results(grid: Grid, out: Path) -> dict[str, Result]:
-    """The finished cells' results, by cell; those of other settings are refused."""
+    """The results of finished cells, by cell. Results with other settings are an error."""
     results: dict[str, Result] = {}
     for cell in grid.cells:
         folder = out / cell.name
@@ -66,7 +66,7 @@ def _read(path: Path) -> Result:
 
 
 def check_same(before: Recipe, after: Recipe, folder: Path) -> None:
-    """Refuse a folder that holds a run of something else."""
+    """Raise an error if the folder holds a run with other settings."""
     old, new = (
         {f"{name}.{key}": part[key] for name, part in values.items() if isinstance(part, dict) for key in part}
         for values in (recipe_values(before), recipe_values(after))

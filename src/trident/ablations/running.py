@@ -1,7 +1,7 @@
 """Training and measuring the cells of a grid, in a folder that several processes may share.
 
-Each cell has a folder in it: an ordinary run, and `result.json` once the cell is finished. A cell is worked on under a
-lock that ends with the process, however that ends, so what was interrupted is there for the next process to resume.
+Each cell has a folder in it: an ordinary run, and `result.json` once the cell is finished. A process locks the cell it
+works on. The lock ends with the process, so the next process can resume an interrupted cell.
 """
 
 import fcntl
@@ -29,7 +29,7 @@ from trident.tasks.episodes import EpisodeSampler
 
 @dataclass(frozen=True)
 class GridRun:
-    """A grid, what its cells are trained on, and how to show what is going on."""
+    """A grid, its data, and how to show progress."""
 
     grid: Grid
     store: ImageStore
@@ -37,11 +37,11 @@ class GridRun:
     out: Path
     device: str
     say: Callable[[str], None]
-    training_bar: Callable[[int, int], AbstractContextManager[Observer]]  # of the first step and the last
+    training_bar: Callable[[int, int], AbstractContextManager[Observer]]  # takes the first step and the last
     counting_bar: Callable[[str], AbstractContextManager[Progress]]
 
     def _check(self) -> None:
-        """Find what would stop any cell before the first is trained."""
+        """Check all cells before the first is trained."""
         require(self.out.is_dir() or not self.out.exists(), f"{self.out} is a file: --out needs a folder")
         for cell in self.grid.cells:
             with errors_in(f"cell {cell.name}"):
@@ -51,7 +51,7 @@ class GridRun:
         read_results(self.grid, self.out)
 
     def run(self) -> str | None:
-        """Train and measure the cells that are not finished, nor at work elsewhere; where it was interrupted, if so."""
+        """Train and measure the open cells that no other process works on. Returns where it was interrupted, if so."""
         self._check()
         for number, cell in enumerate(self.grid.cells, 1):
             folder, title = self.out / cell.name, f"cell {number}/{len(self.grid.cells)} {cell.name}"
@@ -60,7 +60,7 @@ class GridRun:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    self.say(f"{title}: left to another process, which is working on it")
+                    self.say(f"{title}: skipped, another process is working on it")
                     continue
                 if (folder / RESULT).is_file():
                     self.say(f"{title}: finished before")
@@ -68,11 +68,11 @@ class GridRun:
                     step = self._run_cell(cell, folder, title)
                     if step is not None:
                         return f"{cell.name} after step {step}"
-                (folder / "lock").unlink(missing_ok=True)  # whoever has it open will find the result
+                (folder / "lock").unlink(missing_ok=True)  # other processes will find the result
         return None
 
     def _run_cell(self, cell: Cell, folder: Path, title: str) -> int | None:
-        """Train and measure one cell, and write its result; the step it was interrupted in, if it was."""
+        """Train and measure one cell, and write its result. Returns the step of an interruption, if any."""
         start = self._begun(cell) or start_run(cell.recipe, self.store, self.data, folder, self.device)
         steps, chunk = cell.recipe.training.steps, cell.recipe.training.tasks_per_chunk
         self.say(f"{title}: resuming after step {start.step}" if start.step else f"{title}: training")
@@ -89,7 +89,7 @@ class GridRun:
                 evaluation = evaluate(best, self.store, progress=progress, **sample)
             self.say(f"{title}: accuracy {evaluation.accuracy:.2f} ± {evaluation.ci95:.2f} %")
         except NotFiniteError as problem:
-            # Numbers that blow up are this cell's own result. Anything else, a full disk for instance, is no result.
+            # Numbers that are not finite are a result of this cell. Other errors, such as a full disk, are not.
             error = str(problem)
             self.say(f"{title}: failed: {error}")
         last = load_checkpoint(folder / LAST)
@@ -109,7 +109,7 @@ class GridRun:
         return None
 
     def _begun(self, cell: Cell) -> Checkpoint | None:
-        """Where the training of a cell stopped, if it has begun."""
+        """The last checkpoint of a cell, if its training has begun."""
         folder = self.out / cell.name
         if not (folder / LAST).is_file():
             return None

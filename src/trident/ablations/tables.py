@@ -1,4 +1,4 @@
-"""A grid's results as a table, and as plain values for JSON; the paper's figures beside them where it has any."""
+"""A grid's results as a table, and as plain values for JSON, with the paper's results if there are any."""
 
 from collections.abc import Mapping
 from dataclasses import asdict

@@ -6,7 +6,7 @@ library computes from the images.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Generic, NotRequired, TypedDict, Unpack
 
@@ -21,13 +21,13 @@ from trident.engines.workers import side_by_side
 from trident.errors import NotFiniteError
 from trident.learning.learners import make_learner
 from trident.learning.run_start import check_run
+from trident.learning.training import training_source
 from trident.measuring.evaluate import chunks_of
 from trident.measuring.prediction import predict
 from trident.measuring.subject import TrainedModel, default_chunk
 from trident.nn.parameters import Parameters, on_device
 from trident.recipes.recipe import Recipe
-from trident.tasks.episodes import EpisodeSampler
-from trident.tasks.source import TaskSource
+from trident.tasks.source import Source
 from trident.tasks.task import Batch
 
 Progress = Callable[[str, int, int], None]
@@ -114,14 +114,9 @@ class Amount(TypedDict):
 def bench_train(recipe: Recipe, execution: Execution, store: ImageStore, **amount: Unpack[Amount]) -> Benchmark:
     """Time the meta-gradient of some tasks. The difference is the relative error of the meta-gradient."""
     check_run(recipe, store)
+    plain_images = replace(recipe, training=replace(recipe.training, augmentation="none"))
+    source = training_source(plain_images, store, execution.device)
     recipe = recipe.in_training()
-    source = TaskSource(
-        EpisodeSampler(store, "train", recipe.episode, recipe.protocol),
-        recipe.model.noise_shapes(recipe.episode, 1),
-        recipe.training.seed,
-        "train",
-        device=execution.device,
-    )
     at_once = recipe.training.tasks_per_chunk or amount["tasks"]
     parameters = _initial(recipe, execution.device)
 
@@ -179,7 +174,7 @@ def _benchmark(
     work: _Work[Result],
     recipe: Recipe,
     execution: Execution,
-    source: TaskSource,
+    source: Source,
     at_once: int,
     *,
     tasks: int,
@@ -203,7 +198,7 @@ def _benchmark(
         do = work.plain(PlainLoop(recipe, LAYOUTS[plain_layout]))
         sample = _sample_for_plain_loop(do, source, chunks, at_once) if work.samples else chunks
         plain = _yardstick(do, plain_layout, sample, work.difference, measured, device, progress)
-    return Benchmark(work.name, recipe, execution, source.sampler.store.dataset, tasks, measured, plain)
+    return Benchmark(work.name, recipe, execution, source.dataset, tasks, measured, plain)
 
 
 def _yardstick(
@@ -232,7 +227,7 @@ def _yardstick(
     return Yardstick(plain, sum(chunk.task.n_tasks for chunk in chunks), layout, found)
 
 
-def _sample_for_plain_loop(do: _OnTasks[Result], source: TaskSource, chunks: list[Batch], at_once: int) -> list[Batch]:
+def _sample_for_plain_loop(do: _OnTasks[Result], source: Source, chunks: list[Batch], at_once: int) -> list[Batch]:
     """All tasks, or as many of the first as the plain loop can do in LONGEST_ROUND."""
     one, tasks = _drawn(source, 1, 1), sum(chunk.task.n_tasks for chunk in chunks)
     with torch_settings(exact=False):
@@ -253,7 +248,7 @@ def _largest_difference(actual: Tensor, expected: Tensor) -> float:
     return float((actual[: len(expected)].exp() - expected.exp()).abs().max())
 
 
-def _drawn(source: TaskSource, tasks: int, at_once: int) -> list[Batch]:
+def _drawn(source: Source, tasks: int, at_once: int) -> list[Batch]:
     return [source.batch(indices) for indices in chunks_of(tasks, at_once)]
 
 

@@ -1,4 +1,4 @@
-"""The `trident` command. Heavy imports stay inside the commands, so that help is there at once."""
+"""The `trident` command. Heavy imports stay inside the commands, so that `--help` is fast."""
 
 from trident.cli import (
     ablation,

@@ -23,29 +23,29 @@ def ablate(
         str | None, typer.Argument(help="A grid's name, or the path of a TOML file. Omit it for a list.")
     ] = None,
     settings: Settings = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the grid, with a run's folder for each cell.")] = None,
-    show: Annotated[bool, typer.Option("--show", help="Train nothing: print the table of what is in --out.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Output folder; each cell gets a run folder in it.")] = None,
+    show: Annotated[bool, typer.Option("--show", help="Only print the table of the results in --out.")] = False,
     data: Annotated[
         str | None, typer.Option(help="A store made by 'trident data prepare'. The glyphs need none.")
     ] = None,
-    recipe: Annotated[str | None, typer.Option(help="A recipe to use in place of the grid's own.")] = None,
+    recipe: Annotated[str | None, typer.Option(help="Use this recipe instead of the grid's.")] = None,
     split: Annotated[
-        Literal["train", "val", "test"] | None, typer.Option(help="Classes to measure on; by default as in the grid.")
+        Literal["train", "val", "test"] | None, typer.Option(help="Split to measure on; default: the grid's.")
     ] = None,
-    tasks: Annotated[int | None, typer.Option(min=2, help="Tasks to measure on; by default as in the grid.")] = None,
+    tasks: Annotated[int | None, typer.Option(min=2, help="Tasks to measure on; default: the grid's.")] = None,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Train and measure a grid of runs; finished cells are never redone, stopped ones go on.
+    """Train and measure a grid of runs. Finished cells are skipped, interrupted ones resume.
 
     \b
     trident ablate                              list the grids
     trident ablate glyphs-2x2                   show the cells of one
-    trident ablate glyphs-2x2 --out DIR         train and measure them; again to go on
+    trident ablate glyphs-2x2 --out DIR         train and measure them; run it again to resume
     trident ablate glyphs-2x2 --out DIR --show  print the table
 
     \b
-    A grid is a TOML file with axes to cross, or cells one by one:
+    A grid is a TOML file with axes to cross, or with a list of cells:
       summary = "what it is about"
       recipe = "glyphs"
       settings.training.steps = 100       # the same in every cell
@@ -56,15 +56,15 @@ def ablate(
       settings = ["training.tasks_per_step", "method.inner_steps"]
       values = [[4, 3], [8, 1]]
 
-    Several processes may share DIR: each cell is trained by one of them. Cells are measured on validation classes
-    unless --split test asks for the test classes. DIR/CELL is an ordinary run with a result.json; DIR/table.md and
-    DIR/plot.svg are written when all cells are finished, and by --show.
+    Several processes may share DIR. Each cell is trained by one of them. Cells are measured on validation classes;
+    --split test uses the test classes. DIR/CELL is an ordinary run with a result.json. DIR/table.md and DIR/plot.svg
+    are written when all cells are finished, and by --show.
     """
     if grid is None and out is None:
         _print_names(as_json)
         return
     if grid is None or "=" in grid or grid.startswith("-"):
-        raise TridentError("which grid? Name it before any setting; 'trident ablate' lists the grids")
+        raise TridentError("which grid? Name it before the settings; 'trident ablate' lists the grids")
     from trident.ablations.grid import load_grid
 
     loaded = load_grid(grid, overrides_of(settings), recipe, split=split, tasks=tasks)
@@ -89,12 +89,12 @@ def _run(grid: "Grid", source: str, out: Path, device: str) -> None:
 
     stopped = GridRun(grid, store, source, out, device, say, TrainingProgress, counting).run()
     if stopped is not None:
-        say(f"stopped in cell {stopped}; the same command goes on")
+        say(f"stopped in cell {stopped}; run the same command again to resume")
         raise typer.Exit(130)
 
 
 def _report(grid: "Grid", out: Path, as_json: bool, show: bool) -> None:
-    """Print what is finished; write it too where all is, or where --show asks for it."""
+    """Print the finished cells. If all are finished, or with --show, also write the table and the plot."""
     from trident.ablations.results import read_results
     from trident.ablations.tables import as_markdown
     from trident.files import atomic_file
@@ -107,7 +107,7 @@ def _report(grid: "Grid", out: Path, as_json: bool, show: bool) -> None:
         with atomic_file(out / "table.md") as file:
             file.write(as_markdown(grid, results).encode())
         if importlib.util.find_spec("matplotlib") is None:
-            typer.echo("no plot without matplotlib: pip install 'trident-fewshot[analysis]'", err=True)
+            typer.echo("no plot: it needs matplotlib: pip install 'trident-fewshot[analysis]'", err=True)
         else:
             from trident.ablations.plot import grid_chart
             from trident.report.figures import save_figure

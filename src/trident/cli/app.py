@@ -1,4 +1,4 @@
-"""The command itself, which the other files of this package add their commands to, and how it ends."""
+"""The `trident` command and its error handling. The other files of this package add the subcommands."""
 
 import sys
 from typing import Annotated, Any
@@ -8,7 +8,7 @@ from typer.core import TyperGroup
 
 from trident.errors import TridentError
 
-# In the order in which one comes to need them.
+# The order in the help: what users need first comes first.
 ORDER = (
     *("predict", "web", "weights"),
     *("methods", "recipes", "params", "train", "evaluate"),
@@ -31,18 +31,18 @@ app = typer.Typer(
     help="Few-shot image classification with TRIDENT and other methods.\n\n"
     "Try it:  trident train glyphs --out runs/first   then   trident evaluate runs/first",
 )
-data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Prepare datasets, look into them.")
+data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Prepare datasets and inspect them.")
 app.add_typer(data_app, name="data")
 bench_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Time this machine: training and evaluation, each against a plain task-after-task loop, and labelling.",
+    help="Measure speed: training and evaluation, compared with a plain loop over tasks, and labelling.",
 )
 app.add_typer(bench_app, name="bench")
 
 
 def main() -> None:
-    """Run the command; a mistake of the user's is one line on standard error and exit code 2."""
+    """Run the command. A user error prints one line on standard error and exits with code 2."""
     try:
         sys.exit(app(standalone_mode=False) or 0)
     except TridentError as error:
@@ -53,7 +53,7 @@ def main() -> None:
     except OSError as error:
         _fail(f"{error.filename or 'output'}: {error.strerror or error}")
     except Exception as error:
-        # Told apart by name and shape, since where these classes live differs between versions and torch loads late.
+        # Checked by name: the modules of these classes differ between versions, and torch may not be imported yet.
         if type(error).__name__ == "OutOfMemoryError":
             _fail("out of memory: compute fewer tasks at once, with training.tasks_per_chunk or --tasks-per-chunk")
         if type(error).__name__ == "NoArgsIsHelpError":

@@ -31,19 +31,19 @@ NShot = Annotated[
     typer.Option(min=1, help="1 or 5: recipe mini-5w1s (the default) or mini-5w5s. With --recipe, its shots."),
 ]
 RecipeName = Annotated[str | None, typer.Option("--recipe", help="Another recipe, by name or by path of a TOML file.")]
-BenchTasks = Annotated[int | None, typer.Option("--tasks", min=1, help="Tasks of one round.")]
-Repeats = Annotated[int | None, typer.Option(min=1, help="Rounds to time, after warming up; the median counts.")]
+BenchTasks = Annotated[int | None, typer.Option("--tasks", min=1, help="Tasks in one round.")]
+Repeats = Annotated[int | None, typer.Option(min=1, help="Timed rounds after the warm-up; the median is reported.")]
 BenchData = Annotated[
     str | None, typer.Option("--data", help="A store, or 'glyphs'; by default made-up images of the right size.")
 ]
 NoYardstick = Annotated[
-    bool, typer.Option("--no-yardstick", help="Leave the plain loop out: no ratio, no difference, less time.")
+    bool, typer.Option("--no-yardstick", help="Skip the plain loop: faster, but no ratio and no difference.")
 ]
 PlainLayout = Annotated[
     Literal["nchw", "channels-last"],
-    typer.Option("--plain-layout", help="How the plain loop's tensors lie in memory; torch's default is nchw."),
+    typer.Option("--plain-layout", help="Memory layout of the plain loop's tensors; torch's default is nchw."),
 ]
-# (tasks, repeats) where nobody says how many: work for minutes at most, on a GPU and on a CPU.
+# Default (tasks, repeats) on a GPU and on a CPU: a few minutes at most.
 _DEFAULTS = {"train": {"cuda": (20, 5), "cpu": (2, 3)}, "evaluate": {"cuda": (600, 3), "cpu": (1, 7)}}
 _DIFFERENCE = {
     "train": "relative difference of the meta-gradients",
@@ -73,10 +73,11 @@ def train(
     trident bench train --n-shot 5
     trident bench train --recipe glyphs method.inner_steps=3
 
-    The yardstick is the same gradient by a plain loop: task after task, torch's own layers, autograd through the
-    unrolled steps, in float32 (with TF32 in convolutions on a GPU, as torch comes). The ratio is its seconds over ours;
-    the difference is that of the two meta-gradients, relative, the loop's in full float32. Warm-up is all that comes
-    before the first steady round, compilation included. Weights are untrained, which changes nothing about the time.
+    The yardstick is a plain loop that computes the same gradient: one task at a time, with torch's layers and autograd
+    through the unrolled steps, in float32 (on a GPU with TF32 convolutions, torch's default). The ratio is its time
+    divided by ours. The difference is the relative difference of the two meta-gradients; for it, the loop runs in full
+    float32. The warm-up is the time before the first timed round, including compilation. The weights are untrained;
+    this does not affect the time.
     """
     _run(
         "train",
@@ -113,13 +114,13 @@ def evaluate(
     """Time an evaluation: adapting to some tasks, then predicting their queries.
 
     \b
-    trident bench evaluate                    600 tasks on a GPU; one task, again and again, on a CPU
+    trident bench evaluate                    600 tasks on a GPU; one task, repeated, on a CPU
     trident bench evaluate --n-shot 5 --tasks 4
     trident bench evaluate --recipe glyphs --data glyphs --tasks 600
 
-    The yardstick is the same by a plain loop: task after task with torch's own layers, in float32. Where a round of it
-    would take more than a minute it is timed on fewer tasks, and scaled; the output says on how many. The ratio is its
-    seconds over ours; the difference is the largest of any probability.
+    The yardstick is a plain loop that does the same: one task at a time, with torch's layers, in float32. If a round of
+    it would take more than a minute, it is timed on fewer tasks and scaled; the output says on how many. The ratio is
+    its time divided by ours. The difference is the largest difference of any probability.
     """
     _run(
         "evaluate",
@@ -142,10 +143,10 @@ def evaluate(
 def predict(
     n_way: Annotated[int, typer.Option(min=2, help="Classes.")] = 5,
     n_shot: Annotated[int, typer.Option(min=1, help="Labelled pictures of each class.")] = 5,
-    pictures: Annotated[int, typer.Option(min=1, help="Pictures of the pile.")] = 100,
+    pictures: Annotated[int, typer.Option(min=1, help="Number of pictures to label.")] = 100,
     size: Annotated[int, typer.Option(min=8, help="Height and width of the JPEG files.")] = 84,
     weights: Annotated[str, typer.Option(help="As for 'trident predict'.")] = "auto",
-    repeats: Annotated[int, typer.Option(min=1, help="Times to run it; the median counts.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, help="Number of runs; the median is reported.")] = 3,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
@@ -155,7 +156,7 @@ def predict(
     trident bench predict                     5 classes, 5 labelled pictures of each, a pile of 100
     trident bench predict --pictures 5000 --repeats 1
 
-    Each time is that of a process of its own, with all that it has to load.
+    Each run is a new process, so loading is included.
     """
     from trident.bench.predicting import bench_predict
     from trident.cli.console import counting
@@ -254,7 +255,7 @@ def _shown(result: "Benchmark") -> str:
 
 
 def _row(name: str, measured: "Measurement[object]", timed: int, tasks: int) -> tuple[str, ...]:
-    """All but the warm-up, scaled up where fewer tasks were timed than there are."""
+    """A row without the warm-up, scaled up if only some of the tasks were timed."""
     scale, seconds = tasks / timed, measured.seconds * tasks / timed
     return (
         name,

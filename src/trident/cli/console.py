@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 stderr = Console(stderr=True, highlight=False, markup=False, emoji=False)
-_PLAIN_LINES = 20  # progress lines of a whole run where there is no terminal to draw a bar on
+_PLAIN_LINES = 20  # progress lines of a whole run without a terminal
 
 
 class _Bar(Progress):
-    """One line with the bar, its count and the time left, and one for numbers, so that both fit a narrow terminal."""
+    """One line for the bar, the count and the time left, and one for the numbers: both fit a narrow terminal."""
 
     def __init__(self) -> None:
         self.numbers = ""
@@ -41,7 +41,7 @@ class _Bar(Progress):
 
 @contextmanager
 def counting(description: str) -> Iterator["Counter"]:
-    """A bar for work that is counted: images decoded, tasks evaluated."""
+    """A progress bar for work that can be counted, such as decoding images."""
     with _Bar() as progress:
         yield Counter(progress, description)
 

@@ -14,17 +14,15 @@ from trident.errors import TridentError
 
 @data_app.command()
 def prepare(
-    name: Annotated[str, typer.Argument(help=f"Which dataset it is: {', '.join(READERS)}.")],
-    source: Annotated[
-        Path, typer.Option("--from", help="Where the dataset's files are; docs/data.md says in which form.")
-    ],
+    name: Annotated[str, typer.Argument(help=f"Name of the dataset: {', '.join(READERS)}.")],
+    source: Annotated[Path, typer.Option("--from", help="The dataset's files; docs/data.md describes their layout.")],
     target: Annotated[Path, typer.Option("--to", help="The store file to write.")],
     image_size: Annotated[
         int | None, typer.Option(min=16, help="Pixels; by default 84 (Omniglot 28, CIFAR-FS 32).")
     ] = None,
     split_file: Annotated[Path | None, typer.Option(help="JSON with the classes of train, val and test.")] = None,
 ) -> None:
-    """Decode a dataset once, check it, and write a packed store that opens at once."""
+    """Decode and check a dataset, and write it to one store file that opens instantly."""
     from trident.cli.console import counting, stderr
     from trident.data.images import silence_pillow
     from trident.data.prepare import prepare as write
@@ -48,7 +46,7 @@ def show(
     opened = open_data(store)
     about = describe(opened)
     if verify and not verify_fingerprint(opened):
-        raise TridentError(f"{store} has changed since it was written: its pixels do not fit its fingerprint")
+        raise TridentError(f"{store} has changed since it was written: its pixels do not match its fingerprint")
     if as_json:
         print(json.dumps(about))
         return

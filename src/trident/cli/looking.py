@@ -1,4 +1,4 @@
-"""Looking into a trained model: `trident audit`, `calibrate`, `decoupling` and `reconstructions`."""
+"""Analysing a trained model: `trident audit`, `calibrate`, `decoupling` and `reconstructions`."""
 
 import json
 from pathlib import Path
@@ -45,15 +45,15 @@ def audit(
     """Measure one model under every protocol, on the same tasks, and say what its accuracy depends on.
 
     Each line changes one thing about the default protocol: query order, class counts, queries one at a time, the source
-    of the batch-norm statistics, the latents. The differences are paired, task by task. The protocol that the run was
-    trained under does not count here; settings of its episodes and of its method do, and can be overridden.
+    of the batch-norm statistics, the latents. The differences are paired by task. The run's own protocol is ignored.
+    Its episode and method settings are used, and can be overridden.
     """
     from trident.cli.console import counting
     from trident.measuring.audit import audit as measure
 
     checkpoint = load_for_measuring(run, settings)
     if checkpoint.recipe.protocol != load_for_measuring(run, None).recipe.protocol:
-        raise TridentError("an audit goes through the protocols itself: omit settings of the protocol")
+        raise TridentError("an audit measures all protocols: omit settings of the protocol")
     store = open_data(data_of(checkpoint.recipe, data, checkpoint))
     sample = sample_of(split, tasks, seed, device, tasks_per_chunk)
     with counting("protocols") as progress:
@@ -86,10 +86,10 @@ def calibrate(
     seed: Seed = 0,
     temperature: Annotated[
         Literal["validation", "paper", "none"],
-        typer.Option(help="Fit it on validation tasks, or (paper) on the very predictions that are scored."),
+        typer.Option(help="Fit it on validation tasks, or (paper) on the scored predictions themselves."),
     ] = "validation",
     temperature_data: Annotated[
-        str | None, typer.Option(help="Store whose validation classes fit it; by default the one trained on.")
+        str | None, typer.Option(help="Store to fit it on; default: the training data.")
     ] = None,
     temperature_tasks: Annotated[int, typer.Option(min=2, help="Validation tasks to fit it on.")] = 200,
     out: Figure = None,
@@ -99,7 +99,7 @@ def calibrate(
 ) -> None:
     """Measure how far the model's confidences can be trusted: ECE, MCE (10 bins, top label) and Brier score.
 
-    Settings such as protocol.query_order=shuffled override the run's own.
+    Settings such as protocol.query_order=shuffled override those of the run.
     """
     from trident.cli.console import counting
     from trident.measuring.calibration import calibrate as measure
@@ -125,7 +125,7 @@ def calibrate(
     print(f"({result.evaluation.describe_protocol()}; {checkpoint.described()})")
 
 
-@app.command(context_settings=SETTINGS, short_help="See what each latent knows of the classes.")
+@app.command(context_settings=SETTINGS, short_help="See which latent separates the classes.")
 def decoupling(
     run: RunPath,
     settings: Settings = None,
@@ -138,7 +138,7 @@ def decoupling(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Tell which latent knows the classes: Davies-Bouldin scores of z_label and z_semantic around adaptation.
+    """Show which latent separates the classes: Davies-Bouldin scores before and after adaptation.
 
     Lower scores mean better separated classes. --out draws UMAP projections of the first task. Needs the 'analysis'
     extra.
@@ -172,18 +172,18 @@ def decoupling(
     print(result.verdict())
 
 
-@app.command(context_settings=SETTINGS, short_help="See what the decoder makes of the latents.")
+@app.command(context_settings=SETTINGS, short_help="Draw images decoded from the latents.")
 def reconstructions(
     run: RunPath,
     out: Annotated[Path, typer.Option(help="The picture to write, for example reconstructions.png.")],
     settings: Settings = None,
     data: Data = None,
     split: Split = "test",
-    task: Annotated[int, typer.Option(min=0, help="Which task of the seed's sequence.")] = 0,
+    task: Annotated[int, typer.Option(min=0, help="Number of the task to draw.")] = 0,
     seed: Seed = 0,
     device: Device = "auto",
 ) -> None:
-    """Draw a task's queries beside what the decoder makes of them, and with z_semantic swapped between images."""
+    """Draw a task's queries, their reconstructions, and images with z_semantic swapped between queries."""
     from trident.measuring.reconstruction import reconstructions as decode
     from trident.report.figures import check_figure_path, reconstruction_plot, save_figure
 

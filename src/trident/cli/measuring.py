@@ -37,9 +37,9 @@ def evaluate(
     precision: PrecisionName = "auto",
     as_json: Json = False,
 ) -> None:
-    """Measure accuracy, by default on tasks from the test classes. What is not given is as in training.
+    """Measure accuracy, by default on tasks from the test classes and with the settings of the run.
 
-    Settings override the run's own, for example episode.n_shot=5, protocol.query_order=class_sorted,
+    Settings override those of the run, for example episode.n_shot=5, protocol.query_order=class_sorted,
     protocol.balance=dirichlet, protocol.queries_at_once=one or, for methods with inner steps, inner_steps=0.
     """
     from trident.cli.console import counting

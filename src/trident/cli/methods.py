@@ -19,7 +19,7 @@ def methods(
     name: Annotated[str | None, typer.Argument(help="A method: explain it and its settings.")] = None,
     as_json: Json = False,
 ) -> None:
-    """List the few-shot methods and what they are, or explain one with its settings.
+    """List the few-shot methods, or explain one with its settings.
 
     A recipe chooses a method by the name in its [method] table; the other keys of that table are the method's settings.
     """

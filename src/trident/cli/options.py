@@ -1,4 +1,4 @@
-"""What the commands share: common options, and finding the settings, data and device a user means."""
+"""Options that the commands share, and how they become settings, data and devices."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
     from trident.measuring.evaluate import Sample
     from trident.recipes.recipe import Recipe
 
-SETTINGS = {"ignore_unknown_options": True}  # --training.steps=5 is taken as a setting, and checked as one
+SETTINGS = {"ignore_unknown_options": True}  # --training.steps=5 is read as a setting
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, to standard output.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda where there is one.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda if available.")]
 EngineName = Annotated[
     Literal["auto", "plain", "fused"],
-    typer.Option("--engine", help="Which code computes; auto: fused on a GPU that can, else plain."),
+    typer.Option("--engine", help="Code to compute with; auto: fused on a supported GPU, else plain."),
 ]
 PrecisionName = Annotated[
     Literal["auto", "fp32", "tf32", "fp16", "bf16"],
-    typer.Option("--precision", help="In what numbers; auto: fp16 with the fused engine, else fp32."),
+    typer.Option("--precision", help="Number format; auto: fp16 with the fused engine, else fp32."),
 ]
 Settings = Annotated[
     list[str] | None,
@@ -35,8 +35,8 @@ RunPath = Annotated[
 Data = Annotated[str | None, typer.Option(help="A store; by default the one the run was trained on.")]
 Split = Annotated[Literal["train", "val", "test"], typer.Option(help="Classes to draw tasks from.")]
 Tasks = Annotated[int, typer.Option(min=2, help="Number of tasks.")]
-Seed = Annotated[int, typer.Option(min=0, help="Decides the tasks and the noise.")]
-Chunk = Annotated[int | None, typer.Option(min=1, help="Tasks at once for each core; fewer need less memory.")]
+Seed = Annotated[int, typer.Option(min=0, help="Random seed of the tasks and the noise.")]
+Chunk = Annotated[int | None, typer.Option(min=1, help="Tasks computed at once on each core; fewer need less memory.")]
 
 
 def overrides_of(words: list[str] | None) -> list[str]:
@@ -55,7 +55,7 @@ def overrides_of(words: list[str] | None) -> list[str]:
 
 
 def load_for_measuring(run: Path, settings: list[str] | None) -> "Checkpoint":
-    """A run's weights, with other settings where they can be other than in training."""
+    """A run's weights, with overrides of settings that may change after training."""
     from dataclasses import replace
 
     from trident.learning.checkpoint import load_checkpoint
@@ -84,7 +84,7 @@ def sample_of(
     engine: str = "auto",
     precision: str = "auto",
 ) -> "Sample":
-    """The options that say which tasks to measure on, and where."""
+    """Which tasks to measure on, and on which device."""
     return {
         "split": split,
         "tasks": tasks,
@@ -109,9 +109,9 @@ def data_of(recipe: "Recipe", given: str | None, checkpoint: "Checkpoint | None"
 
 
 def open_fitting_data(given: str | None, checkpoint: "Checkpoint", measured: "ImageStore") -> "ImageStore":
-    """The store whose validation classes fit a temperature: the one trained on, unless another is named.
+    """The store to fit a temperature on: the training data, unless another store is given.
 
-    Weights that were exported do not know where that one is; often it is the very one that is measured on.
+    Exported weights do not contain its path. The measured store is used if it holds the same data.
     """
     if given is not None:
         return open_data(data_of(checkpoint.recipe, given, checkpoint))

@@ -1,4 +1,4 @@
-"""The paper's own figures: `trident paper`."""
+"""The paper's results: `trident paper`."""
 
 import json
 import textwrap
@@ -25,16 +25,16 @@ TableName = Literal[
     "conv4",
     "training",
 ]
-WIDTH = 80  # in a terminal and in a pipe alike
+WIDTH = 80  # of the output, also in a pipe
 _LABELS = ("method", "part", "backbone", "approach", "settings")
 
 
-@app.command(short_help="List the paper's figures.")
+@app.command(short_help="List the paper's results.")
 def paper(
-    table: Annotated[TableName | None, typer.Option(help="Show this table alone.")] = None,
+    table: Annotated[TableName | None, typer.Option(help="Show only this table.")] = None,
     as_json: Json = False,
 ) -> None:
-    """List the figures of the TRIDENT paper, how they were obtained and what is doubtful about them."""
+    """List the results of the TRIDENT paper, how they were obtained and which are doubtful."""
     from dataclasses import asdict
 
     from trident.report.paper_results import (
@@ -64,7 +64,7 @@ def paper(
 
 
 def _shown(table: "PaperTable") -> str:
-    """The table in text: a part for each pair of datasets, a line for each method, notes below."""
+    """The table as text: a part for each pair of datasets, a line for each method, then notes."""
     places: dict[tuple[str | None, str | None], list[PaperResult]] = {}
     for result in table.results:
         places.setdefault((result.train_dataset, result.test_dataset), []).append(result)
@@ -95,7 +95,7 @@ def _grid(results: "list[PaperResult]", footnotes: list[str]) -> str:
 
 
 def _column(result: "PaperResult") -> str:
-    shot = "" if result.metric == "parameters" else f" {result.n_shot}-shot"  # there the part says it
+    shot = "" if result.metric == "parameters" else f" {result.n_shot}-shot"  # the name of the part has the shots
     return f"{result.metric}{shot} {result.unit}".rstrip()
 
 
@@ -111,7 +111,7 @@ def _training() -> str:
 
 
 def _table(rows: list[tuple[str, ...]]) -> str:
-    """With a narrower gap between columns where it would not fit otherwise."""
+    """Aligned columns, with a narrower gap if the table is too wide."""
     wide = aligned(rows)
     return "\n".join(wide if max(map(len, wide)) <= WIDTH else aligned(rows, gap=" "))
 

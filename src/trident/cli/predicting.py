@@ -1,4 +1,4 @@
-"""Labelling one's own pictures: `trident predict`."""
+"""Labelling your own pictures: `trident predict`."""
 
 import csv
 import io
@@ -21,31 +21,30 @@ if TYPE_CHECKING:
 @app.command(short_help="Label your own pictures.")
 def predict(
     support: Annotated[Path, typer.Option(help="Labelled pictures: a folder with one folder for each class.")],
-    query: Annotated[Path, typer.Option(help="The pile: a folder of pictures; folders in it are looked into too.")],
+    query: Annotated[Path, typer.Option(help="The pictures to label: a folder, including its subfolders.")],
     weights: Annotated[
         str,
-        typer.Option(help="A name of 'trident weights', a run or a file; auto: by the number of labelled pictures."),
+        typer.Option(help="A name from 'trident weights', a run or a file; auto: by the number of labelled pictures."),
     ] = "auto",
-    out: Annotated[Path | None, typer.Option(help="Write to this file instead: .csv or .json.")] = None,
-    every: Annotated[bool, typer.Option("--all", help="The probability of every class, not of the best two.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Write the table to this file: .csv or .json.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Show all classes, not only the best two.")] = False,
     threshold: Annotated[
         float,
-        typer.Option(
-            min=0, max=1, help="Leave pictures less probable than this without a label; their best guess stands apart."
-        ),
+        typer.Option(min=0, max=1, help="Give no label below this probability; the best guess gets its own column."),
     ] = 0.0,
     copy: Annotated[Path | None, typer.Option(help="Copy labelled pictures into class folders in this folder.")] = None,
     move: Annotated[Path | None, typer.Option(help="The same, but move them.")] = None,
     really: Annotated[
-        bool, typer.Option("--yes", help="Carry out --copy or --move; without it they only say what they would do.")
+        bool, typer.Option("--yes", help="Really copy or move; without it, only print what would be done.")
     ] = False,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Label a pile of pictures by a few labelled ones, and print a table (CSV) of path, label and probability.
+    """Label pictures from a few labelled examples, and print a CSV table of path, label and probability.
 
-    Pictures of any size will do: the middle square is scaled to what the weights take. The pile is classified together,
-    in chunks of up to 100. Pictures that cannot be read are named on standard error and left out; the exit code is 2.
+    Pictures may have any size: the middle square is scaled to the network's input size. Pictures are classified
+    together, in chunks of up to 100. Unreadable pictures are skipped and named on standard error; the exit code is
+    then 2.
     """
     from trident.cli.console import counting, stderr
     from trident.data.images import silence_pillow
@@ -57,7 +56,7 @@ def predict(
     if copy is not None and move is not None:
         raise TridentError("--copy and --move exclude each other: give one of them")
     if really and copy is None and move is None:
-        raise TridentError("--yes goes with --copy DIR or --move DIR: there is nothing else to carry out")
+        raise TridentError("--yes needs --copy DIR or --move DIR")
     if out is not None and out.suffix.lower() not in (".csv", ".json"):
         raise TridentError(f"--out {out}: the file must end in .csv or .json")
     if as_json and out is not None and out.suffix.lower() == ".csv":
@@ -101,7 +100,7 @@ def predict(
 
 
 def _labelled(support: Path) -> "tuple[dict[str, list[ImageFile]], dict[str, str]]":
-    """The pictures of each class, and a line for each path of one that cannot be read."""
+    """The pictures of each class, and an error message for each unreadable path."""
     from trident.data.pictures import find_pictures
     from trident.data.readers import subfolders
 
@@ -118,7 +117,7 @@ def _labelled(support: Path) -> "tuple[dict[str, list[ImageFile]], dict[str, str
         raise TridentError(f"--support {support}: class '{empty[0]}' has no pictures{why}")
     beside, _ = find_pictures(support, without=subfolders(support))
     if beside:
-        why = f"it lies in no class folder: expected {support}/CLASS/{beside[0].path.name}"
+        why = f"it is not in a class folder: expected {support}/CLASS/{beside[0].path.name}"
         unread |= {str(source.path): f"{source.path}: {why}" for source in beside}
     return by_class, unread
 
@@ -139,23 +138,23 @@ def _labeller(by_class: "dict[str, list[ImageFile]]", weights: str, device: str)
 
 
 def _pile(query: Path, support: Path, without: list[Path]) -> "tuple[list[ImageFile], dict[str, str]]":
-    """The pictures, and a line for each path that cannot be read. Labelled and sorted ones are not of the pile."""
+    """The pictures to label, and an error message for each unreadable path. Omits labelled and sorted pictures."""
     from trident.data.pictures import find_pictures
 
     if not query.is_dir():
         what = "that is a file" if query.is_file() else "there is no such folder"
         raise TridentError(f"--query {query}: {what}; it must be a folder of pictures")
     if query.resolve().is_relative_to(support.resolve()):
-        raise TridentError(f"--query {query} lies in --support {support}: the pile must not be of labelled pictures")
+        raise TridentError(f"--query {query} is inside --support {support}: choose another folder of pictures to label")
     pictures, unread = find_pictures(query, without)
     if not pictures:
         why = f" ({next(iter(unread.values()))})" if unread else ""
-        raise TridentError(f"--query {query}: there is not one picture in it to label{why}")
+        raise TridentError(f"--query {query}: it has no picture to label{why}")
     return pictures, unread
 
 
 def _label(labelled: "Labelled", place: int, threshold: float) -> str:
-    """Empty where nothing can be said, or nothing surely enough."""
+    """Empty if the picture cannot be read or its probability is below the threshold."""
     if place in labelled.failures:
         return ""
     label, probability = labelled.ranking(place)[0]
@@ -166,7 +165,7 @@ def _as_csv(labelled: "Labelled", names: list[str], threshold: float, every: boo
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     head = ["path", "label", "probability", "runner_up", "runner_up_probability"]
-    guessed = ["best_guess"] if threshold > 0 else []  # else the label says it
+    guessed = ["best_guess"] if threshold > 0 else []  # otherwise it is the label
     table.writerow([*head, *guessed, *(f"p({name})" for name in labelled.classes if every)])
     for place, name in enumerate(names):
         if place in labelled.failures:

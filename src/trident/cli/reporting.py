@@ -32,11 +32,11 @@ def report(
     ] = None,
     data: Data = None,
     temperature_data: Annotated[
-        str | None, typer.Option(help="Store whose validation classes fit the temperature; the one trained on.")
+        str | None, typer.Option(help="Store to fit the temperature on; default: the training data.")
     ] = None,
     split: Split = "test",
-    tasks: Annotated[int, typer.Option(min=2, help="Tasks behind the accuracy and the calibration.")] = 600,
-    audit_tasks: Annotated[int, typer.Option(min=2, help="Tasks behind each line of the audit.")] = 100,
+    tasks: Annotated[int, typer.Option(min=2, help="Tasks for accuracy and calibration.")] = 600,
+    audit_tasks: Annotated[int, typer.Option(min=2, help="Tasks for each line of the audit.")] = 100,
     seed: Seed = 0,
     tasks_per_chunk: Chunk = None,
     device: Device = "auto",
@@ -44,7 +44,7 @@ def report(
 ) -> None:
     """Make one self-contained HTML page about a run: accuracy, audit, calibration, latents, reconstructions, settings.
 
-    Needs the 'analysis' extra. A store other than the one trained on (--data) gives a cross-domain report.
+    Needs the 'analysis' extra. With another dataset (--data) it is a cross-domain report.
     """
     from trident.cli.console import counting, stderr
     from trident.files import atomic_file, check_writable
@@ -76,14 +76,14 @@ def report(
     stderr.print(f"report: {page}", soft_wrap=True)
 
 
-@app.command(short_help="Put runs side by side.")
+@app.command(short_help="Compare runs.")
 def compare(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN RUN...", help="Runs' folders, or weights files.")],
     out: Annotated[Path | None, typer.Option(help="Write an HTML page as well.")] = None,
     data: Data = None,
     split: Annotated[
         Literal["train", "val", "test"],
-        typer.Option(help="Classes to draw tasks from; choose between runs on val, keep test for the end."),
+        typer.Option(help="Classes to draw tasks from; choose between runs on val, use test only at the end."),
     ] = "val",
     tasks: Annotated[int, typer.Option(min=2, help="Number of tasks for each run.")] = 200,
     seed: Seed = 0,
@@ -91,7 +91,7 @@ def compare(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Put runs side by side: accuracy on the same tasks with paired differences, calibration, settings that differ."""
+    """Compare runs: accuracy on the same tasks with paired differences, calibration, settings that differ."""
     from trident.cli.console import counting
     from trident.files import atomic_file, check_writable
     from trident.report.comparison import compare as measure

@@ -68,11 +68,11 @@ def params(
 def train(
     recipe: Annotated[str | None, typer.Argument(help="A recipe's name, or the path of a TOML file.")] = None,
     settings: Settings = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the run's files; made if need be.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the run's files; created if missing.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Continue this run from its last checkpoint.")] = None,
     start_from: Annotated[
         Path | None,
-        typer.Option(help="Begin with the trained weights of this run, where the networks have parts alike."),
+        typer.Option(help="Start from this run's trained weights, where the networks match."),
     ] = None,
     data: Annotated[
         str | None, typer.Option(help="A store made by 'trident data prepare'. The glyphs need none.")
@@ -81,19 +81,19 @@ def train(
     engine: EngineName = "auto",
     precision: PrecisionName = "auto",
 ) -> None:
-    """Train a model. Ctrl-C saves and stops; --resume goes on where it stopped, bit for bit."""
+    """Train a model. Ctrl-C saves and stops; --resume continues with bit-identical results."""
     words = [word for word in [recipe, *(settings or [])] if word is not None]
     if resume is not None:
         if out is not None:
-            raise TridentError("--resume RUN goes on in the run's own folder: omit --out")
+            raise TridentError("--resume RUN continues in the run's folder: omit --out")
         if start_from is not None:
-            raise TridentError("--resume RUN goes on with the run's own weights: omit --start-from")
+            raise TridentError("--resume RUN continues with the run's weights: omit --start-from")
         _resume(resume, overrides_of(words), data, device, engine, precision)
         return
     if recipe is None or "=" in recipe or recipe.startswith("-"):
         raise TridentError("which recipe? 'trident recipes' lists them, for example: trident train glyphs --out RUN")
     if out is None:
-        raise TridentError("where to? Give --out RUN, a folder for the run's files")
+        raise TridentError("no output folder: give --out RUN, a folder for the run's files")
     from trident.recipes.loading import load_recipe
 
     loaded = load_recipe(recipe, overrides_of(settings))

@@ -1,4 +1,4 @@
-"""A page to label pictures with: `trident web`."""
+"""A web page for labelling pictures: `trident web`."""
 
 from typing import Annotated
 
@@ -13,29 +13,29 @@ from trident.errors import TridentError
 def web(
     weights: Annotated[
         str,
-        typer.Option(help="A name of 'trident weights', a run or a file; auto: by the number of labelled pictures."),
+        typer.Option(help="A name from 'trident weights', a run or a file; auto: by the number of labelled pictures."),
     ] = "auto",
-    host: Annotated[str, typer.Option(help="The address to listen at; by default this machine alone can connect.")] = (
+    host: Annotated[str, typer.Option(help="Address to listen on; by default only this machine can connect.")] = (
         "127.0.0.1"
     ),
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0: any that is free.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: any free one.")] = 8000,
     names: Annotated[
         list[str] | None,
-        typer.Option("--allow-host", metavar="NAME", help="Answer to this name too; may be given several times."),
+        typer.Option("--allow-host", metavar="NAME", help="Also accept this host name; may be repeated."),
     ] = None,
-    pictures: Annotated[int, typer.Option(min=3, help="Pictures in one request, at most.")] = 300,
-    megabytes: Annotated[float, typer.Option(min=0.001, max=1e6, help="Size of one picture's file, at most.")] = 20,
-    request_megabytes: Annotated[float, typer.Option(min=0.001, max=1e6, help="Size of one request, at most.")] = 500,
-    megapixels: Annotated[float, typer.Option(min=0.001, max=89, help="Pixels of one picture, at most.")] = 50,
+    pictures: Annotated[int, typer.Option(min=3, help="Maximum number of pictures in one request.")] = 300,
+    megabytes: Annotated[float, typer.Option(min=0.001, max=1e6, help="Maximum size of one picture's file.")] = 20,
+    request_megabytes: Annotated[float, typer.Option(min=0.001, max=1e6, help="Maximum size of one request.")] = 500,
+    megapixels: Annotated[float, typer.Option(min=0.001, max=89, help="Maximum size of one picture.")] = 50,
     seconds: Annotated[
-        float, typer.Option(min=0.01, max=1e6, help="Time for one request, waiting included, at most.")
+        float, typer.Option(min=0.01, max=1e6, help="Maximum time for one request, including waiting.")
     ] = 120,
     browser: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     device: Device = "auto",
 ) -> None:
-    """Serve a page on which pictures are labelled by a few labelled ones. Needs the 'web' extra.
+    """Serve a web page for labelling pictures from a few examples. Needs the 'web' extra.
 
-    The pictures stay in the visitor's browser; each request brings them along, and nothing of it is kept.
+    The pictures stay in the visitor's browser. Each request sends them, and the server stores nothing.
     """
     try:
         import fastapi  # noqa: F401
@@ -53,7 +53,7 @@ def web(
         pixels=int(megapixels * MEGA),
         seconds=seconds,
     )
-    with listen(host, port) as listening:  # before torch is loaded: a port in use is told at once
+    with listen(host, port) as listening:  # before loading torch, so that a busy port fails fast
         from trident.web.app import make_app
         from trident.web.weight_store import WeightStore
 
@@ -65,4 +65,4 @@ def web(
 
             webbrowser.open(address)
         server.run(sockets=[listening])
-        raise typer.Exit(130)  # Ctrl-C ended it, though what that raises may get lost on the event loop's way out
+        raise typer.Exit(130)  # stopped by Ctrl-C; the event loop may swallow the KeyboardInterrupt

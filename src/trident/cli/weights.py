@@ -1,4 +1,4 @@
-"""Trained weights: `trident weights` lists those that come with the package, `export` makes a run fit to be shared."""
+"""Trained weights: `trident weights` lists the included ones, `trident export` writes a run's for sharing."""
 
 import json
 from dataclasses import replace
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from trident.learning.checkpoint import Checkpoint
 
 
-@app.command(short_help="List the trained weights that come along.")
+@app.command(short_help="List the included trained weights.")
 def weights(
     name: Annotated[str | None, typer.Argument(help="Show the model card of these weights.")] = None,
     as_json: Json = False,
 ) -> None:
-    """List the trained weights that come with the package, or show a model card.
+    """List the included trained weights, or show a model card.
 
-    Their names can be given wherever a RUN is asked for; nothing is downloaded.
+    Use their names wherever a RUN is expected. Nothing is downloaded.
     """
     from trident.weights import model_card, weight_names
 
@@ -37,7 +37,7 @@ def weights(
         for known in weight_names():
             about = _described(known)
             print(f"{known:{widest}} {about['parameters']:>8,} parameters  {about['summary']}{_caveat(about)}")
-        print("'trident weights NAME' shows what they were trained on, what they are good for and how well they do.")
+        print("'trident weights NAME' shows their training data, use and accuracy.")
 
 
 @app.command(short_help="Write a run's weights to a file to share.")
@@ -48,21 +48,21 @@ def export(
         bool, typer.Option("--fit-temperature", help="Fit the temperatures of 'trident predict' on validation tasks.")
     ] = False,
     data: Data = None,
-    tasks: Annotated[int | None, typer.Option(min=2, help="Validation tasks behind --fit-temperature: 200.")] = None,
+    tasks: Annotated[int | None, typer.Option(min=2, help="Tasks for --fit-temperature; default: 200.")] = None,
     device: Device = "auto",
 ) -> None:
-    """Write a run's best weights to one file for others: no optimiser state, no paths of this machine.
+    """Write a run's best weights to a file for sharing, without optimiser state and local paths.
 
-    Temperatures that the weights have are kept. They calibrate the probabilities of 'trident predict', and change no
-    label and no figure of the commands that measure. There are three: for many pictures that are classified together,
-    for a few, and for one alone. Weights that take inner steps use the first for all.
+    The temperatures of the weights are kept. They calibrate the probabilities of 'trident predict'; they change no
+    label and no measurement. There are three: for many pictures classified together, for a few, and for single
+    pictures. Weights with inner steps use the first for all.
     """
     from trident.learning.checkpoint import load_checkpoint, save_checkpoint, shareable
 
     if to.exists():
         raise TridentError(f"{to} exists already: choose another name")
     if not fit and (data is not None or tasks is not None):
-        raise TridentError("--data and --tasks go with --fit-temperature: nothing else here needs images")
+        raise TridentError("--data and --tasks need --fit-temperature")
     checkpoint = load_checkpoint(run)
     if fit:
         checkpoint = _with_temperatures(checkpoint, data, tasks or 200, device)
@@ -85,10 +85,10 @@ def _with_temperatures(checkpoint: "Checkpoint", data: str | None, tasks: int, d
 
 
 def _caveat(about: dict[str, Any]) -> str:
-    """What to know before using weights that read the places in a task; of others, nothing."""
+    """A warning for weights that depend on positions in a task; empty for others."""
     if not about["positional"]:
         return ""
-    return f", trained on {about['query_order'].replace('_', '-')} queries; for measuring, labels no pictures"
+    return f", trained on {about['query_order'].replace('_', '-')} queries; for measuring only, labels no pictures"
 
 
 def _described(name: str) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""A few labelled pictures and a pile of others in, labels out."""
+"""Labels a pile of pictures from a few labelled ones."""

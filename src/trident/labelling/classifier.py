@@ -1,4 +1,4 @@
-"""`TridentClassifier`: trained weights with the manners of scikit-learn."""
+"""`TridentClassifier`: trained weights as a scikit-learn classifier."""
 
 from pathlib import Path
 from typing import Any, Self
@@ -23,20 +23,19 @@ except ImportError as error:
 
 
 class TridentClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """Labels pictures by a few labelled ones.
+    """Labels pictures from a few labelled ones.
 
     Images may be paths, PIL images, arrays or tensors (height, width, channel or channel first; uint8, or floating
-    point from 0 to 1), in a list or as one array. Their middle square is scaled to the size that the weights take.
+    point from 0 to 1), in a list or as one array. Their middle square is scaled to the network's input size.
     Labels may be anything that can be sorted. Classes may have different numbers of pictures.
 
-    `predict` and `predict_proba` look at each picture alone: what they say of one does not depend on the others.
-    `fit_predict` and `transduce_proba` look at a pile together, in chunks of up to 100, which is faster and, where all
-    classes are about equally frequent, more accurate; what they say of a picture depends on which others are in its
-    chunk.
+    `predict` and `predict_proba` classify each picture alone: its label does not depend on the others.
+    `fit_predict` and `transduce_proba` classify pictures together, in chunks of up to 100. This is faster and, if all
+    classes are about equally frequent, more accurate. The label of a picture then depends on the others in its chunk.
     """
 
     def __init__(self, weights: str | Path = "auto", device: str = "auto"):
-        """`weights`: a name of `trident weights`, a run or a file; auto: by the number of labelled pictures."""
+        """`weights`: a name from `trident weights`, a run or a file; auto: by the number of labelled pictures."""
         self.weights = weights
         self.device = device
 
@@ -46,14 +45,14 @@ class TridentClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return tags
 
     def fit(self, X: Any, y: Any) -> Self:
-        """Keep the labelled pictures X and their labels y. The network was trained before and is not trained here."""
+        """Store the labelled pictures X and their labels y. The network is not trained further."""
         if y is None:
             raise BadValueError(
                 f"{type(self).__name__} requires y to be passed, but the target y is None: give one label per picture"
             )
         sources, shape = sources_of(X), np.asarray(y).shape
         if not shape or shape[0] != len(sources):
-            raise BadValueError(f"{len(sources)} images came with labels of shape {shape}: one each is needed")
+            raise BadValueError(f"{len(sources)} images came with labels of shape {shape}: give one label per image")
         if not sources:
             raise BadValueError("there are no images to learn from")
         labels = column_or_1d(y, warn=True)
@@ -70,24 +69,24 @@ class TridentClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         device = usable_device(self.device)
         labelled = read_labelled(by_class, backbone.image_size, backbone.image_channels)
         labeller = Labeller(checkpoint, *labelled, device)
-        self.classes_, self.labeller_ = classes, labeller  # both or, where something was wrong, neither
+        self.classes_, self.labeller_ = classes, labeller  # set only if nothing failed
         return self
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """Probabilities (image, class) of pictures that are each looked at alone; classes as in `classes_`."""
+        """Probabilities (image, class), each picture classified alone; classes as in `classes_`."""
         return self._probabilities(X, together=False)
 
     def predict(self, X: Any) -> np.ndarray:
-        """The most probable class of pictures that are each looked at alone."""
-        best = self.predict_proba(X).argmax(1)  # complains first, if it was not fitted
+        """The most probable classes, each picture classified alone."""
+        best = self.predict_proba(X).argmax(1)  # raises an error if it was not fitted
         return np.asarray(self.classes_[best])
 
     def transduce_proba(self, X: Any) -> np.ndarray:
-        """Probabilities (image, class) of a pile that is looked at together."""
+        """Probabilities (image, class), all pictures classified together."""
         return self._probabilities(X, together=True)
 
     def fit_predict(self, images: Any, labels: Any, queries: Any) -> np.ndarray:
-        """Fit, then the most probable class of the queries, a pile that is looked at together."""
+        """Fit, then the most probable classes of the queries, classified together."""
         return np.asarray(self.fit(images, labels).classes_[self.transduce_proba(queries).argmax(1)])
 
     def _probabilities(self, images: Any, together: bool) -> np.ndarray:

@@ -1,11 +1,11 @@
-"""From a few labelled pictures and a pile of others to labels for the pile.
+"""Labels a pile of pictures from a few labelled ones.
 
 The pile is labelled in chunks. The pictures of a chunk are classified together: batch norm takes its statistics from
-them and the labelled ones, and the method may learn from them. Chunks are drawn at random (always in the same way) and
-are as equal in size as possible, so that no chunk is all of one kind, however the pile was sorted. A chunk of few
-pictures is not learned from, and for one picture alone batch norm uses the statistics of training.
+them and the labelled ones, and the method may learn from them. Chunks are drawn at random with a fixed seed and have
+about equal sizes, so that a chunk has many classes even if the pile is sorted. The method does not learn from small
+chunks. For a single picture, batch norm uses the statistics of training.
 
-Probabilities are at the weights' temperatures, which were fitted on validation tasks; they do not change a label.
+Probabilities are scaled by temperatures, which were fitted on validation tasks. Temperatures do not change labels.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,10 +32,10 @@ from trident.recipes.recipe import Recipe
 from trident.settings import EpisodeSpec
 from trident.tasks.task import Task
 
-CHUNK = 100  # pictures of the pile that are classified together, at most
-ENOUGH_TOGETHER = 4  # pictures of a chunk for each class, from which on they are learned from
+CHUNK = 100  # most pictures classified together
+ENOUGH_TOGETHER = 4  # pictures for each class; the method does not learn from smaller chunks
 MOST_LABELLED = 1000  # pictures: all of them are in memory with each chunk
-_AT_ONCE = 200  # pictures that are computed with at once, where each of the pile is classified alone
+_AT_ONCE = 200  # pictures computed at once, when each is classified alone
 Progress = Callable[[int, int], None]
 
 
@@ -52,10 +52,10 @@ def enough_together(n_pile: int, n_classes: int) -> bool:
 
 
 def recipe_for(recipe: Recipe, n_pile: int, n_classes: int) -> Recipe:
-    """The recipe as it predicts best where so many pictures of the pile are classified together.
+    """The recipe that predicts best if `n_pile` pictures are classified together.
 
-    A few would mislead a method that learns from them. For one alone, batch norm does better with the statistics of
-    training; but weights that take inner steps have learned to take them with those of the images.
+    A few pictures would mislead a method that learns from them. For a single picture, batch norm works better with the
+    statistics of training. Weights with inner steps keep the statistics of the images, as in training.
     """
     if enough_together(n_pile, n_classes):
         return recipe
@@ -67,12 +67,12 @@ def recipe_for(recipe: Recipe, n_pile: int, n_classes: int) -> Recipe:
 
 @dataclass(frozen=True)
 class Labeller:
-    """Trained weights and the labelled pictures they are to go by."""
+    """Trained weights and the labelled pictures."""
 
     checkpoint: Checkpoint
     classes: tuple[str, ...]
     pictures: np.ndarray  # (picture, size, size, channel) uint8
-    labels: np.ndarray  # (picture,) int64: places in `classes`
+    labels: np.ndarray  # (picture,) int64: indices into `classes`
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -83,7 +83,7 @@ class Labeller:
             raise TridentError(f"class '{self.classes[min(missing)]}' has no labelled picture")
         if len(self.labels) > MOST_LABELLED:
             raise BadValueError(
-                f"there are {len(self.labels)} labelled pictures: {MOST_LABELLED} at most can be looked at together, "
+                f"there are {len(self.labels)} labelled pictures: {MOST_LABELLED} at most fit into memory, "
                 "so give fewer of each class"
             )
         recipe = self.checkpoint.recipe
@@ -92,7 +92,7 @@ class Labeller:
 
     @property
     def _episode(self) -> EpisodeSpec:
-        """Shots may differ from class to class; where one number has to stand for them, it is the largest."""
+        """Classes may have different numbers of shots; n_shot is the largest."""
         return EpisodeSpec(len(self.classes), int(np.bincount(self.labels).max()), 1)
 
     @property
@@ -104,13 +104,13 @@ class Labeller:
         return self.checkpoint.recipe.backbone.image_channels
 
     def learner(self, n_pile: int) -> Learner:
-        """For so many pictures of the pile that are classified together."""
+        """The learner for `n_pile` pictures that are classified together."""
         recipe = replace(recipe_for(self.checkpoint.recipe, n_pile, len(self.classes)), episode=self._episode)
         running = on_device(self.checkpoint.running, self.device)
         return make_learner(recipe, execution_for(self.device, "plain", "fp32", recipe), running)
 
     def __getstate__(self) -> dict[str, Any]:
-        """To be pickled: without what can be computed again, which may lie on a GPU."""
+        """Pickle without cached values, which may be on a GPU."""
         return {entry.name: getattr(self, entry.name) for entry in fields(self)}
 
     @cached_property
@@ -118,16 +118,16 @@ class Labeller:
         return on_device(self.checkpoint.parameters, self.device)
 
     def probabilities(self, queries: np.ndarray) -> np.ndarray:
-        """Of each class for each of these pictures, classified together: (picture, class) float64."""
+        """Class probabilities of these pictures, classified together: (picture, class) float64."""
         checkpoint, n = self.checkpoint, len(queries)
-        if n == 1:  # the same there, and the labelled pictures are encoded already
+        if n == 1:  # the same result, with cached encodings
             return self.probabilities_alone(queries)
         found = predict(self.learner(n), self.parameters, self.task(queries), checkpoint.recipe.views)
         many = enough_together(n, len(self.classes))
         return _softmax(found[0], checkpoint.temperatures.many if many else checkpoint.temperatures.few)
 
     def probabilities_alone(self, queries: np.ndarray) -> np.ndarray:
-        """The same, but each picture is classified alone, so that no other of the pile can change its label."""
+        """The same, but each picture is classified alone and does not depend on the others."""
         recipe = replace(self.checkpoint.recipe, episode=self._episode)
         at_once = max(1, _AT_ONCE // (len(self.pictures) + 1))
         if recipe.method.inner_steps:  # gradients need far more memory
@@ -139,13 +139,13 @@ class Labeller:
 
     @cached_property
     def _encodings(self) -> list[Encodings] | None:
-        """Of the labelled pictures, where those of the pile cannot change them: for one picture after the other."""
+        """Encodings of the labelled pictures, for single pictures; None if they depend on the pile."""
         return encode_support(
             self.learner(1), self.parameters, self.task(self.pictures[:0]), self.checkpoint.recipe.views
         )
 
     def task(self, queries: np.ndarray, with_support: bool = True) -> Task:
-        """The labelled pictures and these others, at the means of their latents if the method has any."""
+        """The labelled pictures and these queries as a task, with latent means if the method has latents."""
         stored = np.concatenate([self.pictures, queries]) if with_support else queries
         recipe = self.checkpoint.recipe
         shape = EpisodeSpec(1, max(1, len(self.pictures)), max(1, len(queries)))
@@ -164,11 +164,11 @@ def _softmax(log_probabilities: Tensor, temperature: float) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Labelled:
-    """What a labeller says of a pile."""
+    """The labels of a pile."""
 
     classes: tuple[str, ...]
     probabilities: np.ndarray  # (picture, class) float64; a row of NaN for a picture that could not be read
-    failures: dict[int, str] = field(default_factory=dict)  # why not, by the picture's place
+    failures: dict[int, str] = field(default_factory=dict)  # error messages, by the picture's index
 
     def ranking(self, picture: int) -> list[tuple[str, float]]:
         """Classes with their probabilities, the most likely first."""
@@ -188,7 +188,7 @@ def read_labelled(
 def label_pile(
     labeller: Labeller, pile: Sequence[ImageSource], progress: Progress | None = None, together: bool = True
 ) -> Labelled:
-    """Label all pictures of a pile, those of a chunk together, or each alone. One chunk is in memory at a time."""
+    """Label all pictures of a pile, chunk by chunk or each alone. One chunk is in memory at a time."""
     probabilities = np.full((len(pile), len(labeller.classes)), np.nan)
     failures: dict[int, str] = {}
     done = 0
@@ -210,7 +210,7 @@ def label_pile(
 
 
 def chunks(n: int, most: int = CHUNK) -> list[list[int]]:
-    """All places of a pile, each in one chunk, drawn at random but always in the same way."""
+    """Split the indices of a pile into random chunks, with a fixed seed."""
     if n == 0:
         return []
     shuffled = np.random.default_rng(n).permutation(n)

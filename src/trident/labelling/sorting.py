@@ -1,4 +1,4 @@
-"""Files into class folders, without ever writing over one."""
+"""Sorts files into class folders. Never overwrites a file."""
 
 import filecmp
 import os
@@ -13,12 +13,12 @@ Step = tuple[Path, Path]  # from, to
 
 
 def plan(labels: dict[Path, str], target: Path, moving: bool) -> list[Step]:
-    """Where each labelled file goes: target/label/name, or name-2 and so on where that is taken.
+    """Where each labelled file goes: target/label/name, or name-2 and so on if the name is taken.
 
-    A file that lies in its place already stays there, and of one that has been copied there no second copy is made.
+    Files that are already in place, or already copied there, are skipped.
     """
     if target.exists() and not target.is_dir():
-        raise TridentError(f"{target} is a file: a folder is needed to put pictures into")
+        raise TridentError(f"{target} is a file: give a folder for the pictures")
     taken: set[Path] = set()
     steps = []
     for source, label in labels.items():
@@ -35,7 +35,7 @@ def plan(labels: dict[Path, str], target: Path, moving: bool) -> list[Step]:
 
 
 def carry_out(steps: list[Step], moving: bool) -> None:
-    """Copy or move each file. It comes to its place whole or not at all, and never over another."""
+    """Copy or move each file, completely or not at all. Never overwrites a file."""
     for source, place in steps:
         temporary = place.with_name(f".{place.name}.{os.getpid()}.part")
         try:
@@ -43,14 +43,14 @@ def carry_out(steps: list[Step], moving: bool) -> None:
             shutil.copyfile(source, temporary)
             with suppress(OSError):
                 shutil.copystat(source, temporary)
-            place.open("xb").close()  # takes the place if it is free, which renaming does not ask
+            place.open("xb").close()  # fails if the file exists; renaming would overwrite it
             temporary.replace(place)
             if moving:
                 source.unlink()
         except FileExistsError as error:
-            raise TridentError(f"cannot write {place}: there is a file already") from error
+            raise TridentError(f"cannot write {place}: it already exists") from error
         except OSError as error:
-            raise TridentError(f"cannot bring {source} to {place}: {error.strerror or error}") from error
+            raise TridentError(f"cannot write {source} to {place}: {error.strerror or error}") from error
         finally:
             temporary.unlink(missing_ok=True)
 

@@ -1,4 +1,4 @@
-"""The temperatures of labelling, fitted on validation tasks: one for each way in which pictures are classified."""
+"""Fits the temperatures for labelling on validation tasks: for many pictures together, a few, and single ones."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,7 +32,7 @@ def fit_temperatures(
 
     many = fitted(recipe, "many queries together")
     if recipe.method.positional or recipe.method.inner_steps:
-        # The first cannot label pictures, and the second take fifty times as long to classify fifty alone.
+        # Positional weights cannot label pictures. With inner steps, single queries would take too long.
         return Temperatures(many, many, many)
     n_way = recipe.episode.n_way
     few = recipe_for(recipe, FEW_QUERIES * n_way, n_way)

@@ -1,7 +1,7 @@
 """Checkpoints: one safetensors file with weights, statistics, optimiser state, settings and provenance.
 
-A file is there whole or not at all. All randomness is drawn from (seed, stream, task index), so the step number is the
-whole state of the random generators.
+Files are written atomically. All randomness depends on (seed, stream, task index) only, so the step number replaces the
+state of random generators.
 """
 
 import json
@@ -23,16 +23,16 @@ from trident.weights import weight_names, weights_file
 
 LAST = "last.safetensors"
 BEST = "best.safetensors"
-MOMENTS = ("exp_avg", "exp_avg_sq")  # the meta-optimiser's state
+MOMENTS = ("exp_avg", "exp_avg_sq")  # Adam's state
 _FORMAT = "trident-checkpoint-2"
 
 
 class Temperatures(NamedTuple):
-    """What log-probabilities are divided by where people read them. Fitted on validation tasks."""
+    """Labelling divides log-probabilities by these. Fitted on validation tasks."""
 
-    many: float = 1.0  # for many pictures that are classified together
-    few: float = 1.0  # for too few of them to learn from each other
-    alone: float = 1.0  # for a picture that is classified alone
+    many: float = 1.0  # for many pictures classified together
+    few: float = 1.0  # for a few pictures classified together
+    alone: float = 1.0  # for single pictures
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Checkpoint:
     parameters: Parameters
     running: Parameters
     step: int
-    optimizer: Parameters = field(default_factory=dict)  # empty in files meant for use, not for resuming
+    optimizer: Parameters = field(default_factory=dict)  # empty in files that are not for resuming
     best: dict[str, Any] | None = None  # the best validation so far: step, accuracy, ci95, tasks
     provenance: dict[str, Any] = field(default_factory=dict)
     validated_step: int = 0  # the last step whose validation is done
@@ -49,7 +49,7 @@ class Checkpoint:
     temperatures: Temperatures = field(default_factory=Temperatures)
 
     def describe(self) -> dict[str, Any]:
-        """Which weights these are, for whoever reads a result."""
+        """Which weights these are, as part of a result."""
         return {
             "file": str(self.path),
             "recipe": self.recipe.name,
@@ -61,13 +61,13 @@ class Checkpoint:
 
     @property
     def steps_before(self) -> int:
-        """Steps of the run whose weights this one began with, and of those before it."""
+        """Training steps of the weights that this run started from."""
         start = self.provenance.get("start")
         return int(start["step"]) + int(start.get("steps_before", 0)) if start else 0
 
     @property
     def trained_on_before(self) -> list[str]:
-        """Other datasets that the weights it began with have seen: their classes are not new to it."""
+        """Other datasets that the starting weights were trained on: their classes are not new."""
         start = self.provenance.get("start")
         if not start:
             return []
@@ -106,7 +106,7 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
 def load_checkpoint(path: Path | str) -> Checkpoint:
     """From a file, or from a run's folder: its best weights, or its last ones if there are no best ones yet.
 
-    A name of weights that come with the package will do, where there is no such file or folder.
+    If there is no such file or folder, it may be the name of included weights.
     """
     path = Path(path)
     if not path.exists() and str(path) in weight_names():
@@ -152,7 +152,7 @@ def load_checkpoint(path: Path | str) -> Checkpoint:
 
 
 def shareable(checkpoint: Checkpoint) -> Checkpoint:
-    """For others: what it was trained on and how, but nothing that only this machine can use."""
+    """For sharing: without optimiser state and local paths."""
     return replace(checkpoint, optimizer={}, provenance=_without_paths(checkpoint.provenance))
 
 
@@ -171,7 +171,7 @@ def _temperature(value: Any) -> float:
 
 
 def _as_in(expected: Parameters, found: Parameters, path: Path) -> Parameters:
-    """The tensors in the model's own order, on which the last bit of a sum over them depends."""
+    """The tensors in the model's order. The order affects sums over them in the last bit."""
     for key in sorted(expected.keys() | found.keys()):
         actual, needed = _kind(found.get(key)), _kind(expected.get(key))
         if actual != needed:

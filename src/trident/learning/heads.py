@@ -1,4 +1,4 @@
-"""Heads on features, by torch's operations and autograd: for every method that is a `HeadOnFeatures`."""
+"""The plain learner of every method that is a `HeadOnFeatures`, with torch's autograd."""
 
 from dataclasses import dataclass
 
@@ -40,7 +40,7 @@ class HeadLearner(Setting):
             return {"features": self.features(parameters, task)[0]}
 
     def features(self, parameters: Parameters, task: Task) -> tuple[Tensor, Parameters]:
-        """Of all images, (task, image, feature); and the statistics that batch norm saw."""
+        """Features of all images, (task, image, feature), and the batch-norm statistics."""
         maps, seen = self.model.backbone(for_each_task(parameters, task.n_tasks), task, self.statistics(task))
         return maps.flatten(2), seen
 

@@ -1,9 +1,9 @@
 """The inner loop and the exact meta-gradient (Algorithm 2 of the paper), for many tasks at once.
 
 One inner step is a function (parameters, state) -> (parameters, state). The meta-gradient is the gradient of the query
-loss at the adapted parameters, pulled back through the steps one by one, last step first. Each step is computed again
-for this, so memory does not grow with their number: only the parameters before each step are kept. For plain gradient
-steps of rate a, pulling back through one step is  v <- v - a H v  with the Hessian H of the support loss.
+loss at the adapted parameters, pulled back through the steps one by one, last step first. Each step is recomputed for
+this, so only the parameters before each step are kept in memory. For plain gradient steps of rate a, pulling back
+through one step is  v <- v - a H v  with the Hessian H of the support loss.
 
 All functions here are pure: images, labels and noise come in, new parameters or gradients go out.
 """
@@ -30,7 +30,7 @@ from trident.tasks.task import Batch, Task
 
 @dataclass(frozen=True)
 class InnerLoopLearner(Setting):
-    """Any method that adapts by gradient steps, by torch's operations and autograd."""
+    """The plain learner of every method with inner steps, with torch's autograd."""
 
     model: InnerLoopModel
 
@@ -47,9 +47,9 @@ class InnerLoopLearner(Setting):
 
     def _adapt(self, parameters: Parameters, task: Task) -> list[tuple[Parameters, InnerState]]:
         leaves = _leaves(for_each_task(parameters, task.n_tasks))
-        with torch.set_grad_enabled(self.method.inner_steps > 0):  # inner steps need gradients, whoever calls
+        with torch.set_grad_enabled(self.method.inner_steps > 0):  # inner steps always need gradients
             started, reused = self.model.start(leaves, task, self.statistics(task))
-        # Gradients of inner steps are with respect to a last layer made from prototypes, not through it.
+        # A last layer made from prototypes is a leaf: inner gradients do not flow through the prototypes.
         current = leaves | _leaves({key: value for key, value in started.items() if key not in leaves})
         state = self.method.initial_state(current)
         trajectory = [(_detached(current), state)]
@@ -90,7 +90,7 @@ class InnerLoopLearner(Setting):
             return self.model.encode(for_each_task(parameters, task.n_tasks), task, self.statistics(task))
 
     def log_probabilities_from(self, parameters: Parameters, task: Task, encodings: Encodings) -> Tensor:
-        """Without inner steps nothing changes the encoders, so that one encoding serves both sets."""
+        """Without inner steps the encoders do not change, so one encoding serves both sets."""
         assert not self.method.inner_steps
         own, statistics = for_each_task(parameters, task.n_tasks), self.statistics(task)
         with torch.no_grad(), matrix_products(self.precision, task.device):
@@ -100,7 +100,7 @@ class InnerLoopLearner(Setting):
     # The meta-gradient.
 
     def gradient(self, parameters: Parameters, batch: Batch) -> Gradient:
-        """Of the summed query losses after adaptation, with respect to the parameters before it."""
+        """The gradient of the summed query losses after adaptation, with respect to the parameters before it."""
         with matrix_products(self.precision, batch.task.device):
             return self._meta_gradient(parameters, batch)
 
@@ -142,7 +142,7 @@ class InnerLoopLearner(Setting):
         task: Task,
         step: int,
     ) -> tuple[Parameters, InnerState]:
-        """The vector-Jacobian product of one inner step, which is computed again."""
+        """The vector-Jacobian product of one inner step, which is recomputed."""
         before = _leaves(before)
         state = InnerState(*(_leaves(moment) for moment in state))
         with torch.enable_grad():

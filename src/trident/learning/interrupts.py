@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM during training: the step at hand is finished and the run is saved."""
+"""Ctrl-C and SIGTERM during training: the current step is finished and the run is saved."""
 
 import os
 import signal
@@ -20,8 +20,8 @@ def watch_for_interrupts() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         received.append(number)
         if len(received) == 1:
-            with suppress(OSError):  # standard error may be closed; the run is saved all the same
-                os.write(2, b"\nstopping after this step; a further Ctrl-C stops at once and loses what is not saved\n")
+            with suppress(OSError):  # standard error may be closed; the run is still saved
+                os.write(2, b"\nstopping after this step; a second Ctrl-C stops at once and loses unsaved steps\n")
 
     signals = (signal.SIGINT, signal.SIGTERM)
 

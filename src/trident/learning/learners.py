@@ -11,5 +11,5 @@ from trident.recipes.recipe import Recipe
 
 def make_learner(recipe: Recipe, execution: Execution, running: Parameters | None = None) -> Learner:
     """The recipe's learner, with its protocol's batch norm, on the engine and in the precision of `execution`."""
-    kind = imported(recipe.method.learners[execution.engine])  # fused learners import Triton, so only where asked for
+    kind = imported(recipe.method.learners[execution.engine])  # imported only if needed: fused learners import Triton
     return cast(Learner, kind(recipe.model, recipe.protocol.batch_norm, running, execution.precision))

@@ -1,4 +1,4 @@
-"""The outer step: the gradient is clipped and handed to Adam; and Adam's state, for checkpoints."""
+"""The outer step: clips the gradient and applies Adam. Adam's state goes into checkpoints."""
 
 import math
 from typing import cast

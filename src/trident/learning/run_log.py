@@ -32,7 +32,7 @@ class RunLog:
     """
 
     def __init__(self, folder: Path, step: int, validated_step: int):
-        """Lines about what comes after these steps are dropped: a run that was killed computes it again."""
+        """Drops lines after these steps: the resumed run computes them again."""
         path = folder / "log.jsonl"
         kept = [line for line in _lines(path) if _is_settled(line, step, validated_step)]
         with atomic_file(path) as file:
@@ -83,7 +83,7 @@ class RunLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with suppress(OSError):  # a full disk has been reported where it was met
+        with suppress(OSError):  # a full disk was already reported
             self._file.close()
         with suppress(OSError):
             if self._board is not None:
@@ -91,7 +91,7 @@ class RunLog:
 
 
 def _means(entries: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of numbers, and of numbers in dictionaries, by their keys."""
+    """Means of numbers, also inside dictionaries."""
     return {
         key: _means([entry[key] for entry in entries])
         if isinstance(value, dict)
@@ -107,7 +107,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _is_settled(line: str, step: int, validated_step: int) -> bool:
-    """Whether it is a whole line of ours (a kill can leave half a one) about work that will not be done again."""
+    """Whether the line is complete (a kill can leave half a line) and its step is not computed again."""
     try:
         entry = json.loads(line)
         return line.endswith("\n") and entry["step"] <= (validated_step if entry["kind"] == "validation" else step)

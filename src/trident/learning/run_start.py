@@ -1,4 +1,4 @@
-"""What comes before a run's first step: checks, its folder and first checkpoint, or the checkpoint to go on from."""
+"""Starts or resumes a run: checks, the run's folder and its first checkpoint."""
 
 import platform
 from dataclasses import replace
@@ -34,7 +34,7 @@ def _channels(number: int) -> str:
 
 
 def check_run(recipe: Recipe, store: ImageStore) -> None:
-    """Whether the recipe can be trained on these data."""
+    """Check that the recipe can be trained on these data."""
     about, training = recipe.method.about, recipe.in_training()
     if about.trained_on == "nothing":
         raise TridentError(f"{about.title} is not trained: use it on the features of trained weights")
@@ -70,7 +70,7 @@ def start_run(
 ) -> Checkpoint:
     """Check everything, then make the run's folder with its first checkpoint. `data` is how to find the store again.
 
-    `start_from` are trained weights to begin with, wherever the recipe's network has some of the same name and shape.
+    `start_from`: trained weights for all parameters of the same name and shape.
     """
     check_run(recipe, store)
     execution = execution_for(device, engine, precision, recipe.in_training())
@@ -110,10 +110,9 @@ def start_run(
 
 
 def _taken_over(parameters: Parameters, recipe: Recipe, start_from: Checkpoint) -> Parameters:
-    """The parameters, with trained ones in place of those that the two networks have in common.
+    """The parameters, with trained values for all of the same name and shape.
 
-    Those have the same name and shape. Between two methods it is the backbone only: what else has the same name may
-    mean something else.
+    Between two methods only the backbone is copied: other parameters of the same name may mean something else.
     """
     same_method = type(recipe.method) is type(start_from.recipe.method)
     found = {
@@ -127,7 +126,7 @@ def _taken_over(parameters: Parameters, recipe: Recipe, start_from: Checkpoint) 
 
 
 def resume_run(checkpoint: Checkpoint, store: ImageStore, out: Path) -> Checkpoint:
-    """The checkpoint itself, once it is clear that the data are the ones it was trained on."""
+    """The checkpoint, after a check that the data are its training data."""
     if checkpoint.provenance["fingerprint"] != store.fingerprint:
         raise TridentError(
             f"{out} was trained on other data: its {checkpoint.provenance['dataset']} has the fingerprint "
@@ -137,10 +136,10 @@ def resume_run(checkpoint: Checkpoint, store: ImageStore, out: Path) -> Checkpoi
 
 
 def check_resumable(before: Recipe, after: Recipe) -> None:
-    """Refuse changes that would make the run something other than one long run."""
+    """Raise an error if a setting changed that must stay the same in a run."""
     free = {"steps", "tasks_per_chunk", "validate_every", "validation_tasks", "save_every", "log_every"}
     if before.training.schedule == "cosine":
-        free.discard("steps")  # the rate at every step depends on their number
+        free.discard("steps")  # the schedule depends on their number
     kept = {name: getattr(before.training, name) for name in free}
     if replace(after, training=replace(after.training, **kept)) != before:
         raise TridentError(f"a resumed run can only change {', '.join(f'training.{name}' for name in sorted(free))}")

@@ -1,6 +1,6 @@
 """Training: the outer loop, with validation, logs and checkpoints in a run's folder.
 
-A run's folder holds `last.safetensors` (everything needed to go on), `best.safetensors` (the weights that did best on
+A run's folder holds `last.safetensors` (everything needed to resume), `best.safetensors` (the weights that did best on
 the validation classes), `log.jsonl` and, if TensorBoard is installed, its event files.
 """
 
@@ -34,7 +34,7 @@ Progress = Callable[[int, int], None]
 
 
 class Validate(Protocol):
-    """Measures weights on validation classes. `measuring/validation.py` has the one that is used."""
+    """Measures weights on validation classes; implemented in `measuring/validation.py`."""
 
     def __call__(
         self,
@@ -48,7 +48,7 @@ class Validate(Protocol):
 
 
 class Observer(Protocol):
-    """Whatever watches a training run, a progress bar for instance."""
+    """Watches a training run, for example a progress bar."""
 
     def on_step(self, step: int, values: dict[str, Any]) -> None: ...
 
@@ -95,7 +95,7 @@ def train(
     with RunLog(out, start.step, start.validated_step) as log, watch_for_interrupts() as interrupted:
         while not interrupted():
             if step > validated and (step % settings.validate_every == 0 or step == settings.steps):
-                # Saved first: a run that is stopped while it validates will resume with this validation.
+                # Save first: a run that is stopped during validation resumes with this validation.
                 save_checkpoint(out / LAST, current())
                 weights = {key: value.detach() for key, value in parameters.items()}
                 try:
@@ -113,10 +113,10 @@ def train(
                 break
             began = time.perf_counter()
             result = _summed([learner.gradient(parameters, batch) for batch in batches.of(step)])
-            batches.draw(step + 1)  # while the GPU, if there is one, is at work
+            batches.draw(step + 1)  # while the GPU is busy
             values = _summary(result)
             norm, omitted = values["gradient_norm"], int(values["left_out"])
-            if omitted > _may_be_left_out(settings, batches.n_tasks) or not math.isfinite(norm):
+            if omitted > _most_omitted(settings, batches.n_tasks) or not math.isfinite(norm):
                 save_checkpoint(out / LAST, current())
                 raise NotFiniteError(
                     f"step {step + 1}: the {_culprit(result)} is not finite. The state after step {step} is kept in "
@@ -158,7 +158,7 @@ def training_source(recipe: Recipe, store: ImageStore, device: torch.device | st
 
 
 def _execution(start: Checkpoint, device: str, engine: str, precision: str) -> Execution:
-    """What was asked for; where nothing was, what the run was begun with, if that was on the same kind of device."""
+    """The requested engine and precision; auto: those the run started with, if on the same kind of device."""
     before = start.provenance
     same = torch.device(str(before["device"])).type == torch.device(device).type
     if (engine, precision) == ("auto", "auto") and same:
@@ -167,7 +167,7 @@ def _execution(start: Checkpoint, device: str, engine: str, precision: str) -> E
 
 
 class _Batches:
-    """The tasks of each step, in chunks where memory is short. Those of the next step can be drawn ahead."""
+    """The tasks of each step, in chunks. Those of the next step can be drawn ahead."""
 
     def __init__(self, source: Source, n_tasks: int, settings: TrainingSettings):
         self.source = source
@@ -205,7 +205,7 @@ def _summed(chunks: list[Gradient]) -> Gradient:
 
 
 def _moved(running: Parameters, result: Gradient, step: int, omitted: bool) -> Parameters:
-    """Running statistics after a step: a plain average at first, so that nothing of the initial values remains."""
+    """Running statistics after a step: a plain average at first, so that the initial values do not count."""
     seen = {key: value[result.finite] if omitted else value for key, value in result.statistics.items()}
     moved = torch._foreach_lerp(
         [running[key] for key in seen],
@@ -216,7 +216,7 @@ def _moved(running: Parameters, result: Gradient, step: int, omitted: bool) -> P
 
 
 def _summary(result: Gradient) -> dict[str, Any]:
-    """What is logged of a step, over its finite tasks: fetched from a GPU in one go, because each fetch waits."""
+    """The logged values of a step, over its finite tasks. One transfer from the GPU, because each one waits."""
     norm = torch.stack(torch._foreach_norm(list(result.gradient.values()))).norm()
     kept = result.finite.sum()
     parts = (*result.losses.values(), 100 * result.accuracy)
@@ -230,18 +230,18 @@ def _summary(result: Gradient) -> dict[str, Any]:
     }
 
 
-def _may_be_left_out(settings: TrainingSettings, n_tasks: int) -> int:
-    """Of a step's tasks: one at least, unless none may be or there is no other."""
+def _most_omitted(settings: TrainingSettings, n_tasks: int) -> int:
+    """How many tasks of a step: at least one, unless the setting is 0 or there is only one task."""
     if settings.most_left_out == 0:
         return 0
     return min(max(1, int(settings.most_left_out * n_tasks)), n_tasks - 1)
 
 
 def _culprit(result: Gradient) -> str:
-    """What is not finite. A part of the loss is named before the total, which it made not finite."""
+    """What is not finite: a part of the loss if possible, else the total or the meta-gradient."""
     bad = [name for name, part in result.losses.items() if not part.isfinite().all()]
     return f"{next((name for name in bad if name != 'total'), 'total')} loss" if bad else "meta-gradient"
 
 
 class _InterruptedError(Exception):
-    """Raised inside a validation to leave it."""
+    """Raised to stop a validation."""

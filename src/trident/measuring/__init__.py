@@ -1,1 +1,1 @@
-"""What a trained model can do: accuracy, audits, calibration, and a look at its latents."""
+"""Measures trained models: accuracy, audits, calibration and latents."""

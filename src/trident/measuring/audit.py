@@ -1,6 +1,6 @@
-"""One model under every protocol, on the same tasks: what of its accuracy is skill, and what is the protocol.
+"""Measures one model under every protocol, on the same tasks, to see how its accuracy depends on the protocol.
 
-Each row changes one thing about the default protocol. Task by task the classes and the support images stay the same
+Each row changes one thing about the default protocol. The classes and support images of each task stay the same
 (and the queries, except where their class counts change), so differences are paired and their intervals are narrow.
 """
 
@@ -28,8 +28,8 @@ PROTOCOLS: dict[str, Protocol] = {
 }
 SORTED = "class-sorted queries"
 STANDARD_ERRORS = 3  # how far from zero a difference must be before we call it a dependence
-ENOUGH_TASKS = 30  # fewer say nothing: their own spread is too uncertain
-NARROW = 2.0  # points: a wider interval around zero says nothing either
+ENOUGH_TASKS = 30  # with fewer, the standard error is too uncertain
+NARROW = 2.0  # points: a wider interval around zero is inconclusive
 _Progress = Callable[[str, int, int], None]
 
 
@@ -37,7 +37,7 @@ _Progress = Callable[[str, int, int], None]
 class AuditRow:
     name: str
     evaluation: Evaluation
-    difference: float  # to the default protocol, in points; task by task
+    difference: float  # from the default protocol, in points, paired by task
     difference_ci95: float
 
     def to_json(self) -> dict[str, Any]:
@@ -52,7 +52,7 @@ class AuditRow:
 @dataclass(frozen=True)
 class Audit:
     rows: tuple[AuditRow, ...]  # the default protocol first
-    without_result: dict[str, str] = field(default_factory=dict)  # protocols under which a task blew up, and which
+    without_result: dict[str, str] = field(default_factory=dict)  # protocols with a task that was not finite, and why
 
     def row(self, name: str) -> AuditRow | None:
         return next((row for row in self.rows if row.name == name), None)
@@ -94,7 +94,7 @@ class Audit:
         return (
             f"ACCURACY DEPENDS ON QUERY ORDER: {row.evaluation.accuracy:.2f} % when queries are sorted by class, "
             f"{default.accuracy:.2f} % when the same queries are shuffled, {figures}. {meaning}; only the shuffled "
-            "figure holds for pictures whose classes nobody knows yet."
+            "figure holds for pictures whose classes are unknown."
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -113,9 +113,9 @@ def audit(
     progress: _Progress | None = None,
     **sample: Unpack[Sample],
 ) -> Audit:
-    """Measure a model under each protocol; the first one is what the others are compared with.
+    """Measure a model under each protocol, and compare it with the first.
 
-    Protocols that cannot make a difference to the model are omitted, such as those of latents for a model without any.
+    Protocols that make no difference to the model are omitted, such as latent samples for a model without latents.
     Inner steps that were learned under one protocol may diverge under another. Such a row has no result; the other rows
     are kept, unless the verdict depends on it.
     """
@@ -128,7 +128,7 @@ def audit(
             if progress:
                 progress(name, place * total + done, len(chosen) * total)
 
-        # One engine for all rows, and the fused one does not know all protocols.
+        # One engine for all rows: the fused engine does not support all protocols.
         try:
             result = evaluate(model, store, protocol, report, **sample | {"engine": "plain"})
         except NotFiniteError as error:
@@ -143,7 +143,7 @@ def audit(
 
 
 def _distinct(model: Measurable, protocols: dict[str, Protocol]) -> dict[str, Protocol]:
-    """The protocols that differ in something that matters to the model."""
+    """The protocols that make a difference to the model."""
     effective = subject_of(model).effective
     found: dict[Protocol, str] = {}
     for name, protocol in protocols.items():

@@ -1,4 +1,4 @@
-"""How far confidences can be trusted: calibration errors, Brier score, and the temperature that mends them.
+"""Calibration: how far confidences can be trusted. ECE, MCE, Brier score and temperature scaling.
 
 A prediction's confidence is the probability of its most likely class. Predictions are sorted into ten equal-width bins
 of confidence [0, 0.1), [0.1, 0.2), ... [0.9, 1]; in each, mean confidence should equal accuracy.
@@ -22,12 +22,12 @@ FITTED_ON = {
     "paper": "fitted on the very predictions that are scored, as the paper's released code does",
 }
 _COLDEST, _HOTTEST = 1e-3, 1e3
-_LEAST = -1e4  # stands for the logarithm of a probability that float32 rounded to 0
+_LEAST = -1e4  # replaces log(0) if float32 rounded a probability to 0
 
 
 @dataclass(frozen=True)
 class ReliabilityBins:
-    """What a reliability diagram shows; empty bins hold zeros."""
+    """The values of a reliability diagram. Empty bins hold zeros."""
 
     confidence: np.ndarray  # (bin,) mean
     accuracy: np.ndarray  # (bin,)
@@ -58,7 +58,7 @@ class Calibration:
 
 @dataclass(frozen=True)
 class CalibrationResult:
-    """A model's calibration as it is, and with the temperature asked for."""
+    """A model's calibration without and with the requested temperature."""
 
     evaluation: Evaluation
     plain: Calibration
@@ -85,7 +85,7 @@ def calibrate(
     progress: Progress | None = None,
     **sample: Unpack[Sample],
 ) -> CalibrationResult:
-    """Calibration over some tasks; a `validation` temperature comes from validation tasks of `fitting_store`."""
+    """Calibration over some tasks. A `validation` temperature is fitted on validation tasks of `fitting_store`."""
     subject = subject_of(model)
     in_all = sample["tasks"] + (fitting_tasks if temperature == "validation" else 0)
 
@@ -96,7 +96,7 @@ def calibrate(
 
         return evaluate(model, store, progress=on_task, **sample)
 
-    if fitting_store is not None:  # a store without validation classes shows before the long work
+    if fitting_store is not None:  # fail early if the store has no validation classes
         EpisodeSampler(fitting_store, "val", subject.episode, subject.protocol)
     evaluation = measured(store, 0, sample)
     plain = calibration(evaluation.predictions)
@@ -130,7 +130,7 @@ def calibration(
 
 
 def reliability(probabilities: np.ndarray, labels: np.ndarray, bins: int = BINS) -> ReliabilityBins:
-    """From (query, n_way) and (query,)."""
+    """From probabilities (query, n_way) and labels (query,)."""
     confidence = probabilities.max(1)
     hit = probabilities.argmax(1) == labels
     place = np.minimum(np.digitize(confidence, np.linspace(0, 1, bins + 1)) - 1, bins - 1)
@@ -150,8 +150,8 @@ def brier_score(probabilities: np.ndarray, labels: np.ndarray) -> float:
 def fit_temperature(predictions: Predictions) -> float:
     """The temperature that makes the labels most likely.
 
-    In the inverse temperature b the log-likelihood of softmax(b * log p) is concave, so its slope changes sign once:
-    bisection finds where. Where all predictions are right, or all are wrong, the answer is an end of the range.
+    The log-likelihood of softmax(b * log p) is concave in the inverse temperature b, so bisection finds where its slope
+    is zero. If all predictions are right, or all are wrong, the result is an end of the range.
     """
     log_p, labels = _flat(predictions)
     behind = log_p[np.arange(len(labels)), labels][:, None] - log_p  # (query, n_way): 0 for the true class
@@ -160,7 +160,7 @@ def fit_temperature(predictions: Predictions) -> float:
         return float((_softmax(inverse * log_p) * behind).sum(1).mean())
 
     if not behind.any():
-        return 1.0  # every class is as likely as every other: no temperature changes that
+        return 1.0  # uniform predictions: a temperature has no effect
     low, high = np.log(1 / _HOTTEST), np.log(1 / _COLDEST)
     for _ in range(60):
         middle = (low + high) / 2

@@ -1,9 +1,8 @@
-"""What each latent knows about classes (the paper's decoupling analysis).
+"""How well each latent separates the classes (the paper's decoupling analysis).
 
-For the queries of a task, the means of z_label and z_semantic before and after adaptation, and how well the classes
-separate in them: the Davies-Bouldin score, lower is better. If the two latents are decoupled as the paper means it,
-adaptation improves z_label's score and leaves z_semantic's alone. One task proves nothing, so the change is averaged
-over many.
+Takes the latent means of a task's queries before and after adaptation, and computes the Davies-Bouldin scores of
+z_label and z_semantic: lower means better separated classes. If the latents are decoupled as the paper claims,
+adaptation improves the score of z_label and does not change that of z_semantic. The change is averaged over many tasks.
 """
 
 from collections.abc import Callable
@@ -46,18 +45,18 @@ class ScoreChange:
 
     before: float
     after: float
-    change: float  # after - before, task by task
+    change: float  # after - before, paired by task
     change_ci95: float
 
 
 @dataclass(frozen=True)
 class Decoupling:
-    """One task's latents to look at, and the change of the score over all tasks."""
+    """The latents of one task, and the mean change of the score over all tasks."""
 
-    shown: TaskLatents  # the first task that has a score, alone
+    shown: TaskLatents  # the first task that has a score
     changes: dict[str, ScoreChange]  # by latent
     tasks: int
-    left_out: int  # tasks in which fewer than two classes had queries, so that there is no score
+    left_out: int  # tasks without a score: fewer than two classes had queries
     protocol: str
 
     def verdict(self) -> str:
@@ -94,7 +93,7 @@ def latent_means(learner: LatentLearner, parameters: Parameters, batch: Batch) -
 
 
 def davies_bouldin(points: np.ndarray, labels: np.ndarray) -> float:
-    """Of points (query, latent) with their classes (query,)."""
+    """The score of points (query, latent) with classes (query,)."""
     try:
         from sklearn.metrics import davies_bouldin_score
     except ImportError as error:
@@ -153,13 +152,13 @@ def decoupling(
 
 
 def project(points: np.ndarray, seed: int) -> np.ndarray:
-    """UMAP to the plane: (query, latent) -> (query, 2)."""
+    """UMAP projection: (query, latent) -> (query, 2)."""
     try:
         from umap import UMAP
     except ImportError as error:
         raise TridentError("the projection needs umap-learn: pip install 'trident-fewshot[analysis]'") from error
     neighbours = min(15, len(points) - 1)
-    # Few points start from random places: the spectral start needs more of them than latents.
+    # Few points start at random: the spectral start needs more points than latents.
     umap = UMAP(n_neighbors=neighbours, random_state=seed % 2**32, n_jobs=1, init="random")
     return np.asarray(umap.fit_transform(points))
 
@@ -171,7 +170,7 @@ class Panel(NamedTuple):
     when: str
     points: np.ndarray  # (query, 2)
     score: float  # Davies-Bouldin in the latent space
-    projected_score: float  # and in the projection, which is what the paper's released code prints
+    projected_score: float  # in the projection, as printed by the paper's released code
 
     def title(self) -> str:
         return f"z_{self.latent} {self.when}\nDBI {self.score:.2f}, of projection {self.projected_score:.2f}"

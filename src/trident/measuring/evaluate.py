@@ -20,7 +20,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a model said of the queries of some tasks, and the truth beside it."""
+    """A model's predictions for the queries of some tasks, and the true labels."""
 
     log_probabilities: np.ndarray  # (task, query, n_way) float64
     labels: np.ndarray  # (task, query) int64
@@ -34,7 +34,7 @@ class Predictions:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """An accuracy and everything needed to obtain it again."""
+    """An accuracy and everything needed to reproduce it."""
 
     accuracy: float  # percent
     ci95: float  # half width, percent
@@ -85,7 +85,7 @@ def mean_and_interval(values: np.ndarray) -> tuple[float, float]:
 
 
 class Sample(TypedDict):
-    """Which tasks a model is measured on, and where: what every way of measuring hands on to `evaluate`."""
+    """Which tasks a model is measured on, and on which device. These are passed on to `evaluate`."""
 
     split: str
     tasks: int
@@ -105,7 +105,7 @@ def evaluate(
 ) -> Evaluation:
     """Accuracy of a model on tasks from one split, under its own protocol or another.
 
-    The model is a checkpoint, or a `PredictFunction` around any function of yours.
+    The model is a checkpoint, or a `PredictFunction` that wraps your own function.
     """
     return evaluate_subject(subject_of(model, protocol), store, progress, **sample)
 

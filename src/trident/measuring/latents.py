@@ -1,4 +1,4 @@
-"""Access to the latents of models that have them, for whatever looks at them."""
+"""Access to the latents of models that have them."""
 
 from dataclasses import replace
 from typing import NamedTuple, Protocol, cast
@@ -35,7 +35,7 @@ class LatentLearner(Protocol):
 
 
 class Setup(NamedTuple):
-    """A model with latents and the tasks it is looked at on, all on one device."""
+    """A model with latents and its tasks, all on one device."""
 
     learner: LatentLearner
     parameters: Parameters
@@ -61,7 +61,7 @@ def set_up(
     engine: str = "auto",
     precision: str = "auto",
 ) -> Setup:
-    """The queries of the tasks of a split, at the means of their latents."""
+    """The model and the tasks of a split, with latent means."""
     recipe = checkpoint.recipe
     check_latents(recipe.method)
     recipe.check_all_at_once()
@@ -75,20 +75,20 @@ def set_up(
 
 
 def query_latents(learner: LatentLearner, adapted: Parameters, task: Task) -> Latents:
-    """Of the queries, without the support images that may come along. `adapted` carries a task axis."""
+    """Latents of the queries; those of support images may come first. `adapted` has a task axis."""
     with torch.no_grad():
         found, _ = learner.model.infer(adapted, task, "query", 0, learner.statistics(task))
     return found
 
 
 def latents_and_images(learner: LatentLearner, parameters: Parameters, task: Task) -> tuple[Tensor, Tensor]:
-    """After adaptation, of all images of a task, the support set first: z_label, and what the decoder makes of it."""
+    """z_label and reconstructions of all images of a task after adaptation, the support set first."""
     model, statistics = learner.model, learner.statistics(task)
     adapted, _ = learner.adapt(parameters, task)[-1]
     with torch.no_grad():
         found, _ = model.infer(adapted, task, "query", 0, statistics)
         z_label, codes = found.z_label, found.codes
-        if found.n_context == 0:  # the support images did not come along
+        if found.n_context == 0:  # the support images are not included
             support, _ = model.infer(adapted, task, "support", 0, statistics)
             z_label, codes = torch.cat([support.z_label, z_label], 1), torch.cat([support.codes, codes], 1)
         images, _ = model.decoder(adapted, codes, statistics)

@@ -1,4 +1,4 @@
-"""What a learner says of the queries of a task: of all together, or of each alone; from one view of them or several."""
+"""Predictions for the queries of a task: all together or each alone, from one view or several."""
 
 from collections.abc import Callable, Sequence
 
@@ -19,7 +19,7 @@ AS_IT_IS = Views()
 def predict(learner: Learner, parameters: Parameters, task: Task, views: Views = AS_IT_IS) -> Tensor:
     """Log-probabilities of the queries' classes: (task, query, n_way).
 
-    With several views, of the mean probability over them.
+    With several views, the log of the mean probability.
     """
     return _over(views, task, lambda shown, view: learner.log_probabilities(parameters, shown))
 
@@ -55,7 +55,7 @@ def encode_support(
 
 
 def _over(views: Views, task: Task, predict: Callable[[Task, int], Tensor]) -> Tensor:
-    """The log of the mean probability over views of the tasks' images, which are numbered."""
+    """The log of the mean probability over all views. `predict` takes the task in one view, and the view's number."""
     if views == AS_IT_IS:
         return predict(task, 0)
     shown = views_of(task.images, views)
@@ -65,7 +65,7 @@ def _over(views: Views, task: Task, predict: Callable[[Task, int], Tensor]) -> T
 def _one_by_one(
     learner: Learner, parameters: Parameters, task: Task, index: int, at_once: int, support: Encodings | None
 ) -> Tensor:
-    """Of each query of one task: (query, n_way)."""
+    """Log-probabilities of each query of one task: (query, n_way)."""
     if isinstance(learner, EncodesAlone) and learner.encodes_alone:
         say, n_queries = _from_encodings(learner, parameters, task, index, support)
     else:
@@ -82,14 +82,14 @@ def _one_by_one(
 def _from_encodings(
     learner: EncodesAlone, parameters: Parameters, task: Task, index: int, support: Encodings | None
 ) -> tuple[Callable[[Sequence[int]], Tensor], int]:
-    """What classifies single queries from encodings that are computed once, and the number of queries."""
+    """A function that classifies single queries from cached encodings, and the number of queries."""
     n_support, images = task.n_support, task.images[index : index + 1]
     labels = task.support_labels[index : index + 1]
     encodings = learner.encode(parameters, Task(images, labels, task.n_way))
     if support is not None:
         encodings = {name: torch.cat([support[name], found], 1) for name, found in encodings.items()}
     n_images = next(iter(encodings.values())).shape[1]
-    # Only the labels and the noise are still needed: no query has to bring the support images along.
+    # Only the labels and the noise are still needed, not the support images.
     noise = {name: values[index : index + 1] for name, values in task.noise.items()}
     bare = Task(images.new_zeros(1, n_images, 1, 1, 1), labels, task.n_way, noise)
 

@@ -1,4 +1,4 @@
-"""What the decoder makes of the latents: reconstructions, and pictures with z_semantic swapped between images."""
+"""Decoded images: reconstructions, and images with z_semantic swapped between queries."""
 
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from trident.tasks.task import Batch
 
 
 class Reconstructions(NamedTuple):
-    """Of the queries of one task after adaptation, at their latents' means; values in 0 .. 1."""
+    """Decoded queries of one task after adaptation, from latent means; values in 0 .. 1."""
 
     images: np.ndarray  # (query, h, w, c)
     reconstructed: np.ndarray  # (query, h, w, c)
@@ -23,19 +23,19 @@ class Reconstructions(NamedTuple):
     swapped: np.ndarray  # (chosen, chosen, h, w, c): z_label of the row's image, z_semantic of the column's
     chosen: np.ndarray  # (chosen,) which queries: the first of each class
     squared_error: float  # summed over an image, mean over the queries
-    squared_error_of_mean: float  # of the task's mean query image in place of each, for comparison
+    squared_error_of_mean: float  # if every image is replaced by the mean query image, for comparison
 
     def describe(self) -> str:
         better = "better" if self.squared_error < self.squared_error_of_mean else "worse"
         return (
-            f"Squared error of an image, summed over its pixels: {self.squared_error:.1f} in the mean of this task's "
-            f"queries. Painting each of them as their mean picture gives {self.squared_error_of_mean:.1f}, "
+            f"Squared error of an image, summed over its pixels: {self.squared_error:.1f} on average over this task's "
+            f"queries. Replacing each by the mean query image gives {self.squared_error_of_mean:.1f}, "
             f"so the decoder does {better} than that"
         )
 
 
 def reconstruct_task(learner: LatentLearner, parameters: Parameters, batch: Batch) -> Reconstructions:
-    """Of the first task of a batch."""
+    """For the first task of a batch."""
     task = batch.task
     adapted, _ = learner.adapt(parameters, task)[-1]
     labels = batch.labels.queries[0].cpu().numpy()
@@ -44,7 +44,7 @@ def reconstruct_task(learner: LatentLearner, parameters: Parameters, batch: Batc
     context, n = found.n_context, len(chosen)
 
     def decode(label: Tensor, semantic: Tensor) -> Tensor:
-        """Codes (task, image, latent) of some images; the support images whose statistics count come first."""
+        """Decode latents (task, image, latent), together with the support images if batch norm needs them."""
         semantic = torch.cat([found.z_semantic[:, :context], semantic], 1)
         label = torch.cat([found.z_label[:, :context], label], 1)
         with torch.no_grad():

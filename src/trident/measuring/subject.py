@@ -23,16 +23,16 @@ from trident.tasks.episodes import EpisodeSampler
 from trident.tasks.source import NoiseShapes, TaskSource
 from trident.tasks.task import Task, queries_alone
 
-# Support images (n_support, height, width, channel) uint8, their labels (n_support,) from 0 to n_way - 1, and query images
-# (n_query, height, width, channel) uint8 -> probabilities (n_query, n_way).
+# Support images (n_support, height, width, channel) uint8, their labels (n_support,) from 0 to n_way - 1, and query
+# images (n_query, height, width, channel) uint8 -> probabilities (n_query, n_way).
 Function = Callable[[np.ndarray, np.ndarray, np.ndarray], Any]
 
-PIXELS_AT_ONCE = 400_000  # of the images of a chunk of tasks, on a CPU
+PIXELS_AT_ONCE = 400_000  # in a chunk of tasks, on a CPU
 TASKS_AT_ONCE = 16
 
 
 class Prepared(NamedTuple):
-    """A subject and the tasks it is to be measured on, all on one device."""
+    """A subject and its tasks, all on one device."""
 
     source: TaskSource
     log_probabilities: Callable[[Task], Tensor]  # of the queries: (task, query, n_way)
@@ -61,7 +61,7 @@ class TrainedModel:
         return replace(self, recipe=replace(self.recipe, protocol=protocol))
 
     def effective(self, protocol: Protocol) -> Protocol:
-        """The protocol with defaults for what means nothing to this model."""
+        """The protocol, with defaults for settings that this model ignores."""
         return protocol if self.recipe.model.noise_shapes(self.episode, 1) else without_latents(protocol)
 
     def describe_protocol(self) -> str:
@@ -95,7 +95,7 @@ class TrainedModel:
 
 @dataclass(frozen=True)
 class PredictFunction:
-    """Any function predict(support_images, support_labels, query_images) -> probabilities, to be measured as it is."""
+    """Wraps any function predict(support_images, support_labels, query_images) -> probabilities."""
 
     function: Function
     episode: EpisodeSpec = EpisodeSpec()
@@ -137,7 +137,8 @@ class PredictFunction:
         try:
             array = np.asarray(found.detach().cpu() if isinstance(found, Tensor) else found, np.float64)
         except (TypeError, ValueError) as error:
-            raise TridentError(f"{self.name} must return an array of shape {wanted}, not {type(found).__name__}") from error
+            kind = type(found).__name__
+            raise TridentError(f"{self.name} must return an array of shape {wanted}, not {kind}") from error
         if array.shape != wanted:
             raise TridentError(f"{self.name} returned an array of shape {array.shape}: it must be {wanted}")
         if not np.isfinite(array).all() or array.min() < 0 or not np.allclose(array.sum(1), 1, atol=1e-3):
@@ -151,7 +152,7 @@ Measurable = Checkpoint | PredictFunction
 
 
 def subject_of(model: Measurable, protocol: Protocol | None = None) -> Subject:
-    """What is to be measured, under its own protocol or another."""
+    """The model as a subject, under its own protocol or another."""
     if isinstance(model, Checkpoint):
         found: Subject = TrainedModel(model.recipe, model.parameters, model.running)
     else:
@@ -185,7 +186,7 @@ def without_latents(protocol: Protocol) -> Protocol:
 
 
 def default_chunk(recipe: Recipe, device: torch.device | str) -> int:
-    """Tasks to compute at once, where nobody says how many."""
+    """Default number of tasks to compute at once."""
     if torch.device(device).type != "cpu":
         return TASKS_AT_ONCE
     pixels = recipe.episode.n_images * recipe.backbone.image_size**2

@@ -1,4 +1,4 @@
-"""The validations of a training run, which choose its best weights."""
+"""Validation during training, which chooses the best weights."""
 
 from trident.data.store import ImageStore
 from trident.engines.execution import Execution, why_not_fused
@@ -16,7 +16,7 @@ def validate(
     execution: Execution,
     progress: Progress,
 ) -> Evaluation:
-    """Accuracy on validation tasks that no later measurement uses; computed as training is, wherever that can be."""
+    """Accuracy on validation tasks that no later measurement uses, on the engine of training if possible."""
     same = execution.engine == "plain" or why_not_fused(execution.device, recipe, execution.precision) is None
     return evaluate_subject(
         TrainedModel(recipe, parameters, running),

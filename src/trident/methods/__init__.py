@@ -1,1 +1,1 @@
-"""Who answers: one file for each few-shot method; TRIDENT is a folder."""
+"""The few-shot methods, one file each; TRIDENT is a folder."""

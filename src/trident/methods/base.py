@@ -29,7 +29,7 @@ Losses = dict[str, Tensor]  # the parts by name, (task,) each; "total" is what t
 
 @dataclass(frozen=True)
 class About:
-    """What a method says of itself. `trident methods` prints it; training and measuring rely on it."""
+    """Facts about a method. `trident methods` prints them; training and measuring use them."""
 
     title: str
     citation: str  # authors and year
@@ -40,21 +40,21 @@ class About:
 
 
 class Model(ABC):
-    """A method on a backbone, for tasks of one shape. It knows which parameters there are, but holds none."""
+    """A method on a backbone, for tasks of one shape. It knows its parameters' shapes, but holds no values."""
 
     method: "Method"
     backbone: Conv4Backbone
 
     @abstractmethod
     def initial(self, generator: torch.Generator) -> Parameters:
-        """Random parameters, those of the backbone included."""
+        """Random parameters, including the backbone's."""
 
     @abstractmethod
     def initial_running(self) -> Parameters:
         """Running statistics before any have been gathered in training."""
 
     def noise_shapes(self, episode: EpisodeSpec, predictions: int) -> NoiseShapes:
-        """The noise that a task needs; the queries' once for each of the predictions that are averaged."""
+        """The noise that a task needs. For queries, once for each prediction that is averaged."""
         return {}
 
 
@@ -71,7 +71,7 @@ class Method(ABC):
 
     @property
     def any_way(self) -> bool:
-        """Whether trained weights can take tasks of any number of classes."""
+        """Whether trained weights can classify tasks with any number of classes."""
         return True
 
     @property
@@ -81,28 +81,28 @@ class Method(ABC):
 
     @property
     def inner_steps(self) -> int:
-        """Steps by which weights are adapted to each task."""
+        """Number of gradient steps that adapt the weights to each task."""
         return 0
 
     @property
     def n_training_classes(self) -> int:
-        """Classes of the training split that training tells apart; 0 where it need not know their number."""
+        """Number of training classes, if training needs to know it; otherwise 0."""
         return 0
 
     def in_training(self) -> "Method":
-        """The method as it is trained, where that differs from how it predicts."""
+        """The method with its settings for training, if they differ."""
         return self
 
     def for_few_queries(self) -> "Method":
-        """The method as it predicts best where there are too few queries to learn from them."""
+        """The method for tasks with too few queries to learn from."""
         return self
 
     def describe(self) -> str:
-        """How it predicts, in words, as part of a result's protocol; empty where there is nothing to choose."""
+        """How it predicts, in words, as part of a result's protocol; empty if there is nothing to choose."""
         return ""
 
     def check_episode(self, trained: EpisodeSpec, episode: EpisodeSpec) -> None:
-        """Raise an error where weights that were trained on tasks of one shape cannot take another."""
+        """Raise an error if weights trained on one shape of task cannot take another."""
         if episode.n_way != trained.n_way and not self.any_way:
             raise TridentError(f"these weights classify {trained.n_way} ways, not {episode.n_way}")
         if self.positional and episode != trained:
@@ -116,13 +116,13 @@ class Method(ABC):
         return {backbone.channels}
 
     def why_not_fused(self) -> str | None:
-        """What keeps the fused engine from computing it with these settings, if anything does."""
+        """Why the fused engine cannot compute it with these settings; None if it can."""
         return None
 
 
 @dataclass(frozen=True)
 class HeadOnFeatures(Method):
-    """Base of methods that classify features. It does not matter which backbone made them, or on which engine."""
+    """Base of methods that classify features. They work with any backbone and engine."""
 
     learners: ClassVar[Mapping[str, str]] = {
         "plain": "trident.learning.heads:HeadLearner",
@@ -138,7 +138,7 @@ class HeadOnFeatures(Method):
         return {}
 
     def initial_statistics(self, n_features: int) -> Parameters:
-        """Statistics of the training features that `head` needs; it finds them among its parameters."""
+        """Statistics of the training features that `head` needs; it gets them with its parameters."""
         return {}
 
     def statistics(self, features: Tensor) -> Parameters:
@@ -146,7 +146,7 @@ class HeadOnFeatures(Method):
         return {}
 
     def training_logits(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
-        """What the loss is computed from: by default the same logits as in prediction."""
+        """The logits for the loss: by default the same as in prediction."""
         return self.head(parameters, features, task)
 
     def losses(self, logits: Tensor, labels: Labels) -> Losses:
@@ -159,7 +159,7 @@ class HeadOnFeatures(Method):
 
 @dataclass(frozen=True)
 class ClassifierHead(HeadOnFeatures):
-    """Base of heads whose features are trained to tell all training classes apart, by one linear layer."""
+    """Base of heads whose features are trained by a linear classifier of all training classes."""
 
     training_classes: int = setting(64, "number of classes in the training split")
 
@@ -191,7 +191,7 @@ class HeadModel(Model):
         return self.backbone.initial_running() | self.method.initial_statistics(self.backbone.n_features)
 
     def of_head(self, parameters: Parameters, running: Parameters | None) -> Parameters:
-        """The parameters, with the statistics that the head wants from training among them."""
+        """The parameters, and the training statistics that the head needs."""
         wanted = self.method.initial_statistics(self.backbone.n_features)
         return parameters | {key: value for key, value in (running or {}).items() if key in wanted}
 

@@ -1,6 +1,6 @@
 """Methods that adapt their weights to each task by gradient steps on its support set.
 
-Such a method says what its loss is, where adaptation starts and which parameters adapt. `learning/inner_loop.py` has
+Such a method defines its loss, the start of adaptation and which parameters adapt. `learning/inner_loop.py` has
 the steps and the exact meta-gradient.
 """
 
@@ -35,16 +35,16 @@ class Evaluated(NamedTuple):
 
 
 class InnerLoopModel(Model):
-    """Such a method on a backbone. All parameters carry a task axis here: each task has weights of its own."""
+    """Such a method on a backbone. All parameters have a task axis here: each task has its own weights."""
 
     method: "InnerLoopMethod"
 
     def start(
         self, parameters: Parameters, task: Task, statistics: BatchNormStatistics, encodings: Encodings | None = None
     ) -> tuple[Parameters, Any]:
-        """The parameters as each task finds them before its first step, and anything that this step can reuse.
+        """The parameters of each task before its first step, and anything that this step can reuse.
 
-        `encodings` are what `encode` returned, where that has been called already.
+        `encodings` is the result of `encode`, if it was already called.
         """
         return parameters, None
 
@@ -63,17 +63,17 @@ class InnerLoopModel(Model):
 
     @abstractmethod
     def encode(self, parameters: Parameters, task: Task, statistics: BatchNormStatistics) -> Encodings:
-        """What several predictions with the same parameters have in common."""
+        """Encodings that several predictions with the same parameters can share."""
 
     @abstractmethod
     def logits(
         self, parameters: Parameters, task: Task, encodings: Encodings, statistics: BatchNormStatistics
     ) -> list[Tensor]:
-        """Of the queries, (task, query, n_way), once for each draw of their noise; the predictions are averaged."""
+        """Query logits (task, query, n_way), once for each draw of the noise; the predictions are averaged."""
 
 
 class InnerState(NamedTuple):
-    """What the inner optimiser carries from step to step besides the parameters. Plain steps carry nothing."""
+    """The inner optimiser's state. Plain gradient steps have none."""
 
     first_moment: Parameters
     second_moment: Parameters

@@ -1,4 +1,4 @@
-"""Which recipes are shipped. Nothing here imports torch, so that they are listed at once."""
+"""Finds the included recipes. Nothing here imports torch, so that listing them is fast."""
 
 import difflib
 import tomllib
@@ -16,7 +16,7 @@ def recipe_names() -> list[str]:
 
 
 def read_recipe(name: str) -> tuple[dict[str, Any], Path]:
-    """The values of a shipped recipe, by its name, or of any recipe, by the path of its TOML file."""
+    """The values of an included recipe, by name, or of any recipe, by the path of its TOML file."""
     path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
     if not path.is_file():
         if name.endswith(".toml"):
@@ -33,6 +33,6 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
-    """The end of an error message: the known name that is most like it, or all of them."""
+    """The end of an error message: the most similar known name, or all of them."""
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f": did you mean '{close[0]}'?" if close else f": there are {', '.join(known)}"

@@ -17,7 +17,7 @@ BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "n
 
 
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
-    """A shipped recipe by name, or any by the path of its TOML file, with `key=value` overrides applied."""
+    """An included recipe by name, or any by the path of its TOML file, with `key=value` overrides applied."""
     values, path = read_recipe(name)
     return with_overrides(recipe_from(values, str(path)), overrides)
 
@@ -72,12 +72,12 @@ def setting_of(recipe: Recipe, key: str) -> Any:
 
 
 def shown(value: Any) -> str:
-    """A setting's value as one writes it in a recipe or on the command line."""
+    """A setting's value as written in a recipe or on the command line."""
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def setting_types(recipe: Recipe) -> dict[str, Any]:
-    """The type of every setting of a recipe, by section.key; a method's settings are among them."""
+    """The type of every setting of a recipe, by section.key, including the method's settings."""
     return {
         f"{section}.{entry.name}": hints[entry.name]
         for section, kind in _sections(recipe)
@@ -145,7 +145,7 @@ def _has_no_default(entry: "dataclasses.Field[Any]") -> bool:
 
 
 def _checked(value: Any, hint: Any, key: str) -> Any:
-    """The value as its type wants it, or an error that says what would be right."""
+    """The value converted to its type, or an error that says what is allowed."""
     if isinstance(hint, types.UnionType):
         inner, _ = typing.get_args(hint)  # all unions are "something or None"
         return None if value is None or value == "none" else _checked(value, inner, key)
@@ -163,7 +163,7 @@ def _checked(value: Any, hint: Any, key: str) -> Any:
 
 
 def _parse(text: str, hint: Any) -> Any:
-    """A value from the command line, where everything is text; `_checked` finds what it cannot be."""
+    """A value from the command line, where everything is text; `_checked` checks it."""
     if isinstance(hint, types.UnionType):
         inner, _ = typing.get_args(hint)
         return None if text.lower() == "none" else _parse(text, inner)

@@ -1,4 +1,4 @@
-"""A recipe: everything that a training run is made from."""
+"""A recipe: all settings of a training run."""
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -51,7 +51,7 @@ class Recipe:
             n_way=episode.n_way if own.task_ways is None else own.task_ways,
             n_query=episode.n_query if own.task_queries is None else own.task_queries,
         )
-        # A classifier of all training classes is trained like any other: by the statistics of its batches.
+        # A classifier of all training classes is trained with batch statistics, as usual.
         on_classes = self.method.about.trained_on == "classes"
         protocol = replace(self.protocol, batch_norm="transductive") if on_classes else self.protocol
         return replace(self, episode=episode, protocol=protocol, method=self.method.in_training(), views=Views())
@@ -62,6 +62,6 @@ class Recipe:
         return ", ".join(part for part in how if part) + self.views.describe()
 
     def check_all_at_once(self) -> None:
-        """For what looks at all queries of a task together."""
+        """Check for analyses that need all queries of a task together."""
         if self.protocol.queries_at_once == "one":
-            raise TridentError("protocol.queries_at_once is 'one': it has a meaning for accuracy and calibration only")
+            raise TridentError("protocol.queries_at_once is 'one': it works for accuracy and calibration only")

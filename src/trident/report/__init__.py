@@ -1,1 +1,1 @@
-"""Pages: what a run did, gathered, and shown on one self-contained HTML page."""
+"""Self-contained HTML pages about runs."""

@@ -1,4 +1,4 @@
-"""Some runs side by side, on the same tasks."""
+"""Compares runs on the same tasks."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class ComparedRun:
     calibration: Calibration
     parameters: int
     log: tuple[dict[str, Any], ...]
-    difference: tuple[float, float] | None  # to the first run, task by task, in points; none if the tasks differ
+    difference: tuple[float, float] | None  # from the first run, in points, paired by task; None if the tasks differ
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Comparison:
     runs: tuple[ComparedRun, ...]
 
     def differing_settings(self) -> dict[str, list[Any]]:
-        """The settings in which the runs were not trained alike."""
+        """The settings that differ between the runs."""
         tables = [recipe_values(run.checkpoint.recipe) for run in self.runs]
         found: dict[str, list[Any]] = {"recipe": [table["name"] for table in tables]}
         sections = [section for section, values in tables[0].items() if isinstance(values, dict)]
@@ -61,7 +61,7 @@ def compare(
     progress: Callable[[str, int, int], None] | None = None,
     **sample: Unpack[Sample],
 ) -> Comparison:
-    """Measure each run under the default protocol; where data and episodes agree, the tasks do too."""
+    """Measure each run under the default protocol. Runs with the same data and episodes get the same tasks."""
     runs: list[ComparedRun] = []
     names = _names(checkpoints)
     for place, (checkpoint, store) in enumerate(zip(checkpoints, stores, strict=True)):
@@ -93,7 +93,7 @@ def compare(
 
 
 def _names(checkpoints: list[Checkpoint]) -> list[str]:
-    """The runs' names, with the weights' file where two would be called the same."""
+    """The runs' names; runs with the same name also get their file's name."""
     names = [run_name(checkpoint) for checkpoint in checkpoints]
     return [
         f"{name}/{checkpoint.path.name}" if names.count(name) > 1 and checkpoint.path else name

@@ -1,4 +1,4 @@
-"""Everything a report shows about one run, measured and gathered."""
+"""Measures everything that a report shows about a run."""
 
 import json
 from collections.abc import Callable
@@ -25,8 +25,8 @@ class Report:
     name: str
     checkpoint: Checkpoint
     log: tuple[dict[str, Any], ...]  # lines of the run's log; empty for a weights file alone
-    parameters: dict[str, int]  # number of each part of the network
-    calibration: CalibrationResult  # its evaluation is the headline
+    parameters: dict[str, int]  # count for each part of the network
+    calibration: CalibrationResult  # with the evaluation for the headline
     fitted_as_paper: Calibration
     audit: Audit
     decoupling: Decoupling | None  # None where there are no latents, or too few queries for a score
@@ -134,5 +134,5 @@ def read_log(checkpoint: Checkpoint) -> tuple[dict[str, Any], ...]:
             if all(isinstance(entry[key], int | float | dict) for key in wanted):
                 lines.append(entry)
         except (ValueError, KeyError, TypeError):
-            continue  # the half line of a run that was killed or is still writing, or no line of ours
+            continue  # an incomplete line (the run was killed or is still writing), or an unknown one
     return tuple(lines)

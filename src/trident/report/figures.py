@@ -1,4 +1,4 @@
-"""Figures, drawn by matplotlib without a display, as SVG that takes its text colour from the page it stands in."""
+"""Figures by matplotlib, without a display. SVG figures take their text colour from the page."""
 
 import functools
 import importlib.util
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from trident.measuring.calibration import Calibration
     from trident.measuring.reconstruction import Reconstructions
 
-# After Okabe and Ito's, which most colour-blind people can tell apart; all stand out on white and on near-black.
+# Based on Okabe and Ito's colours for colour-blind people; visible on white and on dark pages.
 COLOURS = ("#1F83C4", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#7F7F7F")
 KINDS = (".svg", ".png", ".pdf")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _MISSING = "figures need matplotlib: pip install 'trident-fewshot[analysis]'"
 _Arguments = ParamSpec("_Arguments")
-_INK = "#010203"  # stands for the page's text colour until the SVG is put into the page
+_INK = "#010203"  # replaced by the page's text colour in SVG
 _STYLE: Any = {  # matplotlib's own names for settings
     "svg.hashsalt": "trident",
     "text.parse_math": False,  # a dollar in a run's name is a dollar
@@ -46,7 +46,7 @@ _STYLE: Any = {  # matplotlib's own names for settings
 
 
 def styled(draw: Callable[_Arguments, Any]) -> Callable[_Arguments, Any]:
-    """Draw in our style, and in no other, whatever the user's matplotlib is set to."""
+    """Draw in our style, whatever the user's matplotlib settings are."""
 
     @functools.wraps(draw)
     def in_style(*arguments: _Arguments.args, **options: _Arguments.kwargs) -> Any:
@@ -63,7 +63,7 @@ def styled(draw: Callable[_Arguments, Any]) -> Callable[_Arguments, Any]:
 
 
 def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Any, Any]:
-    """A figure in inches and its axes, made without pyplot, so that no display and no global state is touched."""
+    """A figure (size in inches) and its axes, without pyplot: no display, no global state."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -72,7 +72,7 @@ def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, **o
 
 @styled
 def to_svg(figure: Any, name: str) -> str:
-    """An <svg> element for a page. `name` keeps its inner ids apart from those of other figures of the page."""
+    """An <svg> element for a page. `name` makes its ids unique on the page."""
     import matplotlib
 
     buffer = io.StringIO()
@@ -82,13 +82,13 @@ def to_svg(figure: Any, name: str) -> str:
     svg = svg[svg.index("<svg") :].replace(_INK, "currentColor")
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r"font: ([^;\"]*?)px [^;\"]*", r"font: \1px inherit", svg)
-    svg = re.sub(r'\bid="(?!p[0-9a-f]{10})', f'id="{name}-', svg)  # hashed ids are told apart by the salt
+    svg = re.sub(r'\bid="(?!p[0-9a-f]{10})', f'id="{name}-', svg)  # the salt makes hashed ids unique
     svg = re.sub(r'href="#(?!p[0-9a-f]{10})', f'href="#{name}-', svg)
     return re.sub(r'<svg ([^>]*?)height="[^"]*"([^>]*?)width="[^"]*"', r"<svg \1\2", svg, count=1)
 
 
 def check_figure_path(path: Path | None) -> None:
-    """Before long work starts: whether a figure can be drawn to that file."""
+    """Check before long work that a figure can be drawn to this file."""
     if path is None:
         return
     if importlib.util.find_spec("matplotlib") is None:
@@ -100,11 +100,11 @@ def check_figure_path(path: Path | None) -> None:
 
 @styled
 def save_figure(figure: Any, path: Path) -> None:
-    """As a file of the kind its name ends with, on white."""
+    """Save in the format of the file's ending, on white."""
     check_figure_path(path)
     kind = path.suffix.removeprefix(".").lower()
     with atomic_file(path) as file:
-        # No date in it, so that the same figure is the same file.
+        # Without a date, so that the same figure gives the same file.
         metadata = {"Date": None} if kind == "svg" else {"CreationDate": None} if kind == "pdf" else None
         figure.savefig(file, format=kind, dpi=150, facecolor="white", metadata=metadata)
 
@@ -131,7 +131,7 @@ def learning_curves(lines: Sequence[dict[str, Any]]) -> Any:
     top.set_ylabel("accuracy, %")
     top.legend(loc="lower right")
     names = dict.fromkeys(name for line in train for name in line["losses"])
-    parts = [name for name in names if name != "total"] or list(names)  # a loss of one part has nothing but its total
+    parts = [name for name in names if name != "total"] or list(names)  # a loss without parts has only its total
     for place, name in enumerate(parts):
         values = np.array([line["losses"].get(name, np.nan) for line in train], float)
         if np.any(values != 0):  # a part that is always 0 was not used
@@ -212,7 +212,7 @@ def reliability_diagram(calibrations: Sequence[tuple[str, "Calibration"]]) -> An
 
 @styled
 def latent_plot(panels: Sequence[tuple[str, np.ndarray]], labels: np.ndarray, columns: int = 2) -> Any:
-    """Points of the plane (query, 2) in some panels; colour and marker tell the class."""
+    """Points (query, 2) in some panels; colour and marker show the class."""
     rows = -(-len(panels) // columns)
     figure, grid = new_figure(2.7 * columns, 2.7 * rows, rows, columns, squeeze=False)
     for axes in grid.flat[len(panels) :]:

@@ -1,4 +1,4 @@
-"""Reports as HTML: one file, no network, light or dark as the reader's machine is."""
+"""Reports as HTML: one file, no network access, with a light and a dark theme."""
 
 import base64
 import importlib.metadata
@@ -54,7 +54,7 @@ def report_page(report: Report) -> str:
 
 
 def _validation_protocol(report: Report) -> str:
-    """What the validation accuracies of the run's log were measured under: the run's own protocol."""
+    """The protocol of the validation accuracies in the run's log."""
     recipe = report.checkpoint.recipe
     tasks = recipe.training.validation_tasks
     return f"{recipe.episode.describe()}, {recipe.describe_protocol()}, {tasks} tasks, 95 % interval"
@@ -72,7 +72,7 @@ def comparison_page(comparison: Comparison) -> str:
 
 
 def check_extras() -> None:
-    """Before long work starts: whether all that a page is made with is installed."""
+    """Check before long work that all needed packages are installed."""
     missing = [name for name in ("jinja2", "matplotlib", "sklearn", "umap") if importlib.util.find_spec(name) is None]
     if missing:
         raise TridentError(f"reports need {', '.join(missing)}: pip install 'trident-fewshot[analysis]'")

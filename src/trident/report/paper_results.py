@@ -1,9 +1,8 @@
-"""The figures of the TRIDENT paper as data: what each of its tables prints, with what is doubtful about it.
+"""The results of the TRIDENT paper as data: its tables as printed, with notes on doubtful numbers.
 
     find(test_dataset="cub", n_shot=1, metric="accuracy", method="TRIDENT")
 
-None of these figures was measured by this package. `PAPER_PROTOCOL` says how the paper's own were, so that they are
-never shown bare beside others.
+None of them was measured by this package. `PAPER_PROTOCOL` says how the paper measured; show it with the numbers.
 """
 
 import difflib
@@ -30,12 +29,12 @@ PAPER_PROTOCOL = (
     "not be ranked against these."
 )
 
-_TASKS = {"mini-imagenet": 600, "tiered-imagenet": 2000, "cub": 2000}  # by what is tested on
+_TASKS = {"mini-imagenet": 600, "tiered-imagenet": 2000, "cub": 2000}  # by test dataset
 
 
 @dataclass(frozen=True)
 class PaperResult:
-    """One printed figure. What a table does not say is None, or empty."""
+    """One printed number. What a table does not give is None or empty."""
 
     table: str
     method: str
@@ -53,7 +52,7 @@ class PaperResult:
     n_shot: int | None = None
     part: str | None = None  # of the network, where parameters are counted
     settings: tuple[str, ...] = ()  # overrides that turn the paper's recipe into this row's
-    corrected: float | None = None  # what ought to stand there, where the figure is a misprint
+    corrected: float | None = None  # the right value, if the number is a misprint
     note: str = ""
     protocol: str = ""  # of TRIDENT's figures; the paper does not give that of the others
     source: str = "the TRIDENT paper"
@@ -69,7 +68,7 @@ class PaperTable:
 
 @dataclass(frozen=True)
 class PaperTraining:
-    """How one model of the paper was trained, as overrides of the recipe that stands for it."""
+    """How one model of the paper was trained, as overrides of its recipe."""
 
     recipe: str
     train_dataset: str
@@ -119,9 +118,9 @@ def find(
     n_way: int | None = None,
     n_shot: int | None = None,
 ) -> tuple[PaperResult, ...]:
-    """The figures that agree with everything given; none, if there are none.
+    """All results that match the given values.
 
-    TRIDENT's main figures stand in the ablation tables again: give `table="accuracy"` to have each once.
+    The ablation tables repeat TRIDENT's main results: use `table="accuracy"` to get each once.
     """
     wanted = {key: value for key, value in locals().items() if value is not None}
     return tuple(
@@ -168,7 +167,7 @@ def _numbers(printed: str) -> tuple[float, float | None]:
 def _with_protocol(result: PaperResult) -> PaperResult:
     if result.method != "TRIDENT" or result.protocol or result.test_dataset is None:
         return result
-    # The paper says over how many tasks accuracy was taken, not so for calibration.
+    # The paper gives the number of tasks for accuracy, but not for calibration.
     last = (
         f"{_TASKS[result.test_dataset]} tasks"
         if result.metric == "accuracy"

@@ -1,1 +1,1 @@
-"""What is asked: few-shot episodes, the images and noise of a batch of tasks, views and augmentation."""
+"""Few-shot episodes, the images and noise of a batch of tasks, views and augmentation."""

@@ -1,6 +1,6 @@
-"""Random changes of training images: mirrored, shifted, cropped, recoloured, each image on its own.
+"""Random augmentation of training images: mirrored, shifted, cropped, recoloured, each image separately.
 
-The fixed views that predictions are made from are in `views.py`.
+The fixed views for predictions are in `views.py`.
 """
 
 from typing import NamedTuple
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-SHIFT = 10  # up to one part in so many of the size
+SHIFT = 10  # shifts are up to 1/SHIFT of the size
 LEAST_AREA = 0.4  # of a crop, as a share of the image's
 MOST_STRETCH = 4 / 3  # of a crop's height over its width, or the other way round
 COLOUR = 0.4  # brightness, contrast and saturation change by up to this share
@@ -17,11 +17,11 @@ GREY = (0.299, 0.587, 0.114)  # how bright red, green and blue look
 
 
 class Augmentations(NamedTuple):
-    """How each image of a task is changed: which part of it is taken, whether it is mirrored, and its colours."""
+    """How each image of a task is augmented: its crop, whether it is mirrored, and its colours."""
 
     mirrored: np.ndarray  # (image,) bool
-    starts: np.ndarray  # (image, 2): first row and column that are taken, in pixels
-    sizes: np.ndarray  # (image, 2): rows and columns that are taken, in pixels; stretched over the whole image
+    starts: np.ndarray  # (image, 2): first row and column of the crop, in pixels
+    sizes: np.ndarray  # (image, 2): rows and columns of the crop, in pixels; it is scaled to the whole image
     colours: np.ndarray | None  # (image, 3): factors of brightness, contrast and saturation
 
 
@@ -39,7 +39,7 @@ def draw_augmentations(augmentation: str, n_images: int, size: int, generator: n
 
 
 def augment(images: Tensor, augmentations: list[Augmentations]) -> Tensor:
-    """uint8 (task, image, size, size, channel), changed as the augmentations of its tasks say; edges are reflected."""
+    """Augment uint8 images (task, image, size, size, channel); edges are reflected."""
     size, device = images.shape[2], images.device
 
     def stacked(parts: list[np.ndarray]) -> Tensor:

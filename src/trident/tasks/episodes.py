@@ -1,6 +1,6 @@
-"""Few-shot tasks: what an episode is, under which protocol it is measured, and how it is drawn.
+"""Few-shot episodes and how they are drawn.
 
-Task `i` of a sampler depends on (seed, stream, i) alone, so the same seed gives the same tasks on any machine, in any
+Task `i` of a sampler depends only on (seed, stream, i), so the same seed gives the same tasks on any machine, in any
 order and in any chunking. Under every protocol it has the same classes and the same support images, and under both
 query orders the same queries, so differences between protocols are paired.
 """
@@ -16,18 +16,18 @@ from trident.errors import TridentError
 from trident.settings import EpisodeSpec, Protocol
 
 # Random streams of one seed that must never overlap. `selection` draws the validation tasks that choose a run's best
-# weights, so that no later measurement on validation classes meets them again.
+# weights, so that no later measurement on validation classes uses them again.
 STREAMS = {"train": 1, "val": 2, "test": 3, "train-evaluation": 4, "selection": 5}
 
 
 class Episode(NamedTuple):
-    """Places in the store. Support images come class by class; the query order is the protocol's."""
+    """Indices into the store. Support images are sorted by class; the protocol decides the query order."""
 
     support: np.ndarray  # (n_support,) int64
     support_labels: np.ndarray  # (n_support,) int64 in 0 .. n_way - 1
     query: np.ndarray  # (n_queries,) int64
     query_labels: np.ndarray  # (n_queries,) int64
-    classes: np.ndarray  # (n_way,) int64: places among the classes of the split
+    classes: np.ndarray  # (n_way,) int64: indices among the classes of the split
 
 
 def task_generator(seed: int, stream: str, index: int) -> np.random.Generator:
@@ -74,7 +74,7 @@ class EpisodeSampler:
         if self.protocol.balance == "balanced":
             counts = [spec.n_query] * spec.n_way
         else:
-            # From a generator of its own, so that all else is the same as in the balanced task.
+            # A separate generator, so that everything else is the same as in the balanced task.
             (counter,) = generator.spawn(1)
             proportions = counter.dirichlet([self.protocol.dirichlet_alpha] * spec.n_way)
             room = [entry.count - spec.n_shot for entry in chosen]
@@ -86,7 +86,7 @@ class EpisodeSampler:
             query.append(places[spec.n_shot : spec.n_shot + count])
         ways = np.arange(spec.n_way)
         query_places, query_labels = np.concatenate(query), np.repeat(ways, counts)
-        # Drawn in either order, so that everything drawn afterwards is the same in both.
+        # Drawn for both query orders, so that all later draws are the same.
         permutation = generator.permutation(spec.n_queries)
         if self.protocol.query_order == "shuffled":
             query_places, query_labels = query_places[permutation], query_labels[permutation]
@@ -94,7 +94,7 @@ class EpisodeSampler:
 
 
 def _share_out(total: int, proportions: np.ndarray, room: Sequence[int]) -> list[int]:
-    """Whole numbers that sum to `total`, as near to the proportions as rounding and the room in each place allow."""
+    """Whole numbers that sum to `total`, as close to the proportions as rounding and `room` allow."""
     wanted = proportions * total
     counts = np.minimum(np.floor(wanted).astype(int), room)
     while counts.sum() < total:

@@ -1,7 +1,7 @@
 """From positions in a store to tensors: the images, labels and noise of some tasks, or batches of single images."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ _on_device: dict[tuple[str, torch.device], Tensor] = {}
 
 
 def _resident(store: ImageStore, device: torch.device) -> Tensor:
-    """The whole store as uint8 on a GPU, one copy for training and validation; on the CPU the memory map serves."""
+    """The whole store as uint8 on a GPU, one copy for training and validation; on the CPU the memory map is used."""
     key = (store.fingerprint, device)
     if key not in _on_device:
         _on_device.clear()
@@ -46,13 +46,24 @@ class Images:
         return torch.from_numpy(array).to(self.device)
 
 
-class Source(Protocol):
-    """Whatever training draws its batches from; batch `i` depends on the seed and on `i` alone."""
+class Source(ABC):
+    """What training and measuring draw batches from. Batch `i` depends on the seed and on `i` alone."""
 
+    images: Images
+
+    @property
+    def device(self) -> torch.device:
+        return self.images.device
+
+    @property
+    def dataset(self) -> str:
+        return self.images.store.dataset
+
+    @abstractmethod
     def batch(self, indices: Sequence[int]) -> Batch: ...
 
 
-class TaskSource:
+class TaskSource(Source):
     """Draws the tasks of one random stream, with their noise, so that task `i` is the same in any batch."""
 
     def __init__(
@@ -67,7 +78,7 @@ class TaskSource:
         augmentation: str = "none",
         with_training_classes: bool = False,
     ):
-        """`sampled`: noise is drawn; otherwise it is zero, which gives latents their means."""
+        """`sampled`: draw noise; otherwise it is zero, which gives latent means."""
         self.sampler = sampler
         self.noise_shapes = noise_shapes
         self.seed = seed
@@ -76,10 +87,6 @@ class TaskSource:
         self.images = Images(sampler.store, device)
         self.augmentation = augmentation
         self.with_training_classes = with_training_classes
-
-    @property
-    def device(self) -> torch.device:
-        return self.images.device
 
     def batch(self, indices: Sequence[int]) -> Batch:
         spec, size, on_device = self.sampler.spec, self.sampler.store.image_size, self.images.on_device
@@ -107,10 +114,10 @@ class TaskSource:
         return generator.standard_normal(shape, np.float32) if self.sampled else np.zeros(shape, np.float32)
 
 
-class ClassSource:
-    """Draws batches of single images from all training classes, for methods that train a classifier of them.
+class ClassSource(Source):
+    """Draws batches of single images from all training classes, for methods that train a classifier.
 
-    A batch comes as one task without a support set, whose queries are the images; their labels are their classes.
+    A batch is one task without a support set. The images are its queries, and their classes are the labels.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Some few-shot tasks as tensors: what a method sees of them, and what only its training loss may see."""
+"""Few-shot tasks as tensors: what a method sees, and the labels that only its training loss may see."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -51,7 +51,7 @@ class Task:
         return self.images.float() / 255 if self.images.dtype == torch.uint8 else self.images
 
     def once(self, name: str, make: Callable[[Tensor], Tensor]) -> Tensor:
-        """What `make` returns for the pixels, computed the first time it is asked for under this name."""
+        """`make(pixels)`, cached under this name."""
         if name not in self._made:
             self._made[name] = make(self.pixels)
         return self._made[name]
@@ -61,24 +61,24 @@ class Task:
 
 
 class Labels(NamedTuple):
-    """The truth about the queries, for the training loss and for scoring only."""
+    """The true labels of the queries, only for the training loss and for scoring."""
 
-    queries: Tensor  # (task, n_queries) int64: places among the task's classes
-    training_classes: Tensor | None = None  # (task, n_queries) int64: places among all training classes
+    queries: Tensor  # (task, n_queries) int64: indices among the task's classes
+    training_classes: Tensor | None = None  # (task, n_queries) int64: indices among all training classes
 
 
 class Batch(NamedTuple):
-    """Tasks to learn from or to be measured on."""
+    """Tasks and their labels."""
 
     task: Task
     labels: Labels
 
 
 def queries_alone(task: Task, index: int, queries: Sequence[int], fill: bool = False) -> Task:
-    """Some queries of one task, each as the only query of a task of its own with the same support set.
+    """Some queries of one task, each as the only query of its own task with the same support set.
 
-    A method whose weights are tied to positions needs all of them taken; `fill` puts copies of the support images into
-    the positions of the other queries, behind the query itself.
+    Positional methods need an image at every position: `fill` puts copies of the support images at the positions of
+    the other queries, after the query itself.
     """
     n, rows = len(queries), rows_alone(task.n_support, queries)
     n_fillers = task.n_queries - 1 if fill else 0
@@ -99,6 +99,6 @@ def queries_alone(task: Task, index: int, queries: Sequence[int], fill: bool = F
 
 
 def rows_alone(n_support: int, queries: Sequence[int]) -> Tensor:
-    """Where a task's support images and one of its queries are among its images: (query, n_support + 1)."""
+    """Indices of a task's support images and of one query each: (query, n_support + 1)."""
     support = torch.arange(n_support).expand(len(queries), -1)
     return torch.cat([support, n_support + torch.tensor(list(queries))[:, None]], 1)

@@ -1,5 +1,5 @@
-"""The page of `trident web`: a visitor's browser holds the pictures, this server labels them and keeps nothing.
+"""The page of `trident web`. The visitor's browser holds the pictures; the server labels them and stores nothing.
 
-Every request brings all it needs, class names, labelled pictures and the pile, and takes all of it away again. So there
-is nothing to mix up between visitors and nothing to delete when they leave.
+Every request contains all that it needs: class names, labelled pictures and the pile. So the data of two visitors
+cannot be mixed up, and nothing has to be deleted.
 """

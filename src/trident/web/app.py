@@ -1,4 +1,4 @@
-"""The server's addresses: the page, what it needs to know, and the two requests that bring pictures."""
+"""The server's routes: the page, its settings, and the two requests with pictures."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
@@ -30,9 +30,9 @@ Work = Callable[[Task, str, Check], dict[str, Any]]
 
 
 def make_app(weights: WeightStore, limits: Limits, device: str = "cpu", names: Iterable[str] = ()) -> ASGIApp:
-    """The whole server. `names` are those it answers to, besides localhost and addresses."""
+    """The whole server. `names`: accepted host names besides localhost and IP addresses."""
     silence_pillow()
-    # Newer versions of FastAPI can report requests to a collector: what visitors do is reported to nobody.
+    # Turn off the telemetry of newer FastAPI versions.
     silent: Any = dict.fromkeys(("tracing", "metrics", "logs", "operation_spans", "auto_configure"), False)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, telemetry=silent)
     queue = RequestQueue(limits.at_once)
@@ -50,7 +50,7 @@ def make_app(weights: WeightStore, limits: Limits, device: str = "cpu", names: I
         except TridentError as error:
             return JSONResponse({"error": str(error)}, 422)
         except ClientDisconnect:
-            return Response(status_code=400)  # nobody reads it
+            return Response(status_code=400)  # the client is gone
 
     async def _worked_on(upload: Upload, work: Work) -> Response:
         task = task_of(upload, weights)
@@ -59,7 +59,7 @@ def make_app(weights: WeightStore, limits: Limits, device: str = "cpu", names: I
                 return JSONResponse(await queue.work(lambda check: work(task, device, check)))
         except TimeoutError:
             raise RefusedError(
-                503, f"this took longer than {limits.seconds:g} seconds and was stopped: send fewer pictures, or later"
+                503, f"this took longer than {limits.seconds:g} seconds and was stopped: send fewer pictures"
             ) from None
 
     @app.get("/api/about")
@@ -76,7 +76,7 @@ def make_app(weights: WeightStore, limits: Limits, device: str = "cpu", names: I
 
     @app.exception_handler(HTTPException)
     async def other(request: Request, error: HTTPException) -> Response:
-        return JSONResponse({"error": f"there is no such thing here: {error.detail}"}, error.status_code)
+        return JSONResponse({"error": f"this request is not supported: {error.detail}"}, error.status_code)
 
     app.mount("/", StaticFiles(directory=STATIC, html=True))
     return Guard(app, names)
@@ -89,13 +89,11 @@ async def _received(request: Request, stream: AsyncIterator[bytes], receiver: Re
         async with asyncio.timeout(seconds):
             return await receiver.receive(stream, headers.get("content-type", ""), headers.get("content-length"))
     except TimeoutError:
-        raise RefusedError(
-            408, f"sending the pictures took longer than {seconds:g} seconds: send fewer, or later"
-        ) from None
+        raise RefusedError(408, f"sending the pictures took longer than {seconds:g} seconds: send fewer") from None
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
-    """The work's response; if the client goes away before, the work is stopped."""
+    """The work's response. If the client disconnects first, the work is stopped."""
 
     async def gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":

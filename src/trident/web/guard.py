@@ -1,4 +1,4 @@
-"""Keeps other sites out: a page elsewhere, open in the same browser, can neither send anything here nor read it."""
+"""Keeps other sites out: their pages, open in the same browser, can neither send requests here nor read answers."""
 
 import asyncio
 import ipaddress
@@ -20,7 +20,7 @@ _HEADERS = {
 
 
 class Guard:
-    """Lets requests through that were meant for this server, and puts security headers on every answer."""
+    """Passes on requests that are meant for this server, and adds security headers to every answer."""
 
     def __init__(self, app: ASGIApp, names: Iterable[str] = ()):
         self._app = app
@@ -46,15 +46,15 @@ class Guard:
         app = self._app if objection is None else JSONResponse({"error": objection}, 403)
         try:
             await app(scope, receive, send_with_headers)
-        except asyncio.CancelledError:  # the server is being stopped, and has waited long enough for this request
+        except asyncio.CancelledError:  # the server is stopping and no longer waits for this request
             if not started:
                 await JSONResponse({"error": "the server is being stopped"}, 503)(scope, receive, send_with_headers)
 
     def _objection(self, method: str, headers: Headers) -> str | None:
         host = headers.get("host", "")
         if not self._is_known(host):
-            # A name that somebody else has pointed at this machine (DNS rebinding) ends here.
-            return f"this server does not go by the name '{host[:100]}': start it with --allow-host to have it do so"
+            # Stops DNS rebinding: a foreign host name that points to this machine.
+            return f"unknown host name '{host[:100]}': start the server with --allow-host to accept it"
         if method in ("GET", "HEAD"):
             return None
         origin = headers.get("origin")
@@ -65,7 +65,7 @@ class Guard:
         return None
 
     def _is_known(self, host: str) -> bool:
-        """An address cannot be pointed elsewhere; names must be ours."""
+        """IP addresses are safe; host names must be known."""
         try:
             name = urlsplit(f"//{host}").hostname or ""
         except ValueError:
@@ -82,5 +82,5 @@ class Guard:
 def _place(origin: str) -> str | None:
     try:
         return urlsplit(origin).netloc
-    except ValueError:  # it is no address at all
+    except ValueError:  # not an address
         return None

@@ -1,4 +1,4 @@
-"""The answer to a request: a label for each picture of the pile, and a reason for each picture that has none."""
+"""The answer to a request: a label or an error for each picture of the pile."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,7 @@ from trident.web.weight_store import WeightStore, describe
 
 @dataclass(frozen=True)
 class Task:
-    """A request that can be worked on: every class has a picture that can be read."""
+    """A valid request: every class has a readable picture."""
 
     weights: str
     checkpoint: Checkpoint
@@ -38,7 +38,7 @@ class Task:
 
 
 def task_of(upload: Upload, available: WeightStore) -> Task:
-    """Labelled pictures that cannot be read are left out, unless a class has no other."""
+    """Skips unreadable labelled pictures; it is an error if a class has no other."""
     readable = [(place, picture.pixels) for place, picture in upload.labelled if picture.pixels is not None]
     for place, name in enumerate(upload.classes):
         if all(place != other for other, _ in readable):
@@ -54,10 +54,10 @@ def task_of(upload: Upload, available: WeightStore) -> Task:
 
 
 def label(task: Task, device: str, check: Check) -> dict[str, Any]:
-    """Stops after a chunk of the pile if `check` says so."""
+    """Label the pile. `check` is called after each chunk and raises if the work should stop."""
     labeller = task.labeller(device)
     check()
-    # With those that cannot be read, as `trident predict` has them: the chunks are the same, and so are the answers.
+    # Includes unreadable pictures, as `trident predict` does, so that chunks and labels are the same.
     labelled = label_pile(labeller, [_Held(got) for got in task.upload.pile], lambda done, total: check())
     readable = [place for place, picture in enumerate(task.upload.pile) if picture.pixels is not None]
     if not np.isfinite(labelled.probabilities[readable]).all():
@@ -76,7 +76,7 @@ def label(task: Task, device: str, check: Check) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Held:
-    """A picture that has been decoded already, for `label_pile`."""
+    """An already decoded picture, for `label_pile`."""
 
     received: Received
 

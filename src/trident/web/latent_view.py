@@ -1,4 +1,4 @@
-"""The latents of a request's pictures in the plane, and what the decoder makes of them."""
+"""The latents of a request's pictures in two dimensions, and the reconstructions."""
 
 import base64
 import io
@@ -17,7 +17,7 @@ from trident.web.request_queue import Check
 
 
 def show_latents(task: Task, device: str, check: Check) -> dict[str, Any]:
-    """Of the labelled pictures and of the first of the pile, as many as are ever classified together."""
+    """For the labelled pictures and the first pictures of the pile, at most one chunk."""
     pile = [(place, got.pixels) for place, got in enumerate(task.upload.pile) if got.pixels is not None][:CHUNK]
     if not pile:
         raise TridentError("there is no picture in the pile that can be read")
@@ -46,7 +46,7 @@ def show_latents(task: Task, device: str, check: Check) -> dict[str, Any]:
 
 
 def plane(latents: np.ndarray) -> tuple[np.ndarray, list[float]]:
-    """The two directions in which the latents differ most: points (picture, 2), and the share of variance of each."""
+    """The first two principal components: points (picture, 2), and each one's share of the variance."""
     centred = latents - latents.mean(0)
     left, scales, _ = np.linalg.svd(centred, full_matrices=False)
     points = np.zeros((len(latents), 2))
@@ -60,7 +60,7 @@ def _array(tensor: Tensor) -> np.ndarray:
 
 
 def _data_url(pixels: np.ndarray) -> str:
-    """Values in 0 .. 1, as a small picture to put into the page."""
+    """Pixel values in 0 .. 1 as a small picture for the page."""
     file = io.BytesIO()
     Image.fromarray(picture(pixels)).save(file, "JPEG", quality=88)
     return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"

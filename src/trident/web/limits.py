@@ -1,4 +1,4 @@
-"""How much one visitor may ask for, and how a request is turned down."""
+"""The limits of a request, and the error for refused requests."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +9,7 @@ MEGA = 1_000_000
 
 
 class RefusedError(TridentError):
-    """A whole request that is turned down: the HTTP status, a line for the visitor, and what else the page may use."""
+    """A refused request: the HTTP status, a message for the visitor, and details for the page."""
 
     def __init__(self, status: int, message: str, **details: Any):
         super().__init__(message)
@@ -19,17 +19,17 @@ class RefusedError(TridentError):
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one request, but for `at_once`. A picture is decoded as it arrives, so a long request needs no more memory."""
+    """Of one request, except `at_once`. Pictures are decoded as they arrive, so long requests need no more memory."""
 
     classes: int = 50
-    labelled: int = 100  # they are looked at with every chunk of the pile, so they are what takes memory
+    labelled: int = 100  # they are in memory with every chunk of the pile
     pictures: int = 300  # labelled ones and the pile together
     file_bytes: int = 20 * MEGA
     request_bytes: int = 500 * MEGA
     pixels: int = 50 * MEGA  # of one picture, as its header says; Pillow itself stops at 89 million
     upload_seconds: float = 120
-    seconds: float = 120  # waiting for one's turn, and the work
-    at_once: int = 16  # requests that are being sent, wait or are worked on
+    seconds: float = 120  # waiting and working
+    at_once: int = 16  # requests that are received, waiting or worked on
 
     def check_pictures(self, labelled: int, pile: int) -> None:
         if labelled > self.labelled:

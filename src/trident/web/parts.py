@@ -1,4 +1,4 @@
-"""A multipart body, taken apart while it arrives: one part is in memory at a time, never more of it than allowed."""
+"""Parses a multipart body while it arrives. One part is in memory at a time, up to the allowed size."""
 
 import dataclasses
 
@@ -7,7 +7,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 
 from trident.web.limits import RefusedError
 
-TEXT_BYTES = 1000  # of a part that is no file
+TEXT_BYTES = 1000  # of a part that is not a file
 
 
 @dataclasses.dataclass
@@ -19,7 +19,7 @@ class Part:
 
 
 class PartReader:
-    """Give it the body piece by piece; it gives back the parts that have become whole."""
+    """Takes the body piece by piece and returns the complete parts."""
 
     def __init__(self, content_type: str, file_bytes: int):
         kind, options = parse_options_header(content_type)
@@ -57,7 +57,7 @@ class PartReader:
 
     def close(self) -> None:
         if not self._ended:
-            raise RefusedError(400, "the request breaks off before its end")
+            raise RefusedError(400, "the request is incomplete")
 
     def _begin(self) -> None:
         self._part = Part()

@@ -1,4 +1,4 @@
-"""Where requests wait their turn: one is worked on at a time, in the order of their arrival, and few may wait."""
+"""The request queue: one request is worked on at a time, in order of arrival, and only a few may wait."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -10,24 +10,24 @@ from typing import TypeVar
 from trident.web.limits import RefusedError
 
 Answer = TypeVar("Answer")
-Check = Callable[[], None]  # called now and then by work; raises if nobody waits for it any more
+Check = Callable[[], None]  # the work calls it regularly; raises if the client is gone
 
 
 class StoppedError(Exception):
-    """Work that nobody waits for any more."""
+    """The client is gone, so the work stops."""
 
 
 class RequestQueue:
     def __init__(self, places: int):
         self._places = places
-        self._turn = asyncio.Lock()  # hands itself on in the order of arrival
-        self._worker = ThreadPoolExecutor(1, "work")  # torch spreads it over the cores
+        self._turn = asyncio.Lock()  # first come, first served
+        self._worker = ThreadPoolExecutor(1, "work")  # torch itself uses all cores
 
     @contextmanager
     def place(self) -> Iterator[None]:
-        """For as long as a request is here, from before its body is read."""
+        """Hold a place in the queue, from before the request's body is read."""
         if self._places == 0:
-            raise RefusedError(503, "too many others are being served just now: try again in a minute")
+            raise RefusedError(503, "too many other visitors right now: try again in a minute")
         self._places -= 1
         try:
             yield
@@ -35,7 +35,7 @@ class RequestQueue:
             self._places += 1
 
     async def work(self, job: Callable[[Check], Answer]) -> Answer:
-        """The job's result. If this is cancelled the job is told so, and the next has its turn once it has ended."""
+        """The job's result. If this is cancelled, `check` raises in the job; the next job starts when it has ended."""
         async with self._turn:
             stopped = Event()
 
@@ -49,5 +49,5 @@ class RequestQueue:
             except asyncio.CancelledError:
                 stopped.set()
                 await asyncio.wait({working})
-                working.exception()  # taken note of
+                working.exception()  # marks the exception as handled
                 raise

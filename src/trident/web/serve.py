@@ -1,4 +1,4 @@
-"""Where the server listens, and what runs it."""
+"""The server and its socket."""
 
 import socket
 
@@ -7,7 +7,7 @@ from starlette.types import ASGIApp
 
 from trident.errors import TridentError
 
-_LAST_SECONDS = 3  # for requests under way when the server is stopped
+_LAST_SECONDS = 3  # for open requests when the server is stopped
 _CONNECTIONS = 200  # a browser keeps a handful open
 
 
@@ -18,14 +18,14 @@ def listen(host: str, port: int) -> socket.socket:
         found = socket.socket(family, socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         why = error.strerror if isinstance(error, OSError) else None
-        raise TridentError(f"--host {host[:100]}: {why or 'it is not the name of a machine'}") from error
+        raise TridentError(f"--host {host[:100]}: {why or 'unknown host'}") from error
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind(address)
         found.listen()
     except OSError as error:
         found.close()
-        raise TridentError(f"cannot listen at {host} port {port}: {error.strerror}; --port gives another") from error
+        raise TridentError(f"cannot listen on {host} port {port}: {error.strerror}; choose another --port") from error
     return found
 
 
@@ -35,7 +35,7 @@ def address_of(listening: socket.socket) -> str:
 
 
 def make_server(app: ASGIApp) -> uvicorn.Server:
-    """Requests are not logged: what visitors call their pictures is nobody's business."""
+    """Requests are not logged: file names are private."""
     return uvicorn.Server(
         uvicorn.Config(
             app,

@@ -23,12 +23,12 @@ NAME_LENGTH = 80  # letters of a class name
 _DRAIN_SECONDS = 3.0
 _HEIC = (b"ftypheic", b"ftypheix", b"ftypmif1", b"ftypmsf1", b"ftypheim", b"ftyphevc")
 _JPEG_SCAN = b"\xff\xda"
-_SCANS = 100  # of a JPEG: ten are common, and each goes over the whole picture, however few bytes it has
+_SCANS = 100  # of a JPEG: ten are usual, and each one decodes the whole picture
 
 
 @dataclass(frozen=True)
 class Received:
-    """A picture as the network takes it, or why it cannot be read."""
+    """A picture at the network's input size, or why it cannot be read."""
 
     name: str
     pixels: np.ndarray | None  # (size, size, channel) uint8
@@ -38,13 +38,13 @@ class Received:
 @dataclass
 class Upload:
     classes: list[str] = field(default_factory=list)
-    labelled: list[tuple[int, Received]] = field(default_factory=list)  # with the place of its class
+    labelled: list[tuple[int, Received]] = field(default_factory=list)  # (class index, picture)
     pile: list[Received] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class _Sent:
-    """A file as it came, for `decode`."""
+    """An uploaded file, for `decode`."""
 
     name: str
     content: bytes
@@ -63,13 +63,13 @@ class _Sent:
         if image.width * image.height > self.pixels:
             raise ValueError(too_many)
         if image.format == "JPEG" and self.content.count(_JPEG_SCAN) > _SCANS:
-            raise ValueError(f"it is a JPEG of more than {_SCANS} scans, which takes too long: save it anew")
+            raise ValueError(f"this JPEG has more than {_SCANS} scans and takes too long to read: save it again")
         return image
 
 
 @dataclass(frozen=True)
 class Receiver:
-    """Reads requests for a network that takes pictures of one size."""
+    """Reads requests, and scales pictures to the network's input size."""
 
     limits: Limits
     size: int
@@ -82,7 +82,7 @@ class Receiver:
         reader = PartReader(content_type, self.limits.file_bytes)
         upload, received = Upload(), 0
         async for data in stream:
-            received += len(data)  # a chunked body does not say its length before
+            received += len(data)  # a chunked body has no length header
             self.limits.check_size(received)
             for part in reader.feed(data):
                 await self._take(part, upload)
@@ -98,7 +98,7 @@ class Receiver:
             return
         labelled = re.fullmatch(r"labelled-(\d{1,4})", part.field)
         if labelled is None and part.field != "pile":
-            raise RefusedError(422, f"'{part.field[:50]}' is no field of a request: class, labelled-N and pile are")
+            raise RefusedError(422, f"unknown field '{part.field[:50]}': there are class, labelled-N and pile")
         self.limits.check_pictures(len(upload.labelled) + (labelled is not None), len(upload.pile) + (labelled is None))
         picture = await self._picture(part)
         if labelled is None:
@@ -137,7 +137,7 @@ def _check_classes(upload: Upload) -> None:
 
 
 async def drain(stream: AsyncIterator[bytes]) -> None:
-    """Let a client finish sending for a while: most read an answer only then."""
+    """Let the client finish sending for a while: most clients read the answer only then."""
     try:
         async with asyncio.timeout(_DRAIN_SECONDS):
             async for _ in stream:

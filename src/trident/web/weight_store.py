@@ -1,4 +1,4 @@
-"""The weights that requests are answered with, read once."""
+"""The server's weights, read once."""
 
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,14 @@ _MANY = 1000
 
 class WeightStore:
     def __init__(self, weights: str = "auto"):
-        """Weights by their name or path; `auto`: those that suit the number of labelled pictures."""
+        """`weights`: a name or a path; `auto`: chosen by the number of labelled pictures."""
         self._auto = weights == "auto"
         wanted = {weights_for(n, 1) for n in (1, _MANY)} if self._auto else {weights}
         self._known: dict[str, Checkpoint] = {}
         for name in sorted(wanted):
             checkpoint = load_checkpoint(name)
             refuse_positional(checkpoint.recipe.method)
-            # The name of a file or a run without its folders, which visitors need not know.
+            # Without folders: visitors do not see the server's paths.
             self._known[name if self._auto else Path(name).stem] = checkpoint
         shapes = {
             (known.recipe.backbone.image_size, known.recipe.backbone.image_channels) for known in self._known.values()
@@ -45,5 +45,5 @@ def describe(name: str, checkpoint: Checkpoint) -> dict[str, Any]:
         "described": checkpoint.described(),
         "size": checkpoint.recipe.backbone.image_size,
         "latents": "latents" in checkpoint.recipe.method.about.analyses,
-        "comes_along": name in weight_names(),
+        "included": name in weight_names(),
     }

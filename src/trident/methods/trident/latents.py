@@ -1,4 +1,4 @@
-"""What is inferred of the images of a set: latents, and everything the loss is made from."""
+"""What is inferred from a set of images: latents, and all inputs of the loss."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from trident.nn.gaussian import Gaussian
 
 
 class Latents(NamedTuple):
-    """Inferred of the target images and, before them, of `n_context` support images that come along."""
+    """Latents of `n_context` support images, followed by those of the target images."""
 
     semantic: Gaussian
     label: Gaussian
@@ -26,7 +26,7 @@ class Latents(NamedTuple):
 
 @dataclass(frozen=True)
 class Inferred:
-    """What the network says of a set's images, with their labels: all that a term of the loss can use."""
+    """The network's outputs for a set of images, and the labels: all that a term of the loss can use."""
 
     latents: Latents  # support images that came along are the first `latents.n_context` ones
     logits: Tensor  # (task, image, n_way)

@@ -46,9 +46,9 @@ class Network(Parts):
     def encode_semantic(
         self, parameters: Parameters, task: Task, statistics: BatchNormStatistics, rows: slice
     ) -> tuple[Tensor, Parameters]:
-        """The semantic encoder's features (task, image, h, w, channel) of some images, and what batch norm saw.
+        """The semantic encoder's features (task, image, h, w, channel) of some images, and the batch-norm statistics.
 
-        `method.semantic_batch_norm` says which images are normalised together, whichever of them are asked for.
+        `method.semantic_batch_norm` says which images are normalised together; it does not depend on `rows`.
         """
         images = first_layer_input(task)
         if statistics.source == "support" or (statistics.source == "transductive" and self.whole_task):
@@ -65,9 +65,9 @@ class Network(Parts):
         return self.method.semantic_batch_norm == "task"
 
     def has_context(self, target: Target, statistics: BatchNormStatistics) -> bool:
-        """Whether the support images come along with the queries, at the means of their latents.
+        """Whether the support images are inferred together with the queries, with latent means.
 
-        They do to refine the prototypes, or to give their statistics to the decoder's batch norm.
+        This is needed to refine the prototypes, and for the support statistics of the decoder's batch norm.
         """
         return target == "query" and (self.method.refinements > 0 or statistics.source == "support")
 
@@ -80,7 +80,7 @@ class Network(Parts):
         statistics: BatchNormStatistics,
         encodings: Encodings | None = None,
     ) -> tuple[Latents, Parameters]:
-        """Latents of one set, with draw number `draw` of its noise, and what batch norm saw while encoding."""
+        """Latents of one set, with draw number `draw` of its noise, and the encoders' batch-norm statistics."""
         context = self.has_context(target, statistics)
         rows = slice(None) if context else _rows(task, target)
         if encodings is not None:
@@ -101,7 +101,7 @@ class Network(Parts):
         draw: int,
         context: bool,
     ) -> Latents:
-        """q(z_semantic | x), then q(z_label | x, z_semantic), from what the encoders made of x.
+        """q(z_semantic | x), then q(z_label | x, z_semantic), from the encoders' features of x.
 
         With `context`, the semantic features are those of all images.
         """
@@ -147,7 +147,7 @@ class Network(Parts):
     def decode(
         self, parameters: Parameters, latents: Latents, statistics: BatchNormStatistics
     ) -> tuple[Tensor, Parameters]:
-        """Images made from the latents of the target images, and what the decoder's batch norm saw."""
+        """Images decoded from the latents of the target images, and the decoder's batch-norm statistics."""
         first = latents.n_context
         if statistics.source == "support":
             images, seen = self.decoder(parameters, latents.codes, statistics)
@@ -176,7 +176,7 @@ class Network(Parts):
     def inferred(
         self, parameters: Parameters, latents: Latents, task: Task, squared_error: Tensor, labels: Labels | None
     ) -> Inferred:
-        """Everything that the terms of the loss are made from. Without labels it is about the support set."""
+        """All inputs of the terms of the loss. Without labels: those of the support set."""
         first = latents.n_context
         label, semantic = (Gaussian(*(x[:, first:] for x in of)) for of in (latents.label, latents.semantic))
         head, training_class_logits = self.training_class_head, None

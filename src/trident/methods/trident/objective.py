@@ -1,7 +1,7 @@
 """The negative evidence lower bound of one set of a task, as a weighted sum of named terms (equation 3 of the paper).
 
-To add a term, write a function with the decorator `loss_term`, and give its weight a field in `ObjectiveSettings` that
-is called after the function. It is then added to the loss on both engines, and logged, plotted and reported.
+To add a term, write a function NAME with the decorator `loss_term`, and add its weight to `ObjectiveSettings` as the
+field NAME_weight. It is then part of the loss on both engines, and is logged, plotted and reported.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ TERMS: dict[str, Term] = {}
 
 
 def loss_term(function: Term) -> Term:
-    """Register a term: a function from what was inferred of a set to one number for each task, (task,)."""
+    """Register a term: a function from the values inferred for a set to one number for each task, (task,)."""
     TERMS[function.__name__] = function
     return function
 

@@ -1,4 +1,4 @@
-"""What TRIDENT's network is made of: its layers, their parameters, and the noise that it asks for."""
+"""The parts of TRIDENT's network: its layers, their parameters, and the noise that it needs."""
 
 from dataclasses import dataclass
 
@@ -24,7 +24,7 @@ UNIT_SCALE = 7.0  # the same, between features of unit length
 
 @dataclass(frozen=True)
 class Parts(InnerLoopModel):
-    """Each part has the parameters whose names begin with its own name."""
+    """The names of a part's parameters begin with the part's name."""
 
     method: TridentSettings
     backbone: Conv4Backbone  # the label encoder
@@ -136,7 +136,7 @@ class Parts(InnerLoopModel):
         return {f"{of}/{i}/{latent}": (n, size) for of, i, n in draws for latent, size in sizes.items()}
 
     def n_draws(self, task: Task) -> int:
-        """How many draws of the queries' noise the tasks bring."""
+        """How many draws of the queries' noise the tasks contain."""
         return sum(name.startswith("query/") and name.endswith("/label") for name in task.noise)
 
     @property
@@ -145,5 +145,5 @@ class Parts(InnerLoopModel):
 
     @property
     def _scale(self) -> str:
-        """Two names, because a scale learned for one kind of features means nothing for the other."""
+        """Two names, because a scale learned for one kind of features is useless for the other."""
         return "classifier.unit_scale" if self._unit else "classifier.scale"

@@ -1,4 +1,4 @@
-// The labels as a table, with the columns of `trident predict` and one more: who said so.
+// The labels as CSV, with the columns of `trident predict` and said_by: the model, or you.
 
 import { inPile, nameOf } from "./state.js";
 
@@ -16,7 +16,7 @@ export function table() {
   return rows.map((row) => `${row.map(quoted).join(",")}\n`).join("");
 }
 
-// Spreadsheets take what begins so for a formula; a path may begin with ./ as well.
+// Spreadsheets read such names as formulas, so ./ is put before them.
 const path = (name) => (/^[=+\-@\t]/.test(name) ? `./${name}` : name);
 const quoted = (text) => (/[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
 

@@ -1,8 +1,8 @@
-// Files that are dropped, pasted or picked; folders are looked into.
+// Dropped, pasted or picked files, including the files in folders.
 
 const PICTURES = /\.(jpe?g|png|bmp|gif|webp|tiff?|ppm|pgm)$/i;
 
-// [{file, name}], and the name of the folder if it was a single one that was dropped.
+// [{file, name}], and the folder's name if a single folder was dropped.
 export async function droppedFiles(transfer) {
   const entries = [...transfer.items].map((item) => item.webkitGetAsEntry?.()).filter(Boolean);
   if (entries.length === 0) return { found: pickedFiles(transfer.files), folder: null };
@@ -16,7 +16,7 @@ export const pickedFiles = (files) => [...files].map((file) => ({ file, name: fi
 
 async function walk(entry, found, named) {
   if (entry.isFile) {
-    // Whoever drops a file means it; what else lies in a folder is left alone.
+    // Take every file that was dropped itself, but only pictures from folders.
     if (!named && !PICTURES.test(entry.name)) return;
     const file = await new Promise((resolve, reject) => entry.file(resolve, reject));
     found.push({ file, name: entry.fullPath.replace(/^\//, "") });

@@ -1,7 +1,7 @@
-// The page: what the visitor does, and what follows from it.
+// The page: handles the visitor's actions.
 
 import { download } from "./csv.js";
-import { showLooked } from "./curious.js";
+import { showLooked } from "./latents.js";
 import { droppedFiles, pickedFiles } from "./files.js";
 import { about, gathered, post } from "./server.js";
 import { byId, cards, complain, copyOf, counted, megabytes, say, tiles } from "./show.js";
@@ -10,7 +10,7 @@ import * as state from "./state.js";
 import { thumbnail } from "./thumbnails.js";
 
 let limits = null;
-let running = null; // the request under way
+let running = null; // the current request
 let labelledBefore = false;
 let changed = false; // since the last labelling
 
@@ -75,7 +75,7 @@ function showNew(picture) {
     const home = tile.parentElement.parentElement;
     dropPicture(picture);
     touched();
-    (next?.querySelector(".remove") ?? home.querySelector(".add input")).focus(); // the keyboard stays where it was
+    (next?.querySelector(".remove") ?? home.querySelector(".add input")).focus(); // keep the keyboard focus nearby
   });
   if (picture.home === state.PILE) {
     tile.querySelector(".name").textContent = picture.name;
@@ -96,7 +96,7 @@ function showNew(picture) {
       image.hidden = false;
       blank.hidden = true;
     },
-    () => {}, // it may still be a picture that the server can read
+    () => {}, // the server may still be able to read it
   );
 }
 
@@ -133,7 +133,7 @@ function takesFiles(element, home) {
       }
       addFiles(found, home);
     } catch (error) {
-      complain(`What was dropped cannot be read: ${error.message}`);
+      complain(`The dropped files cannot be read: ${error.message}`);
     }
   });
 }
@@ -149,11 +149,11 @@ function pasted(event) {
 
 // ---- showing the state
 
-// Something is other than it was when the pile was last labelled.
+// Something changed after the last labelling.
 function touched() {
   changed = true;
   show();
-  if (limits && !running) say(state.hindrance(limits) ?? (labelledBefore ? "Something has changed: label again." : "Ready."));
+  if (limits && !running) say(state.hindrance(limits) ?? (labelledBefore ? "You changed something: label again." : "Ready."));
 }
 
 function show() {
@@ -193,7 +193,7 @@ async function ask(path, doing, use) {
   running = post(path, sent.form, (part) => {
     share = part;
     if (part < 1) byId("progress").value = part;
-    else byId("progress").removeAttribute("value"); // from here on nobody knows how long
+    else byId("progress").removeAttribute("value"); // the remaining time is unknown
     tell();
   });
   const clock = setInterval(tell, 1000);
@@ -219,7 +219,7 @@ async function ask(path, doing, use) {
 function busy(on) {
   for (const id of ["progress", "cancel"]) byId(id).hidden = !on;
   byId("progress").value = 0;
-  // What was sent must be what the answer is put beside.
+  // No changes while waiting: the answer must fit what was sent.
   for (const part of document.querySelectorAll("main button, main input, main select, #go")) part.disabled = on;
   (on ? byId("cancel") : byId("go")).focus({ preventScroll: true });
 }
@@ -248,14 +248,14 @@ function looked(answer, sent) {
     return { ...one, name: picture.name, classId: own, isExample };
   });
   showLooked(byId("looked"), shown.filter((one) => one.classId), answer);
-  say("Shown.");
+  say("Done.");
   byId("looked").scrollIntoView({ block: "nearest" });
 }
 
-// Pictures of the pile are shown in the colour of their label, so they need one first.
+// Pictures are shown in the colour of their label, so they are labelled first.
 async function look() {
   if (!labelledBefore || changed) await ask("api/label", "Labelling", labelled);
-  if (labelledBefore && !changed) await ask("api/look", "Looking at", looked);
+  if (labelledBefore && !changed) await ask("api/look", "Analysing", looked);
 }
 
 // ---- the start
@@ -274,7 +274,7 @@ byId("empty-pile").addEventListener("click", () => {
 });
 takesFiles(byId("pile"), state.PILE);
 document.addEventListener("paste", pasted);
-// A picture dropped beside its place must not make the browser leave the page.
+// Dropping a picture in the wrong place must not make the browser leave the page.
 for (const kind of ["dragover", "drop"]) document.addEventListener(kind, (event) => event.preventDefault());
 
 try {
@@ -284,10 +284,10 @@ try {
   byId("limits").textContent =
     `Limits: ${limits.pictures} pictures, ${limits.labelled} of them examples, ${limits.classes} classes, ` +
     `${megabytes(limits.file_bytes)} and ${Math.round(limits.pixels / 1e5) / 10} million pixels a picture; ` +
-    "JPEG, PNG, WebP, GIF, BMP, TIFF and PPM are read, HEIC is not.";
+    "JPEG, PNG, WebP, GIF, BMP, TIFF and PPM work, HEIC does not.";
   newClass(false);
   newClass(false);
 } catch (error) {
   say("");
-  complain(`The page could not be set up: ${error.message}`);
+  complain(`The page could not be loaded: ${error.message}`);
 }

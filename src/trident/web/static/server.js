@@ -1,14 +1,14 @@
-// Requests to the server. Each brings all that the answer needs, for the server remembers nothing.
+// Requests to the server. Each contains everything, because the server stores nothing.
 
 import { classes, examples, nameOf, toLabel } from "./state.js";
 
 export async function about() {
   const answer = await fetch("api/about");
-  if (!answer.ok) throw new Error(`The server answers ${answer.status}.`);
+  if (!answer.ok) throw new Error(`The server answered ${answer.status}.`);
   return answer.json();
 }
 
-// What is sent, and in which order, so that the answer can be put beside it.
+// The request, and the order of its pictures, which the answer follows.
 export function gathered() {
   const form = new FormData();
   const labelled = [];
@@ -31,7 +31,7 @@ export class Refused extends Error {
   }
 }
 
-// XMLHttpRequest, because fetch does not tell how much of the pictures has been sent.
+// XMLHttpRequest, because fetch does not report upload progress.
 export function post(path, form, onSent) {
   const request = new XMLHttpRequest();
   const answer = new Promise((resolve, reject) => {
@@ -49,7 +49,7 @@ export function post(path, form, onSent) {
         found = { error: `the server failed (${request.status})` };
       }
       if (request.status === 200) resolve(found);
-      else reject(new Refused(found.error ?? `the server answers ${request.status}`, found));
+      else reject(new Refused(found.error ?? `the server answered ${request.status}`, found));
     };
   });
   request.send(form);

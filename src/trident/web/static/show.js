@@ -1,4 +1,4 @@
-// What is seen of the state. Names and messages only ever become text, never HTML.
+// Shows the state. Names and messages are inserted as text, never as HTML.
 
 import * as state from "./state.js";
 
@@ -17,7 +17,7 @@ export const counted = (n, what) => `${n} ${what}${n === 1 ? "" : "s"}`;
 export const megabytes = (bytes) => `${Math.round(bytes / 1e5) / 10} MB`;
 const sentence = (text) => `${text[0].toUpperCase()}${text.slice(1)}${/[.!?]$/.test(text) ? "" : "."}`;
 
-// Nothing is ever quite sure, and nothing quite impossible.
+// Never 0 % or 100 %.
 function percent(share) {
   if (share > 0.995) return ">99 %";
   return share < 0.005 ? "<1 %" : `${Math.round(100 * share)} %`;
@@ -42,7 +42,7 @@ export function showClass(one) {
   card.querySelector(".remove-class").setAttribute("aria-label", `Remove class ${name}`);
   card.querySelector(".add input").setAttribute("aria-label", `Add pictures to ${name}`);
   const fromPile = state.examplesOf(one.id).filter((picture) => picture.said).length;
-  card.querySelector(".from-pile").textContent = fromPile ? `and ${fromPile} from the pile, as you said` : "";
+  card.querySelector(".from-pile").textContent = fromPile ? `and ${fromPile} from the pile, labelled by you` : "";
 }
 
 export function showPicture(picture) {
@@ -57,18 +57,18 @@ export function showPicture(picture) {
   const [label, sure] = picture.said ? [picture.said, 1] : picture.ranking[0];
   tile.style.setProperty("--swatch", colourOf(label));
   tile.querySelector(".label").textContent = state.nameOf(label);
-  tile.querySelector(".percent").textContent = picture.said ? "you said so" : percent(sure);
+  tile.querySelector(".percent").textContent = picture.said ? "your label" : percent(sure);
   const meter = tile.querySelector(".confidence");
   meter.setAttribute("aria-valuenow", Math.round(100 * sure));
-  meter.setAttribute("aria-label", `How sure of ${state.nameOf(label)}`);
+  meter.setAttribute("aria-label", `Probability of ${state.nameOf(label)}`);
   meter.hidden = Boolean(picture.said);
   meter.firstElementChild.style.width = `${100 * sure}%`;
   const second = picture.said ? null : picture.ranking[1];
   tile.querySelector(".second").textContent = second
-    ? `else ${state.nameOf(second[0])}, ${percent(second[1])}`
+    ? `or ${state.nameOf(second[0])}, ${percent(second[1])}`
     : "";
   const select = tile.querySelector(".correct");
-  const options = [["", picture.said ? "take that back" : "correct it …"]];
+  const options = [["", picture.said ? "undo" : "correct it …"]];
   options.push(...state.classes.map((one) => [one.id, `it is ${state.nameOf(one.id)}`]));
   select.replaceChildren(...options.map(([value, text]) => new Option(text, value)));
   select.value = picture.said ?? "";
@@ -92,11 +92,11 @@ export function sort() {
 export function showWeights(all) {
   const code = (text) => Object.assign(document.createElement("code"), { textContent: text });
   const parts = all.flatMap((one) => [code(one.name), ` (${one.described})`, " or "]).slice(0, -1);
-  parts.unshift(all.length > 1 ? "The weights, by how many examples there are: " : "The weights: ", "");
+  parts.unshift(all.length > 1 ? "Weights, chosen by the number of examples: " : "Weights: ", "");
   parts.push(`. Pictures are scaled to ${all[0].size}x${all[0].size} pixels. `);
-  if (all[0].comes_along) {
-    parts.push("They were trained on photographs of everyday things and animals; drawings and scans are strange to them. ");
-    parts.push("How accurate they were measured to be, and on what: ", code(`trident weights ${all[0].name}`), ".");
+  if (all[0].included) {
+    parts.push("They were trained on photographs of everyday things and animals, and do worse on drawings and scans. ");
+    parts.push("For their measured accuracy, run ", code(`trident weights ${all[0].name}`), ".");
   }
   byId("weights").replaceChildren(...parts);
 }

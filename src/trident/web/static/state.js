@@ -1,4 +1,4 @@
-// What the visitor has put together: classes and pictures. All of it lives here, in the browser, and nowhere else.
+// The visitor's classes and pictures. They are stored only here, in the browser.
 
 export const PILE = "pile";
 export const classes = []; // {id, name, fallback}
@@ -28,7 +28,7 @@ export function nameOf(id) {
   return found.name.trim().replace(/\s+/g, " ") || found.fallback;
 }
 
-// `home` is the pile or a class; `said` is the class a visitor has given a picture of the pile.
+// `home` is the pile or a class; `said` is the visitor's class for a picture of the pile.
 export function addPicture(file, name, home) {
   const picture = { id: `picture-${++next}`, file, name, home, said: null, error: null, ranking: null, thumbnail: null };
   pictures.set(picture.id, picture);
@@ -40,14 +40,14 @@ export const examplesOf = (id) => [...pictures.values()].filter((picture) => (pi
 export const toLabel = () => inPile().filter((picture) => !picture.said && !picture.error);
 export const examples = () => classes.map((one) => examplesOf(one.id).filter((picture) => !picture.error));
 
-// What keeps the pile from being labelled, in words; null if nothing does.
+// Why the pile cannot be labelled yet; null if it can.
 export function hindrance(limits) {
   const names = classes.map((one) => nameOf(one.id));
   const twice = names.find((name, place) => names.indexOf(name) !== place);
   const empty = classes.find((one, place) => examples()[place].length === 0);
   const labelled = examples().flat().length;
-  if (classes.length < 2) return "Add a class: there must be two to choose from.";
-  if (twice !== undefined) return `Two classes are called “${twice}”: give each a name of its own.`;
+  if (classes.length < 2) return "Add a class: at least two are needed.";
+  if (twice !== undefined) return `Two classes are called “${twice}”: give each its own name.`;
   if (empty) {
     const unread = examplesOf(empty.id).length > 0;
     return `“${nameOf(empty.id)}” has no picture${unread ? " that can be read" : ""} yet: add one.`;
@@ -57,6 +57,6 @@ export function hindrance(limits) {
   if (bytes > limits.request_bytes) {
     return `All pictures together have ${Math.round(bytes / 1e6)} MB: ${limits.request_bytes / 1e6} MB is the limit.`;
   }
-  if (toLabel().length === 0) return "Put pictures on the pile: there is none to label.";
+  if (toLabel().length === 0) return "Put pictures on the pile to label them.";
   return null;
 }

@@ -1,9 +1,9 @@
-// Small copies of pictures, made one after another, so that a hundred photographs do not fill a phone's memory.
+// Thumbnails, made one at a time, so that many photographs do not fill a phone's memory.
 
 const SIDE = 240;
 let last = Promise.resolve();
 
-// The address of the small copy; it fails for what the browser cannot show, or should not try to.
+// The thumbnail's URL. Fails if the browser cannot show the picture, or if it has too many pixels.
 export function thumbnail(file, mostPixels) {
   const made = last.then(() => make(file, mostPixels));
   last = made.catch(() => {});
@@ -20,7 +20,7 @@ async function make(file, mostPixels) {
       image.src = address;
     });
     const { naturalWidth: width, naturalHeight: height } = image;
-    // The header is read by now, the pixels are not: they are when the picture is drawn.
+    // Only the header is read so far; the pixels are decoded when the picture is drawn.
     if (width * height > mostPixels || width * height === 0) throw new Error("not shown");
     const canvas = document.createElement("canvas");
     canvas.width = canvas.height = SIDE;

@@ -1,11 +1,11 @@
-// The plot of label latents, and what the network paints.
+// The plot of label latents, and the redrawn pictures.
 
 import { colourOf, placeOf } from "./show.js";
 import { nameOf } from "./state.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const MARGIN = 20;
-// One shape for each class, as for colours, so that nobody has to go by the colour. All are drawn about a point.
+// One shape for each class, so that colour is not the only difference. Each is centred on (0, 0).
 const SHAPES = [
   "M-6 0a6 6 0 1 0 12 0a6 6 0 1 0 -12 0Z",
   "M-5.5 -5.5H5.5V5.5H-5.5Z",
@@ -22,12 +22,12 @@ export function showLooked(place, shown, answer) {
   const share = Math.round(100 * answer.shares.reduce((sum, one) => sum + one, 0));
   place.replaceChildren(
     text(
-      `Colour and shape tell the label; large marks with a rim are examples. A label latent has ${answer.latents} numbers; ` +
-        `the two directions shown hold ${share} % of how they differ.`,
+      `Colour and shape show the label; large marks with a rim are examples. A label latent has ${answer.latents} numbers; ` +
+        `the plot shows ${share} % of their variance.`,
     ),
     plot(shown, Math.min(Math.max(place.clientWidth, 280), 760)),
     legend(new Set(shown.map((one) => one.classId))),
-    text("Left: a picture as the network sees it. Right: what it paints from the two latents alone."),
+    text("Left: the picture as the network sees it. Right: redrawn from the two latents."),
     paintings(shown),
   );
 }
@@ -51,7 +51,7 @@ const shapeOf = (id, more) =>
 function plot(shown, width) {
   const height = Math.round(0.66 * width);
   const svg = make("svg", { viewBox: `0 0 ${width} ${height}`, width, height, class: "plot", role: "img" });
-  svg.setAttribute("aria-label", `Label latents of ${shown.length} pictures in the plane`);
+  svg.setAttribute("aria-label", `Plot of the label latents of ${shown.length} pictures`);
   const to = scale(shown.map((one) => one.point), [width, height]);
   for (const one of [...shown].sort((a, b) => a.isExample - b.isExample)) {
     const [x, y] = to(one.point);
@@ -78,7 +78,7 @@ function legend(ids) {
   return list;
 }
 
-// Both directions to the same scale, so that distances are what they are.
+// Both axes have the same scale, so that distances are right.
 function scale(points, size) {
   const low = [0, 1].map((axis) => Math.min(...points.map((point) => point[axis])));
   const high = [0, 1].map((axis) => Math.max(...points.map((point) => point[axis])));
@@ -94,7 +94,7 @@ function paintings(shown) {
   for (const one of shown) {
     const figure = document.createElement("figure");
     const pair = document.createElement("div");
-    for (const [source, what] of [[one.seen, "as the network sees it"], [one.painted, "as the network paints it"]]) {
+    for (const [source, what] of [[one.seen, "as the network sees it"], [one.painted, "as the network redraws it"]]) {
       const image = document.createElement("img");
       image.src = source;
       image.alt = `${one.name}, ${what}`;
