@@ -32,7 +32,7 @@ COLOURS = {"red": (200, 40, 30), "green": (30, 160, 60), "blue": (40, 60, 190)}
 
 def tiny_weights(folder: Path) -> Path:
     """Untrained, but with prototypes, and so able to tell colours apart; pictures of 16x16."""
-    method = replace(TINY_METHOD, attfex="set", classifier_start="prototypes", inner_steps=0)
+    method = replace(TINY_METHOD, attfex="set", attfex_residual=True, classifier_start="prototypes", inner_steps=0)
     recipe = replace(TINY_RECIPE, backbone=replace(TINY_BACKBONE, image_channels=3), method=method)
     path = folder / "tiny.safetensors"
     save_checkpoint(path, Checkpoint(recipe, recipe.initial(0), recipe.model.initial_running(), 0))
