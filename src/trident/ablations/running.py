@@ -20,8 +20,9 @@ from trident.files import atomic_file
 from trident.learning.checkpoint import LAST, Checkpoint, load_checkpoint
 from trident.learning.run_start import check_run, resume_run, start_run
 from trident.learning.training import Observer, train
-from trident.measuring.evaluate import Progress, evaluate
+from trident.measuring.evaluate import evaluate
 from trident.measuring.validation import validate
+from trident.progress import Progress
 from trident.recipes.loading import recipe_values
 from trident.settings import require
 from trident.tasks.episodes import EpisodeSampler

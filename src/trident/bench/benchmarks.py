@@ -26,11 +26,11 @@ from trident.measuring.evaluate import chunks_of
 from trident.measuring.prediction import predict
 from trident.measuring.subject import TrainedModel, default_chunk
 from trident.nn.parameters import Parameters, on_device
+from trident.progress import StageProgress
 from trident.recipes.recipe import Recipe
 from trident.tasks.source import Source
 from trident.tasks.task import Batch
 
-Progress = Callable[[str, int, int], None]
 LONGEST_ROUND = 60.0  # seconds; if the plain loop needs longer to evaluate, it is timed on fewer tasks
 LAYOUTS = {"nchw": torch.contiguous_format, "channels-last": torch.channels_last}
 
@@ -108,7 +108,7 @@ class Amount(TypedDict):
     repeats: int
     yardstick: bool
     plain_layout: NotRequired[str]  # of LAYOUTS
-    progress: Progress
+    progress: StageProgress
 
 
 def bench_train(recipe: Recipe, execution: Execution, store: ImageStore, **amount: Unpack[Amount]) -> Benchmark:
@@ -181,7 +181,7 @@ def _benchmark(
     repeats: int,
     yardstick: bool,
     plain_layout: str = "nchw",
-    progress: Progress,
+    progress: StageProgress,
 ) -> Benchmark:
     if yardstick:
         PlainLoop(recipe)  # raises early if it does not support the recipe
@@ -208,7 +208,7 @@ def _yardstick(
     difference: Callable[[Result, Result], float],
     ours: Measurement[Result],
     device: str,
-    progress: Progress,
+    progress: StageProgress,
 ) -> Yardstick:
     with torch_settings(exact=False):
         plain = measure(

@@ -5,7 +5,6 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,8 +17,8 @@ from PIL import Image
 
 from trident.bench.timing import device_name, gib_of
 from trident.errors import TridentError
+from trident.progress import Progress
 
-Progress = Callable[[int, int], None]
 _BLOCKS = 7  # along each side of a picture
 
 

@@ -12,8 +12,9 @@ from typing import Generic, NamedTuple, TypeVar
 
 import torch
 
+from trident.progress import Progress
+
 Result = TypeVar("Result")
-Progress = Callable[[int, int], None]
 _WARM_UPS = {"cpu": 1, "cuda": 3}  # a GPU's first calls compile, select kernels and allocate memory
 
 

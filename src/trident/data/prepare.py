@@ -1,6 +1,6 @@
 """Convert a published dataset into a packed store."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path
 from typing import cast
@@ -13,8 +13,7 @@ from trident.data.registry import READERS, WITH_SPLIT_FILE
 from trident.data.store import ImageStore, class_table, open_store, write_store
 from trident.errors import TridentError
 from trident.importing import imported
-
-Progress = Callable[[int, int], None]  # images done, images in all
+from trident.progress import Progress
 
 _IMAGE_SIZES = range(16, 1025)
 

@@ -8,14 +8,13 @@ chunks. For a single picture, batch norm uses the statistics of training.
 Probabilities are scaled by temperatures, which were fitted on validation tasks. Temperatures do not change labels.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from trident.data.images import ImageSource, UnreadableImageError, decode
 from trident.engines.execution import execution_for
@@ -23,11 +22,13 @@ from trident.engines.learner import Learner
 from trident.errors import BadValueError, TridentError
 from trident.learning.checkpoint import Checkpoint
 from trident.learning.learners import make_learner
+from trident.measuring.calibration import softmax
 from trident.measuring.prediction import encode_support, predict, predict_one_by_one
 from trident.measuring.subject import default_chunk
 from trident.methods.base import Method
 from trident.methods.inner_loop import Encodings
 from trident.nn.parameters import Parameters, on_device
+from trident.progress import Progress
 from trident.recipes.recipe import Recipe
 from trident.settings import EpisodeSpec
 from trident.tasks.task import Task
@@ -36,7 +37,6 @@ CHUNK = 100  # most pictures classified together
 ENOUGH_TOGETHER = 4  # pictures for each class; the method does not learn from smaller chunks
 MOST_LABELLED = 1000  # pictures: all of them are in memory with each chunk
 _AT_ONCE = 200  # pictures computed at once, when each is classified alone
-Progress = Callable[[int, int], None]
 
 
 def refuse_positional(method: Method) -> None:
@@ -124,7 +124,8 @@ class Labeller:
             return self.probabilities_alone(queries)
         found = predict(self.learner(n), self.parameters, self.task(queries), checkpoint.recipe.views)
         many = enough_together(n, len(self.classes))
-        return _softmax(found[0], checkpoint.temperatures.many if many else checkpoint.temperatures.few)
+        temperature = checkpoint.temperatures.many if many else checkpoint.temperatures.few
+        return softmax(found[0].double().cpu().numpy() / temperature)
 
     def probabilities_alone(self, queries: np.ndarray) -> np.ndarray:
         """The same, but each picture is classified alone and does not depend on the others."""
@@ -135,7 +136,7 @@ class Labeller:
         known = self._encodings
         task = self.task(queries, with_support=known is None)
         found = predict_one_by_one(self.learner(1), self.parameters, task, at_once, recipe.views, known)
-        return _softmax(found[0], self.checkpoint.temperatures.alone)
+        return softmax(found[0].double().cpu().numpy() / self.checkpoint.temperatures.alone)
 
     @cached_property
     def _encodings(self) -> list[Encodings] | None:
@@ -156,10 +157,6 @@ class Labeller:
         }
         labels = torch.from_numpy(self.labels[None]).to(self.device)
         return Task(torch.from_numpy(stored[None]).to(self.device), labels, len(self.classes), noise)
-
-
-def _softmax(log_probabilities: Tensor, temperature: float) -> np.ndarray:
-    return torch.softmax(log_probabilities.double() / temperature, -1).cpu().numpy()
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ the validation classes), `log.jsonl` and, if TensorBoard is installed, its event
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,6 +22,7 @@ from trident.learning.learners import make_learner
 from trident.learning.meta_update import make_optimizer, optimizer_state, rate_at, update
 from trident.learning.run_log import RunLog, Validated
 from trident.nn.parameters import Parameters
+from trident.progress import Progress
 from trident.recipes.recipe import Recipe
 from trident.settings import TrainingSettings
 from trident.tasks.episodes import EpisodeSampler
@@ -30,7 +30,6 @@ from trident.tasks.source import ClassSource, Source, TaskSource
 from trident.tasks.task import Batch
 
 RUNNING_MOMENTUM = 0.01  # weight of a new step in the running statistics
-Progress = Callable[[int, int], None]
 
 
 class Validate(Protocol):

@@ -4,7 +4,6 @@ Each row changes one thing about the default protocol. The classes and support i
 (and the queries, except where their class counts change), so differences are paired and their intervals are narrow.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Unpack
 
@@ -12,6 +11,7 @@ from trident.data.store import ImageStore
 from trident.errors import NotFiniteError
 from trident.measuring.evaluate import Evaluation, Sample, evaluate, mean_and_interval
 from trident.measuring.subject import Measurable, subject_of
+from trident.progress import StageProgress
 from trident.settings import Protocol
 
 DEFAULT = Protocol()
@@ -30,7 +30,6 @@ SORTED = "class-sorted queries"
 STANDARD_ERRORS = 3  # how far from zero a difference must be before we call it a dependence
 ENOUGH_TASKS = 30  # with fewer, the standard error is too uncertain
 NARROW = 2.0  # points: a wider interval around zero is inconclusive
-_Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,7 @@ def audit(
     model: Measurable,
     store: ImageStore,
     protocols: dict[str, Protocol] | None = None,
-    progress: _Progress | None = None,
+    progress: StageProgress | None = None,
     **sample: Unpack[Sample],
 ) -> Audit:
     """Measure a model under each protocol, and compare it with the first.

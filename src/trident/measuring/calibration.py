@@ -10,8 +10,9 @@ from typing import Any, Literal, Unpack
 import numpy as np
 
 from trident.data.store import ImageStore
-from trident.measuring.evaluate import Evaluation, Predictions, Progress, Sample, evaluate
+from trident.measuring.evaluate import Evaluation, Predictions, Sample, evaluate
 from trident.measuring.subject import Measurable, subject_of
+from trident.progress import Progress
 from trident.tasks.episodes import EpisodeSampler
 
 BINS = 10
@@ -157,7 +158,7 @@ def fit_temperature(predictions: Predictions) -> float:
     behind = log_p[np.arange(len(labels)), labels][:, None] - log_p  # (query, n_way): 0 for the true class
 
     def slope(inverse: float) -> float:
-        return float((_softmax(inverse * log_p) * behind).sum(1).mean())
+        return float((softmax(inverse * log_p) * behind).sum(1).mean())
 
     if not behind.any():
         return 1.0  # uniform predictions: a temperature has no effect
@@ -170,7 +171,7 @@ def fit_temperature(predictions: Predictions) -> float:
 
 def _flat_probabilities(predictions: Predictions, temperature: float) -> tuple[np.ndarray, np.ndarray]:
     log_p, labels = _flat(predictions)
-    return _softmax(log_p / temperature), labels
+    return softmax(log_p / temperature), labels
 
 
 def _flat(predictions: Predictions) -> tuple[np.ndarray, np.ndarray]:
@@ -179,6 +180,6 @@ def _flat(predictions: Predictions) -> tuple[np.ndarray, np.ndarray]:
     return np.maximum(log_p, _LEAST), predictions.labels.reshape(-1)
 
 
-def _softmax(logits: np.ndarray) -> np.ndarray:
+def softmax(logits: np.ndarray) -> np.ndarray:
     shifted = np.exp(logits - logits.max(1, keepdims=True))
     return np.asarray(shifted / shifted.sum(1, keepdims=True))

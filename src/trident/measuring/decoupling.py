@@ -11,14 +11,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from trident.data.store import ImageStore
 from trident.engines.workers import side_by_side
 from trident.errors import NotFiniteError, TridentError
 from trident.learning.checkpoint import Checkpoint
 from trident.measuring.evaluate import chunks_of, mean_and_interval
-from trident.measuring.latents import LatentLearner, query_latents, set_up
+from trident.measuring.latents import LatentLearner, as_array, query_latents, set_up
 from trident.measuring.subject import default_chunk
 from trident.nn.parameters import Parameters
 from trident.tasks.task import Batch
@@ -87,7 +86,7 @@ def latent_means(learner: LatentLearner, parameters: Parameters, batch: Batch) -
 
     def means(adapted: Parameters) -> LatentMeans:
         found = query_latents(learner, adapted, batch.task)
-        return LatentMeans(*(_array(part.loc[:, found.n_context :]) for part in (found.label, found.semantic)))
+        return LatentMeans(*(as_array(part.loc[:, found.n_context :]) for part in (found.label, found.semantic)))
 
     return TaskLatents(means(trajectory[0][0]), means(trajectory[-1][0]), batch.labels.queries.cpu().numpy())
 
@@ -196,7 +195,3 @@ def _change(scores: np.ndarray) -> ScoreChange:
 
 def _only(means: LatentMeans, task: int) -> LatentMeans:
     return LatentMeans(means.label[[task]], means.semantic[[task]])
-
-
-def _array(tensor: Tensor) -> np.ndarray:
-    return tensor.double().cpu().numpy()

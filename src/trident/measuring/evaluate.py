@@ -1,7 +1,6 @@
 """Accuracy on many tasks, with its 95 % interval and the protocol it was obtained under."""
 
 import math
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, NotRequired, TypedDict, Unpack
 
@@ -13,9 +12,8 @@ from trident.engines.execution import Execution
 from trident.engines.workers import side_by_side
 from trident.errors import NotFiniteError
 from trident.measuring.subject import Measurable, Prepared, Subject, subject_of
+from trident.progress import Progress
 from trident.settings import EpisodeSpec, Protocol
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)

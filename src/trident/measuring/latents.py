@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import NamedTuple, Protocol, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,6 +41,10 @@ class Setup(NamedTuple):
     learner: LatentLearner
     parameters: Parameters
     source: TaskSource
+
+
+def as_array(tensor: Tensor) -> np.ndarray:
+    return np.asarray(tensor.double().cpu().numpy())
 
 
 def check_latents(method: Method) -> None:

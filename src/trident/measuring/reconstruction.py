@@ -9,7 +9,7 @@ from torch import Tensor
 from trident.data.store import ImageStore
 from trident.errors import NotFiniteError
 from trident.learning.checkpoint import Checkpoint
-from trident.measuring.latents import LatentLearner, query_latents, set_up
+from trident.measuring.latents import LatentLearner, as_array, query_latents, set_up
 from trident.nn.parameters import Parameters
 from trident.tasks.task import Batch
 
@@ -58,10 +58,10 @@ def reconstruct_task(learner: LatentLearner, parameters: Parameters, batch: Batc
     swapped = decode(z_label[:, rows], z_semantic[:, columns])
     images = task.pixels[0, task.queries]
     return Reconstructions(
-        _array(images),
-        _array(reconstructed),
+        as_array(images),
+        as_array(reconstructed),
         labels,
-        _array(swapped.reshape(n, n, *swapped.shape[1:])),
+        as_array(swapped.reshape(n, n, *swapped.shape[1:])),
         chosen,
         _squared_error(images, reconstructed),
         _squared_error(images, images.mean(0, keepdim=True)),
@@ -86,7 +86,3 @@ def reconstructions(
 
 def _squared_error(images: Tensor, other: Tensor) -> float:
     return float((images - other).square().sum((1, 2, 3)).mean())
-
-
-def _array(tensor: Tensor) -> np.ndarray:
-    return tensor.float().cpu().numpy()

@@ -2,9 +2,10 @@
 
 from trident.data.store import ImageStore
 from trident.engines.execution import Execution, why_not_fused
-from trident.measuring.evaluate import Evaluation, Progress, evaluate_subject
+from trident.measuring.evaluate import Evaluation, evaluate_subject
 from trident.measuring.subject import TrainedModel
 from trident.nn.parameters import Parameters
+from trident.progress import Progress
 from trident.recipes.recipe import Recipe
 
 

@@ -14,9 +14,9 @@ from trident.measuring.decoupling import Decoupling, Panel, decoupling, projecte
 from trident.measuring.evaluate import Sample
 from trident.measuring.reconstruction import Reconstructions, reconstructions
 from trident.nn.parameters import count_by_part
+from trident.progress import StageProgress
 from trident.report.paper_results import PaperResult, find
 
-Progress = Callable[[str, int, int], None]
 _LOGGED = {"train": ("step", "accuracy", "losses"), "validation": ("step", "accuracy", "ci95")}
 
 
@@ -52,7 +52,7 @@ def gather(
     store: ImageStore,
     fitting_store: ImageStore,
     audit_tasks: int,
-    progress: Progress | None = None,
+    progress: StageProgress | None = None,
     **sample: Unpack[Sample],
 ) -> Report:
     """Measure a run under the default protocol, whatever it was trained under; the audit shows the others."""

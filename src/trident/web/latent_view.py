@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
-from torch import Tensor
 
 from trident.errors import NotFiniteError, TridentError
 from trident.labelling.labeller import CHUNK
-from trident.measuring.latents import latents_and_images, with_latents
+from trident.measuring.latents import as_array, latents_and_images, with_latents
 from trident.report.figures import picture
 from trident.web.labels import Task
 from trident.web.request_queue import Check
@@ -25,7 +24,7 @@ def show_latents(task: Task, device: str, check: Check) -> dict[str, Any]:
     check()
     labeller = task.labeller(device)
     learner = with_latents(labeller.learner(len(queries)))
-    latents, painted = map(_array, latents_and_images(learner, labeller.parameters, labeller.task(queries)))
+    latents, painted = map(as_array, latents_and_images(learner, labeller.parameters, labeller.task(queries)))
     if not (np.isfinite(latents).all() and np.isfinite(painted).all()):
         raise NotFiniteError(f"weights {task.weights}: the latents are not finite")
     points, shares = plane(latents)
@@ -53,10 +52,6 @@ def plane(latents: np.ndarray) -> tuple[np.ndarray, list[float]]:
     points[:, : min(2, len(scales))] = (left * scales)[:, :2]
     variance = scales**2 / max(float((scales**2).sum()), 1e-12)
     return points, [round(float(share), 4) for share in variance[:2]]
-
-
-def _array(tensor: Tensor) -> np.ndarray:
-    return np.asarray(tensor[0].float().cpu().numpy())
 
 
 def _data_url(pixels: np.ndarray) -> str:
