@@ -114,10 +114,11 @@ def test_what_the_verdict_says() -> None:
     nothing = np.zeros(0)
     changes = {"label": ScoreChange(1.5, 0.8, -0.7, 0.1), "semantic": ScoreChange(1.5, 1.49, -0.01, 0.1)}
     shown = TaskLatents(None, None, nothing)  # type: ignore[arg-type]
-    said = Decoupling(shown, changes, 10, 0, "").verdict()
+    said = Decoupling(shown, changes, (-0.69, 0.2), 10, 0, "").verdict()
     assert "Adaptation changes the Davies-Bouldin score of z_label" in said
     assert "does not measurably change the Davies-Bouldin score of z_semantic" in said
-    assert "better separated in z_label" in said
+    assert "better separated in z_label: -0.6900 ± 0.2000" in said
+    assert "equally well in both" in Decoupling(shown, changes, (-0.1, 0.2), 10, 0, "").verdict()
 
 
 def test_tasks_without_a_score_are_told() -> None:

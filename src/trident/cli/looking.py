@@ -68,7 +68,7 @@ def audit(
     print(f"{'protocol':26} {'accuracy, %':>16} {'difference, points':>20}")
     for row in result.rows:
         accuracy = f"{row.evaluation.accuracy:.2f} ± {row.evaluation.ci95:.2f}"
-        difference = f"{row.difference:+.2f} ± {row.difference_ci95:.2f}" if row is not result.rows[0] else ""
+        difference = row.describe_difference() if row is not result.rows[0] else ""
         print(f"{row.name:26} {accuracy:>16} {difference:>20}")
     for name, why in result.without_result.items():
         print(f"{name:26} no result: {why}")

@@ -10,7 +10,7 @@ from trident.cli.app import app
 from trident.cli.options import Json
 from trident.cli.tables import aligned
 
-FACTS = ("queries classified", "trained on", "classes in a task", "latents", "engines", "paper")
+FACTS = ("queries classified", "trained on", "classes in a task", "latents", "engines", "published")
 TRAINED_ON = {"episodes": "tasks", "classes": "batches of all training classes", "nothing": "nothing"}
 
 

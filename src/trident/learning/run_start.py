@@ -25,7 +25,8 @@ def check_images(recipe: Recipe, store: ImageStore) -> None:
         raise TridentError(
             f"the images of {store.dataset} are {found[0]}x{found[0]} with {_channels(found[1])}, but the model takes "
             f"{wanted[0]}x{wanted[0]} with {_channels(wanted[1])}"
-            + (f": prepare the store with --image-size {wanted[0]}" if wanted[0] != found[0] else "")
+            f": set backbone.image_size={found[0]} backbone.image_channels={found[1]}"
+            + (f", or prepare the store with --image-size {wanted[0]}" if wanted[0] != found[0] else "")
         )
 
 

@@ -39,6 +39,9 @@ class AuditRow:
     difference: float  # from the default protocol, in points, paired by task
     difference_ci95: float
 
+    def describe_difference(self) -> str:
+        return f"{round(self.difference, 2) + 0.0:+.2f} ± {self.difference_ci95:.2f}"  # + 0.0: never -0.00
+
     def to_json(self) -> dict[str, Any]:
         return {
             "name": self.name,
@@ -76,14 +79,11 @@ class Audit:
         row, default = self.row(SORTED), self.rows[0].evaluation
         if row is None:
             return "Whether accuracy depends on query order was not measured: no protocol sorts the queries by class."
-        figures = f"{row.difference:+.2f} ± {row.difference_ci95:.2f} points"
+        figures = f"{row.describe_difference()} points"
         if not self.depends_on_query_order:
-            found = f"sorting the queries by class changes accuracy by {figures}"
+            found = f"sorting the queries by class changes accuracy by {figures}, on {row.evaluation.tasks} tasks"
             if not self.no_dependence_found:
-                return (
-                    f"Whether accuracy depends on query order is open: {found}, on {row.evaluation.tasks} tasks. "
-                    "More tasks would tell."
-                )
+                return f"Whether accuracy depends on query order is open: {found}. More tasks would tell."
             return f"No dependence on query order found: {found}."
         meaning = (
             "The order tells this model the classes of the queries"

@@ -54,6 +54,7 @@ class Decoupling:
 
     shown: TaskLatents  # the first task that has a score
     changes: dict[str, ScoreChange]  # by latent
+    difference: tuple[float, float]  # score of z_label minus that of z_semantic after adaptation, and its interval
     tasks: int
     left_out: int  # tasks without a score: fewer than two classes had queries
     protocol: str
@@ -66,13 +67,16 @@ class Decoupling:
             for name, change in self.changes.items()
         ]
         said = "; ".join(parts)
-        label, semantic = self.changes["label"], self.changes["semantic"]
-        better = "z_label" if label.after < semantic.after else "z_semantic"
-        return f"{said[0].upper()}{said[1:]}. Classes are better separated in {better}."
+        difference, ci95 = self.difference
+        end = f"Classes are better separated in z_{'label' if difference < 0 else 'semantic'}"
+        if abs(difference) <= ci95:
+            end = "Classes are separated equally well in both, as far as these tasks tell"
+        return f"{said[0].upper()}{said[1:]}. {end}: {difference:+.4f} ± {ci95:.4f}."
 
     def to_json(self) -> dict[str, Any]:
         return {
             "davies_bouldin": {name: vars(change) for name, change in self.changes.items()},
+            "label_minus_semantic": {"difference": self.difference[0], "ci95": self.difference[1]},
             "tasks": self.tasks,
             "left_out": self.left_out,
             "protocol": self.protocol,
@@ -146,8 +150,10 @@ def decoupling(
         f"{store.dataset} {split}, {recipe.episode.describe()}, {recipe.episode.n_query} queries per class, "
         f"{recipe.describe_protocol()}, {scored} tasks, 95 % interval, seed {seed}"
     )
-    changes = {name: _change(np.array(scores[name])) for name in LATENTS}
-    return Decoupling(shown, changes, scored, tasks - scored, protocol)
+    arrays = {name: np.array(scores[name]) for name in LATENTS}  # (task, 2): before and after
+    changes = {name: _change(array) for name, array in arrays.items()}
+    difference = mean_and_interval(arrays["label"][:, 1] - arrays["semantic"][:, 1])
+    return Decoupling(shown, changes, difference, scored, tasks - scored, protocol)
 
 
 def project(points: np.ndarray, seed: int) -> np.ndarray:

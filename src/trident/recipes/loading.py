@@ -60,6 +60,8 @@ def full_key(recipe: Recipe, key: str) -> str:
     matches = [known for known in keys if known == key or known.split(".")[1] == key]
     if len(matches) > 1:
         raise TridentError(f"setting '{key}' is ambiguous: write {' or '.join(matches)}")
+    if key in ("method.name", "backbone.name"):
+        raise TridentError(f"{key} is chosen in the recipe's file, it cannot be changed on the command line")
     if not matches:
         short = [known.split(".")[1] for known in keys]
         raise TridentError(f"unknown setting '{key}'{nearest(key, [*keys, *short])}")

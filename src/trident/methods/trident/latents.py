@@ -28,7 +28,7 @@ class Latents(NamedTuple):
 class Inferred:
     """The network's outputs for a set of images, and the labels: all that a term of the loss can use."""
 
-    latents: Latents  # support images that came along are the first `latents.n_context` ones
+    latents: Latents  # may begin with `latents.n_context` support images, which nothing below is about
     logits: Tensor  # (task, image, n_way)
     labels: Tensor  # (task, image) int64
     squared_error: Tensor  # (task,): of the decoded images, summed over pixels, mean over images
