@@ -20,6 +20,7 @@ from trident.backbones.conv4 import Conv4Backbone
 from trident.cli import main
 from trident.data.store import ImageStore, class_table, store_in_memory, write_store
 from trident.learning.inner_loop import InnerLoopLearner
+from trident.methods.protonet import ProtoNet
 from trident.methods.trident.method import Trident
 from trident.nn.parameters import Parameters
 from trident.recipes.recipe import Recipe
@@ -52,6 +53,10 @@ TINY_RECIPE = Recipe(
         steps=20, tasks_per_step=2, rate=1e-3, validate_every=10, validation_tasks=4, save_every=5, log_every=2
     ),
 )
+
+
+class TheirMethod(ProtoNet):
+    """A method of somebody else's package."""
 
 
 class Silent:

@@ -2,22 +2,24 @@
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from conftest import TINY_BACKBONE, TINY_EPISODE, doubles, initial, tiny_store, tiny_tasks
+from conftest import TINY_BACKBONE, TINY_EPISODE, TINY_RECIPE, doubles, initial, tiny_store, tiny_tasks
 from trident.engines.learner import Learner
 from trident.errors import TridentError
 from trident.importing import imported
-from trident.learning.checkpoint import load_checkpoint
+from trident.learning.checkpoint import Checkpoint, load_checkpoint
 from trident.learning.heads import HeadLearner
+from trident.learning.meta_update import make_optimizer, update
 from trident.methods.base import HeadOnFeatures, Method
 from trident.methods.matching import MatchingNetwork
 from trident.methods.protonet import ProtoNet
@@ -280,3 +282,33 @@ def test_another_episode_changes_nothing_about_a_head() -> None:
         assert method.any_way and not method.positional
         other = method.model(TINY_BACKBONE, replace(TINY_EPISODE, n_way=4, n_query=9))
         assert kinds(initial(other)) == kinds(initial(method.model(TINY_BACKBONE, TINY_EPISODE)))
+
+
+@dataclass(frozen=True)
+class CentredProtoNet(ProtoNet):
+    """Prototypes of features that are centred on the training features, trained on tasks."""
+
+    def initial_statistics(self, n_features: int) -> Parameters:
+        return {"centre": torch.zeros(n_features)}
+
+    def statistics(self, features: Tensor) -> Parameters:
+        return {"centre": features.mean(1)}
+
+    def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
+        return super().head(parameters, F.normalize(features - parameters["centre"], dim=2), task)
+
+
+def test_a_head_trained_on_tasks_may_use_statistics_of_training() -> None:
+    model = CentredProtoNet().model(TINY_BACKBONE, TINY_EPISODE)
+    found = HeadLearner(model).gradient(doubles(initial(model)), tiny_tasks())
+    assert all(bool(value.isfinite().all()) for value in found.gradient.values())
+    assert found.statistics["centre"].shape == (2, TINY_BACKBONE.n_features)
+
+
+def test_weight_decay_shrinks_weights_that_have_no_gradient() -> None:
+    training = replace(TINY_RECIPE.training, weight_decay=0.5, clip_norm=None)
+    start = Checkpoint(replace(TINY_RECIPE, training=training), {}, {}, 0)
+    parameters = {"x": torch.ones(3, requires_grad=True)}
+    optimizer = make_optimizer(parameters, start)
+    update(parameters, optimizer, {"x": torch.zeros(3)}, 0.0, 2, 0.1, training)
+    torch.testing.assert_close(parameters["x"].detach(), torch.full((3,), 0.95))

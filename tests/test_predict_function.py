@@ -1,6 +1,7 @@
 """Any function that predicts can be measured like trained weights, and sees no more than it should."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from conftest import TINY_EPISODE, tiny_store
+from trident.data.store import class_table, store_in_memory
 from trident.errors import TridentError
 from trident.measuring.audit import SORTED, audit
 from trident.measuring.calibration import calibrate
@@ -180,3 +182,22 @@ def test_a_function_that_writes_into_its_arguments_changes_nothing(at_once: Any)
     first, second = (result.predictions for result in results)
     np.testing.assert_array_equal(first.labels, second.labels)
     np.testing.assert_array_equal(first.log_probabilities, second.log_probabilities)
+
+
+def test_several_tasks_at_once_are_as_one_after_the_other() -> None:
+    store, sample = tiny_store(), {"split": "test", "tasks": 4, "seed": 0}
+    for at_once in ("all", "one"):
+        model = PredictFunction(nearest_mean, TINY_EPISODE, replace(Protocol(), queries_at_once=at_once))
+        apart = evaluate(model, store, **sample)  # type: ignore[arg-type]
+        together = evaluate(model, store, tasks_per_chunk=4, **sample)  # type: ignore[arg-type]
+        assert np.array_equal(apart.predictions.log_probabilities, together.predictions.log_probabilities)
+
+
+def test_a_temperature_is_never_fitted_on_the_tasks_that_are_scored() -> None:
+    images = np.random.default_rng(0).integers(0, 256, (10 * 8, 16, 16, 1)).astype(np.uint8)  # nothing to be sure of
+    classes = class_table((f"{split} {i}", split, 8) for split in ("val", "test") for i in range(5))
+    store, model = store_in_memory("noise", images, classes), PredictFunction(nearest_mean, TINY_EPISODE)
+    result = calibrate(model, store, "validation", store, fitting_tasks=8, split="val", tasks=8, seed=0)
+    leaked = calibrate(model, store, "paper", split="val", tasks=8, seed=0)
+    assert result.scaled is not None and leaked.scaled is not None
+    assert result.scaled.temperature != leaked.scaled.temperature

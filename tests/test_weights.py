@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save
 
 from conftest import TINY_BACKBONE, TINY_METHOD, TINY_RECIPE, assert_one_line_error, tiny_store
 from trident.learning.checkpoint import load_checkpoint, save_checkpoint
@@ -125,3 +127,30 @@ def test_a_start_from_other_weights_takes_what_fits(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="its backbone has another shape"):
         start_run(wider, store, "noise", tmp_path / "third", "cpu", start_from=trained)
     assert not (tmp_path / "third").exists()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"temperatures": [1, 2]},
+        {"step": float("inf")},
+        {"provenance": {"start": "x"}},
+        {"recipe": {"method": {"name": "os:system"}}},
+        {"recipe": {"backbone": {"channels": 10**18}}},
+    ],
+    ids=str,
+)
+def test_a_file_with_nonsense_in_it_is_refused_in_one_line(
+    change: dict, tmp_path: Path, trident_here: Callable
+) -> None:
+    with safe_open(weights_file("mini-5w1s-protonet"), "pt") as file:
+        metadata, tensors = file.metadata(), {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    about = json.loads(metadata["trident"])
+    for key, value in change.items():
+        about[key] = about[key] | value if key == "provenance" else value
+        if key == "recipe":
+            original = json.loads(metadata["trident"])["recipe"]
+            about[key] = original | {name: original[name] | part for name, part in value.items()}
+    path = tmp_path / "odd.safetensors"
+    path.write_bytes(save(tensors, metadata | {"trident": json.dumps(about)}))
+    assert_one_line_error(trident_here("evaluate", path, "--data", "glyphs"), "odd.safetensors")

@@ -20,6 +20,13 @@ def require(condition: bool, message: str) -> None:
         raise TridentError(message)
 
 
+def require_positive(settings: Any, section: str, *names: str) -> None:
+    """Whether these settings are finite numbers above 0."""
+    for name in names:
+        value = getattr(settings, name)
+        require(math.isfinite(value) and value > 0, f"{section}.{name} is {value}: it must be above 0, and finite")
+
+
 def require_at_least(settings: Any, section: str, least: float, *names: str) -> None:
     """Check that these settings are finite and not too small; 'none' is allowed."""
     for name in names:

@@ -1,6 +1,7 @@
 """The few-shot methods: `trident methods`."""
 
 import json
+import sys
 import textwrap
 from typing import Annotated, Any
 
@@ -9,6 +10,7 @@ import typer
 from trident.cli.app import app
 from trident.cli.options import Json
 from trident.cli.tables import aligned
+from trident.errors import TridentError
 
 FACTS = ("queries classified", "trained on", "classes in a task", "latents", "engines", "published")
 TRAINED_ON = {"episodes": "tasks", "classes": "batches of all training classes", "nothing": "nothing"}
@@ -26,7 +28,7 @@ def methods(
     from trident.methods.registry import method_class, method_paths
 
     if name is None:
-        found = [_described(known) for known in method_paths()]
+        found = [about for about in map(_described_if_possible, method_paths()) if about is not None]
         if as_json:
             print(json.dumps(found))
             return
@@ -48,6 +50,15 @@ def methods(
     print()
     print("Settings of the [method] table, with their defaults:\n")
     print_settings(Recipe(name, "", "", method=method()), "method")
+
+
+def _described_if_possible(name: str) -> dict[str, Any] | None:
+    """None, and a line on standard error, for a method of another package that cannot be imported."""
+    try:
+        return _described(name)
+    except TridentError as error:
+        print(f"trident: {error}", file=sys.stderr)
+        return None
 
 
 def _described(name: str) -> dict[str, Any]:

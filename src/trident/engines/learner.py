@@ -19,7 +19,7 @@ from trident.tasks.task import Batch, Task
 class Gradient(NamedTuple):
     """The result of one training step on a batch of tasks."""
 
-    gradient: Parameters  # summed over the finite tasks, without a task axis
+    gradient: Parameters  # summed over the tasks (with an inner loop: over the finite ones), without a task axis
     losses: Losses  # on the queries, (task,) each
     accuracy: Tensor  # (task,)
     statistics: Parameters  # of batch norm, and the method's own: (task, ...) each

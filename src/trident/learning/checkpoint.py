@@ -135,7 +135,7 @@ def load_checkpoint(path: Path | str) -> Checkpoint:
         recipe = recipe_from(about["recipe"], str(path))
         parameters = recipe.shapes()
         moments = {f"{moment}/{key}": value for moment in MOMENTS for key, value in parameters.items()}
-        return Checkpoint(
+        loaded = Checkpoint(
             recipe,
             _as_in(parameters, groups["parameters"], path),
             _as_in(recipe.running_shapes(), groups["running"], path),
@@ -147,7 +147,9 @@ def load_checkpoint(path: Path | str) -> Checkpoint:
             path,
             Temperatures(**{key: _temperature(value) for key, value in about["temperatures"].items()}),
         )
-    except (KeyError, TypeError, ValueError) as error:
+        loaded.described()  # reads all of the provenance
+        return loaded
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError) as error:
         raise TridentError(f"{path} is damaged: {error!r}") from error
 
 

@@ -50,7 +50,7 @@ class HeadLearner(Setting):
         method = self.model.method
         with matrix_products(self.precision, task.device), torch.enable_grad():
             features, seen = self.features(leaves, task)
-            logits = method.training_logits(self.model.of_head(leaves, self.running), features, task)
+            logits = method.training_logits(self.model.in_training(leaves, features), features, task)
             losses = method.losses(logits, labels)
             found = torch.autograd.grad(losses["total"].sum(), list(leaves.values()), materialize_grads=True)
         return Gradient(

@@ -20,6 +20,7 @@ PROTOCOLS: dict[str, Protocol] = {
     "class-sorted queries": replace(DEFAULT, query_order="class_sorted"),
     "Dirichlet(2) class counts": replace(DEFAULT, balance="dirichlet", dirichlet_alpha=2.0),
     "one query at a time": replace(DEFAULT, queries_at_once="one"),
+    "transductive batch norm": replace(DEFAULT, batch_norm="transductive"),
     "support batch norm": replace(DEFAULT, batch_norm="support"),
     "running batch norm": replace(DEFAULT, batch_norm="running"),
     "one latent sample": replace(DEFAULT, latents="sample"),
@@ -118,7 +119,7 @@ def audit(
     Inner steps that were learned under one protocol may diverge under another. Such a row has no result; the other rows
     are kept, unless the verdict depends on it.
     """
-    chosen = _distinct(model, protocols or PROTOCOLS)
+    chosen = _distinct(model, protocols or protocols_for(model))
     rows: list[AuditRow] = []
     without_result: dict[str, str] = {}
     for place, (name, protocol) in enumerate(chosen.items()):
@@ -139,6 +140,20 @@ def audit(
         change = result.predictions.accuracies - baseline.predictions.accuracies
         rows.append(AuditRow(name, result, *mean_and_interval(change)))
     return Audit(tuple(rows), without_result)
+
+
+def default_protocol(model: Measurable) -> Protocol:
+    """The default protocol, but with the batch norm that the model is meant for."""
+    return replace(DEFAULT, batch_norm=subject_of(model).protocol.batch_norm)
+
+
+def protocols_for(model: Measurable) -> dict[str, Protocol]:
+    """PROTOCOLS, each of which changes one thing about the model's default protocol."""
+    own = default_protocol(model)
+    return {
+        name: protocol if name.endswith("batch norm") else replace(protocol, batch_norm=own.batch_norm)
+        for name, protocol in PROTOCOLS.items()
+    }
 
 
 def _distinct(model: Measurable, protocols: dict[str, Protocol]) -> dict[str, Protocol]:

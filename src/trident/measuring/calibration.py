@@ -10,7 +10,7 @@ from typing import Any, Literal, Unpack
 import numpy as np
 
 from trident.data.store import ImageStore
-from trident.measuring.evaluate import Evaluation, Predictions, Sample, evaluate
+from trident.measuring.evaluate import Evaluation, Predictions, Sample, evaluate_subject
 from trident.measuring.subject import Measurable, subject_of
 from trident.progress import Progress
 from trident.tasks.episodes import EpisodeSampler
@@ -90,12 +90,12 @@ def calibrate(
     subject = subject_of(model)
     in_all = sample["tasks"] + (fitting_tasks if temperature == "validation" else 0)
 
-    def measured(store: ImageStore, before: int, sample: Sample) -> Evaluation:
+    def measured(store: ImageStore, before: int, sample: Sample, stream: str | None = None) -> Evaluation:
         def on_task(done: int, total: int) -> None:
             if progress:
                 progress(before + done, in_all)
 
-        return evaluate(model, store, progress=on_task, **sample)
+        return evaluate_subject(subject, store, on_task, stream, **sample)
 
     if fitting_store is not None:  # fail early if the store has no validation classes
         EpisodeSampler(fitting_store, "val", subject.episode, subject.protocol)
@@ -107,7 +107,8 @@ def calibrate(
     if temperature == "validation":
         if fitting_store is None:
             raise ValueError("a temperature fitted on validation tasks needs the store to draw them from")
-        fitted = measured(fitting_store, sample["tasks"], {**sample, "split": "val", "tasks": fitting_tasks})
+        own = "temperature" if sample["split"] == "val" else None  # never the very tasks that are scored
+        fitted = measured(fitting_store, sample["tasks"], {**sample, "split": "val", "tasks": fitting_tasks}, own)
     value = fit_temperature(fitted.predictions)
     where = f"{fitted.dataset} {fitted.split}, {fitted.tasks} tasks, seed {fitted.seed}"
     return CalibrationResult(evaluation, plain, calibration(evaluation.predictions, value, temperature, where))

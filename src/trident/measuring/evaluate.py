@@ -142,6 +142,7 @@ def _predictions(
     def predicted(indices: range) -> tuple[np.ndarray, np.ndarray]:
         batch = prepared.source.batch(indices)
         found = prepared.log_probabilities(batch.task)
+        assert found.shape[:2] == batch.labels.queries.shape
         return found.double().cpu().numpy(), batch.labels.queries.cpu().numpy()
 
     log_probabilities, labels = [], []

@@ -124,10 +124,12 @@ class PredictFunction:
         return Prepared(source, self._log_probabilities, 1, Execution(), in_parallel=False)
 
     def _log_probabilities(self, task: Task) -> Tensor:
-        if self.protocol.queries_at_once == "one":
-            each = queries_alone(task, 0, range(task.n_queries))
-            return torch.cat([self._of_task(each, i) for i in range(each.n_tasks)])[None]
-        return torch.stack([self._of_task(task, i) for i in range(task.n_tasks)])
+        say = self._one_by_one if self.protocol.queries_at_once == "one" else self._of_task
+        return torch.stack([say(task, i) for i in range(task.n_tasks)])
+
+    def _one_by_one(self, task: Task, index: int) -> Tensor:
+        each = queries_alone(task, index, range(task.n_queries))
+        return torch.cat([self._of_task(each, i) for i in range(each.n_tasks)])
 
     def _of_task(self, task: Task, index: int) -> Tensor:
         # Copies, so that a function that writes into its arguments does not change those of its next call.

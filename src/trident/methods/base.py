@@ -107,8 +107,8 @@ class Method(ABC):
             raise TridentError(f"these weights classify {trained.n_way} ways, not {episode.n_way}")
         if self.positional and episode != trained:
             raise TridentError(
-                f"the positional AttFEX of these weights takes {trained.describe()} tasks with {trained.n_query} "
-                f"queries per class, not {episode.describe()} with {episode.n_query}"
+                f"these weights are tied to positions in {trained.describe()} tasks with {trained.n_query} queries "
+                f"per class: they cannot take {episode.describe()} tasks with {episode.n_query}"
             )
 
     def channels(self, backbone: Conv4Backbone) -> set[int]:
@@ -194,6 +194,11 @@ class HeadModel(Model):
         """The parameters, and the training statistics that the head needs."""
         wanted = self.method.initial_statistics(self.backbone.n_features)
         return parameters | {key: value for key, value in (running or {}).items() if key in wanted}
+
+    def in_training(self, parameters: Parameters, features: Tensor) -> Parameters:
+        """The same in training: with the statistics of the batch itself."""
+        own = self.method.statistics(features.detach())  # (task, ...) each
+        return parameters | {key: value.mean(0) for key, value in own.items()}
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

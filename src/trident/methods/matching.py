@@ -9,7 +9,7 @@ from torch import Tensor
 from trident.methods.base import About, HeadOnFeatures
 from trident.nn.classes import members_of
 from trident.nn.parameters import Parameters
-from trident.settings import require, setting
+from trident.settings import require_positive, setting
 from trident.tasks.task import Task
 
 TINY = 1e-12  # keeps the logarithm finite where a class gets no attention at all
@@ -32,7 +32,7 @@ class MatchingNetwork(HeadOnFeatures):
     initial_scale: float = setting(10.0, "start of the learned scale of the cosine")
 
     def __post_init__(self) -> None:
-        require(self.initial_scale > 0, f"method.initial_scale is {self.initial_scale}: it must be above 0")
+        require_positive(self, "method", "initial_scale")
 
     def initial(self, n_features: int, generator: torch.Generator) -> Parameters:
         return {"scale": torch.tensor(self.initial_scale)}

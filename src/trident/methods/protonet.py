@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from trident.methods.base import About, HeadOnFeatures
-from trident.nn.classes import class_means
+from trident.nn.classes import class_means, squared_distances
 from trident.nn.parameters import Parameters
-from trident.settings import require, setting
+from trident.settings import require_positive, setting
 from trident.tasks.task import Task
 
 
@@ -27,7 +27,7 @@ class ProtoNet(HeadOnFeatures):
     initial_scale: float = setting(6.4, "start of the learned scale of squared distances, times the number of features")
 
     def __post_init__(self) -> None:
-        require(self.initial_scale > 0, f"method.initial_scale is {self.initial_scale}: it must be above 0")
+        require_positive(self, "method", "initial_scale")
 
     def initial(self, n_features: int, generator: torch.Generator) -> Parameters:
         return {"scale": torch.tensor(self.initial_scale / n_features)}
@@ -35,4 +35,4 @@ class ProtoNet(HeadOnFeatures):
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         support, queries = features[:, task.support], features[:, task.queries]
         prototypes = class_means(support, task.support_labels, task.n_way)  # (task, n_way, feature)
-        return -parameters["scale"] * (queries[:, :, None] - prototypes[:, None]).square().sum(3)
+        return -parameters["scale"] * squared_distances(queries, prototypes)

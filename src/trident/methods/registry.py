@@ -19,17 +19,24 @@ METHODS = {
 
 
 def method_paths() -> dict[str, str]:
-    """The import path of every method, by name."""
-    return METHODS | {entry.name: entry.value for entry in entry_points(group="trident.methods")}
+    """The import path of every method, by name. No other package can replace a method of this one."""
+    return {entry.name: entry.value for entry in entry_points(group="trident.methods")} | METHODS
 
 
 def method_class(name: str) -> Any:
+    from trident.methods.base import Method
+
     paths = method_paths()
     if name not in paths:
         raise TridentError(f"no method is called '{name}': there are {', '.join(paths)}")
-    return imported(paths[name])
+    try:
+        found = imported(paths[name])
+    except Exception as error:  # whatever another package does when it is imported
+        raise TridentError(f"method '{name}' cannot be imported from {paths[name]}: {error!r}") from error
+    if not (isinstance(found, type) and issubclass(found, Method)):
+        raise TridentError(f"method '{name}': {paths[name]} is not a subclass of Method")
+    return found
 
 
 def method_name(method: object) -> str:
-    path = f"{type(method).__module__}:{type(method).__qualname__}"
-    return next(name for name, known in method_paths().items() if known == path)
+    return next(name for name in method_paths() if method_class(name) is type(method))

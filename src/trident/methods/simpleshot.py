@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trident.methods.base import About, ClassifierHead
-from trident.nn.classes import class_means
+from trident.nn.classes import class_means, squared_distances
 from trident.nn.parameters import Parameters
-from trident.settings import require, setting
+from trident.settings import require_positive, setting
 from trident.tasks.task import Task
 
 MEAN = "mean_feature"  # of all training images
@@ -25,7 +25,7 @@ class SimpleShot(ClassifierHead):
 
         UN     f(x)
         L2N    f(x) / ||f(x)||
-        CL2N   (f(x) - m) / ||f(x) - m||,   m = mean feature of the training images
+        CL2N   (f(x) - m) / ||f(x) - m||,   m = running mean of the training features
     """
 
     about = About(
@@ -38,12 +38,12 @@ class SimpleShot(ClassifierHead):
         "CL2N", "of features: none, unit length, or centred on the training images and unit length", after_training=True
     )
     scale: float = setting(
-        10.0, "of squared distances in the logits; it changes probabilities, not labels", after_training=True
+        10.0, "of squared distances in the logits: how sure the probabilities are", after_training=True
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.scale > 0, f"method.scale is {self.scale}: it must be above 0")
+        require_positive(self, "method", "scale")
 
     def describe(self) -> str:
         return f"{self.normalisation} features"
@@ -61,4 +61,4 @@ class SimpleShot(ClassifierHead):
             features = F.normalize(features, dim=2)
         support, queries = features[:, task.support], features[:, task.queries]
         prototypes = class_means(support, task.support_labels, task.n_way)  # (task, n_way, feature)
-        return -self.scale * (queries[:, :, None] - prototypes[:, None]).square().sum(3)
+        return -self.scale * squared_distances(queries, prototypes)

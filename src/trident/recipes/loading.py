@@ -156,6 +156,8 @@ def _checked(value: Any, hint: Any, key: str) -> Any:
         if value not in choices:
             raise TridentError(f"{key} is {value!r}: it must be one of {', '.join(choices)}")
         return value
+    if isinstance(value, int) and abs(value) >= 2**63:
+        raise TridentError(f"{key} is too large a number: it must be below 2**63")
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if type(value) is not hint:

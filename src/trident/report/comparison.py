@@ -6,7 +6,7 @@ from typing import Any, Unpack
 
 from trident.data.store import ImageStore
 from trident.learning.checkpoint import Checkpoint
-from trident.measuring.audit import DEFAULT
+from trident.measuring.audit import default_protocol
 from trident.measuring.calibration import Calibration, calibration
 from trident.measuring.evaluate import Evaluation, Sample, evaluate, mean_and_interval
 from trident.recipes.loading import recipe_values
@@ -71,7 +71,7 @@ def compare(
             if progress:
                 progress(name, place * total + done, len(checkpoints) * total)
 
-        result = evaluate(checkpoint, store, DEFAULT, report, **sample)
+        result = evaluate(checkpoint, store, default_protocol(checkpoint), report, **sample)
         difference = None
         if runs:
             first = runs[0].evaluation

@@ -8,7 +8,7 @@ from typing import Any, Unpack
 
 from trident.data.store import ImageStore
 from trident.learning.checkpoint import Checkpoint
-from trident.measuring.audit import DEFAULT, Audit, audit
+from trident.measuring.audit import Audit, audit, default_protocol
 from trident.measuring.calibration import Calibration, CalibrationResult, calibrate, calibration, fit_temperature
 from trident.measuring.decoupling import Decoupling, Panel, decoupling, projected_panels
 from trident.measuring.evaluate import Sample
@@ -56,7 +56,7 @@ def gather(
     **sample: Unpack[Sample],
 ) -> Report:
     """Measure a run under the default protocol, whatever it was trained under; the audit shows the others."""
-    measured = replace(checkpoint, recipe=replace(checkpoint.recipe, protocol=DEFAULT))
+    measured = replace(checkpoint, recipe=replace(checkpoint.recipe, protocol=default_protocol(checkpoint)))
     fewer: Sample = {**sample, "tasks": audit_tasks}
     split, tasks, seed = sample["split"], sample["tasks"], sample["seed"]
 

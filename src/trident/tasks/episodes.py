@@ -16,8 +16,9 @@ from trident.errors import TridentError
 from trident.settings import EpisodeSpec, Protocol
 
 # Random streams of one seed that must never overlap. `selection` draws the validation tasks that choose a run's best
-# weights, so that no later measurement on validation classes uses them again.
-STREAMS = {"train": 1, "val": 2, "test": 3, "train-evaluation": 4, "selection": 5}
+# weights, so that no later measurement on validation classes uses them again. `temperature` draws those that fit a
+# temperature where validation classes are scored.
+STREAMS = {"train": 1, "val": 2, "test": 3, "train-evaluation": 4, "selection": 5, "temperature": 6}
 
 
 class Episode(NamedTuple):

@@ -52,7 +52,7 @@ class FusedHeadLearner(Setting):
                 maps = encoded.features.requires_grad_()
                 head = {key: value.detach().requires_grad_() for key, value in parameters.items() if key not in own}
                 features = maps.flatten(2)
-                logits = method.training_logits(self.model.of_head(head, self.running), features, task)
+                logits = method.training_logits(self.model.in_training(head, features), features, task)
                 losses = method.losses(logits, labels)
                 leaves = [maps, *head.values()]
                 for_maps, *for_head = torch.autograd.grad(losses["total"].sum(), leaves, materialize_grads=True)

@@ -6,6 +6,7 @@ their inputs into the recording's buffers and replay it.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,12 +29,12 @@ class Replay:
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            compute(self.parameters, self.batch)
+            compute(self.parameters, _without_cache(self.batch))
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.empty_cache()
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph, pool=pool):
-            self.result = compute(self.parameters, self.batch)
+            self.result = compute(self.parameters, _without_cache(self.batch))
         self.pool = self.graph.pool()
 
     def __call__(self, parameters: Parameters, batch: Batch) -> Gradient:
@@ -86,6 +87,11 @@ def tensors_of(batch: Batch) -> list[Tensor]:
 def signature(batch: Batch) -> tuple[Any, ...]:
     """The key of a recording: it can be replayed for inputs with the same signature."""
     return (batch.task.n_way, *((x.shape, x.dtype, x.device) for x in tensors_of(batch)))
+
+
+def _without_cache(batch: Batch) -> Batch:
+    """The same tensors; what a task caches must be computed inside the recording, or it would never change."""
+    return batch._replace(task=replace(batch.task))
 
 
 def _copied(batch: Batch) -> Batch:
