@@ -27,7 +27,7 @@ LAYERS = (  # from top to bottom: each may import from those below it
     ("backbones",),
     ("tasks",),
     ("nn", "data"),
-    ("settings", "errors", "files", "importing", "weights"),
+    ("settings", "errors", "files", "importing", "progress", "weights"),
 )
 BESIDE = {("cli", "web"), ("ablations", "report"), ("settings", "errors"), ("files", "errors")}  # in one layer
 WEB_COMMAND = Path("trident", "cli", "web.py")  # the only file of `cli` that may import from `web`

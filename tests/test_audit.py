@@ -30,6 +30,9 @@ from trident.tasks.episodes import EpisodeSampler, task_generator
 from trident.tasks.source import TaskSource
 from trident.tasks.task import Task, queries_alone
 
+# For models that are meant for transductive batch norm, which is then the default and not a row of its own.
+DISTINCT = {name: protocol for name, protocol in PROTOCOLS.items() if name != "transductive batch norm"}
+
 
 def blurred_store() -> ImageStore:
     """Classes that are hard to tell by one image, but easy once the images of a class are averaged."""
@@ -118,8 +121,8 @@ def test_every_protocol_is_measured_once_and_paired() -> None:
         seed=0,
         progress=lambda name, done, total: seen.append((name, done, total)),
     )
-    assert [row.name for row in result.rows] == list(PROTOCOLS)
-    assert [row.evaluation.protocol for row in result.rows] == list(PROTOCOLS.values())
+    assert [row.name for row in result.rows] == list(DISTINCT)
+    assert [row.evaluation.protocol for row in result.rows] == list(DISTINCT.values())
     assert result.rows[0].evaluation.protocol == DEFAULT  # the default, not what the run was trained under
     assert result.rows[0].difference == 0
     for row in result.rows[1:]:
@@ -134,7 +137,7 @@ def test_a_protocol_that_makes_the_model_blow_up_costs_one_row(tmp_path: Path, t
     model, store = untrained(), tiny_store()
     model = replace(model, running={key: torch.full_like(value, torch.inf) for key, value in model.running.items()})
     result = audit(model, store, split="test", tasks=2, seed=0)
-    assert [row.name for row in result.rows] == [name for name in PROTOCOLS if name != "running batch norm"]
+    assert [row.name for row in result.rows] == [name for name in DISTINCT if name != "running batch norm"]
     assert "test task 0: the prediction is not finite" in result.without_result["running batch norm"]
     assert result.to_json()["without_result"] == result.without_result
 
@@ -168,7 +171,7 @@ def test_without_sorted_queries_the_verdict_says_that_it_was_not_measured() -> N
 def test_a_method_without_latents_has_no_rows_about_them() -> None:
     result = audit(untrained(ProtoNet()), tiny_store(), split="test", tasks=2, seed=0)
     about_latents = {"one latent sample", "average of 10 samples", "as the paper"}
-    assert [row.name for row in result.rows] == [name for name in PROTOCOLS if name not in about_latents]
+    assert [row.name for row in result.rows] == [name for name in DISTINCT if name not in about_latents]
     assert result.without_result == {}
     assert "latent" not in " ".join(row.evaluation.describe_protocol() for row in result.rows)
 
@@ -255,3 +258,13 @@ def test_averaged_latents_average_probabilities() -> None:
     singly = [predict(learner, parameters, only_draw(task, draw)).exp() for draw in range(4)]
     assert not torch.allclose(singly[0], singly[1])
     assert torch.allclose(predict(learner, parameters, task).exp(), torch.stack(singly).mean(0), atol=1e-6)
+
+
+def test_the_default_has_the_batch_norm_that_the_model_is_meant_for() -> None:
+    recipe = replace(TINY_RECIPE, protocol=Protocol(batch_norm="running"), method=ProtoNet())
+    model = Checkpoint(recipe, recipe.initial(0), recipe.model.initial_running(), 0)
+    result = audit(model, tiny_store(), split="test", tasks=4, seed=0)
+    rows = {row.name: row.evaluation.protocol.batch_norm for row in result.rows}
+    assert rows.pop("transductive batch norm") == "transductive"
+    assert rows.pop("support batch norm") == "support"
+    assert set(rows.values()) == {"running"} and "running batch norm" not in rows

@@ -216,10 +216,10 @@ def test_weights_of_another_architecture(here: Here, tmp_path: Path, weights: Pa
 
 def test_tasks_the_weights_were_not_made_for(here: Here, weights: Path) -> None:
     assert_one_line_error(
-        here("evaluate", weights, "--n-query", "3"), "takes 3-way 2-shot tasks with 2 queries", "with 3"
+        here("evaluate", weights, "--n-query", "3"), "positions in 3-way 2-shot tasks with 2 queries", "with 3"
     )
     swapped = here("evaluate", weights, "--n-shot", "1", "--n-query", "3")
-    assert_one_line_error(swapped, "not 3-way 1-shot with 3")
+    assert_one_line_error(swapped, "cannot take 3-way 1-shot tasks with 3")
     assert_one_line_error(here("evaluate", weights, "--n-way", "4"), "classify 3 ways, not 4")
 
 

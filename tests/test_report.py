@@ -233,7 +233,7 @@ def test_mistakes_are_told_in_one_line(folder: Path) -> None:
         (["audit", "one", "protocol.query_order=class_sorted"], "omit settings of the protocol"),
         (["audit", "one", "backbone.channels=8"], "backbone.channels cannot be changed once a model is trained"),
         (["audit", "one", "method.label_latents=8"], "settings of episode, protocol and views can be"),
-        (["audit", "one", "episode.n_query=3"], "positional AttFEX"),
+        (["audit", "one", "episode.n_query=3"], "tied to positions"),
         (["calibrate", "one", "--temperature", "best"], "best"),
         (["decoupling", "one", "--tasks", "2", "--out", "figure.doc"], "must end with one of"),
         (["reconstructions", "one"], "--out"),

@@ -24,7 +24,8 @@ def show_latents(task: Task, device: str, check: Check) -> dict[str, Any]:
     check()
     labeller = task.labeller(device)
     learner = with_latents(labeller.learner(len(queries)))
-    latents, painted = map(as_array, latents_and_images(learner, labeller.parameters, labeller.task(queries)))
+    found = latents_and_images(learner, labeller.parameters, labeller.task(queries))
+    latents, painted = (as_array(part)[0] for part in found)
     if not (np.isfinite(latents).all() and np.isfinite(painted).all()):
         raise NotFiniteError(f"weights {task.weights}: the latents are not finite")
     points, shares = plane(latents)
