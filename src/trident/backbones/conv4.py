@@ -1,12 +1,14 @@
 """The Conv4 backbone: four convolution blocks, trained here from scratch."""
 
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from trident.backbones.base import ALL, Backbone
+from trident.data.store import ImageStore
+from trident.errors import TridentError
 from trident.nn.batch_norm import BatchNormStatistics
 from trident.nn.conv4 import Conv4, feature_sizes
 from trident.nn.conv_layer import many
@@ -16,13 +18,13 @@ from trident.settings import require, require_at_least, setting
 from trident.tasks.task import Task
 
 NAME = "backbone"  # its parameters are called backbone.0.weight and so on, whichever method uses it
-ALL = slice(None)
 
 
 @dataclass(frozen=True)
-class Conv4Backbone:
+class Conv4Backbone(Backbone):
     """Conv4, the network of most few-shot papers: 84x84 images become 5x5 maps of `channels` features."""
 
+    has_batch_norm: ClassVar[bool] = True
     image_size: int = setting(84, "height and width of the images in pixels")
     image_channels: int = setting(3, "3 for colour, 1 for grey")
     channels: int = setting(32, "feature maps in each block")
@@ -54,11 +56,24 @@ class Conv4Backbone:
     def initial(self, generator: torch.Generator) -> Parameters:
         return self.network.initial(generator)
 
-    @cached_property
-    def names(self) -> frozenset[str]:
-        """Of its parameters."""
-        with torch.device("meta"):
-            return frozenset(self.initial(torch.Generator()))
+    @property
+    def numbers_per_image(self) -> int:
+        return self.image_size**2  # as many as pixels: a rough measure is enough
+
+    def check_store(self, store: ImageStore) -> None:
+        if store.features_of:
+            raise TridentError(
+                f"the store of {store.dataset} holds features of {store.features_of}, but conv4 takes pictures: "
+                "prepare a store without --features"
+            )
+        wanted, found = (self.image_size, self.image_channels), (store.image_size, store.image_channels)
+        if wanted != found:
+            raise TridentError(
+                f"the images of {store.dataset} are {found[0]}x{found[0]} with {_channels(found[1])}, but the model "
+                f"takes {wanted[0]}x{wanted[0]} with {_channels(wanted[1])}"
+                f": set backbone.image_size={found[0]} backbone.image_channels={found[1]}"
+                + (f", or prepare the store with --image-size {wanted[0]}" if wanted[0] != found[0] else "")
+            )
 
     def initial_running(self) -> Parameters:
         return self.network.initial_running()
@@ -70,6 +85,17 @@ class Conv4Backbone:
         return self.network(parameters, first_layer_input(task)[:, rows], statistics)
 
 
+def conv4_of(backbone: Backbone, who: str) -> Conv4Backbone:
+    """The backbone, for those that can only use this one."""
+    if not isinstance(backbone, Conv4Backbone):
+        raise TridentError(f"{who} needs pictures and the conv4 backbone, not {backbone.describe()}")
+    return backbone
+
+
 def first_layer_input(task: Task) -> Tensor:
     """What the first layer reads: patches, made once for all inner steps, or pixels where they need too much memory."""
     return task.pixels if many(task.images.shape[1]) else task.once("patches", patches_of)
+
+
+def _channels(number: int) -> str:
+    return f"{number} channel{'s' if number > 1 else ''}"

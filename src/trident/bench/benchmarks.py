@@ -13,6 +13,7 @@ from typing import Any, Generic, NotRequired, TypedDict, Unpack
 import torch
 from torch import Tensor
 
+from trident.backbones.conv4 import conv4_of
 from trident.bench.plain_loop import PlainLoop, torch_settings
 from trident.bench.timing import Measurement, Result, device_name, measure, timed
 from trident.data.store import ImageStore
@@ -73,7 +74,7 @@ class Benchmark:
             "n_way": self.recipe.episode.n_way,
             "n_shot": self.recipe.episode.n_shot,
             "n_queries": self.recipe.episode.n_queries,
-            "image_size": self.recipe.backbone.image_size,
+            "image_size": conv4_of(self.recipe.backbone, "this benchmark").image_size,
             "data": self.data,
             "tasks": self.tasks,
             "steps": self.recipe.method.inner_steps,

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from trident.backbones.conv4 import conv4_of
 from trident.data.store import ImageStore, class_table, store_in_memory
 from trident.recipes.recipe import Recipe
 from trident.settings import Protocol
@@ -19,7 +20,8 @@ def made_up_store(recipe: Recipe) -> ImageStore:
     Coloured blocks with a little noise. They are smooth like photographs: with pure noise, float32 errors would be
     larger.
     """
-    size, channels = recipe.backbone.image_size, recipe.backbone.image_channels
+    backbone = conv4_of(recipe.backbone, "this benchmark")
+    size, channels = backbone.image_size, backbone.image_channels
     n_way, per_class = recipe.episode.n_way, recipe.episode.n_shot + recipe.episode.n_query
     generator = np.random.default_rng(0)
     blocks = generator.integers(0, 236, (n_way * per_class, BLOCKS, BLOCKS, channels))

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from trident.backbones.conv4 import Conv4Backbone, conv4_of
 from trident.errors import TridentError
 from trident.methods.trident.settings import TridentSettings
 from trident.nn.parameters import Parameters
@@ -67,6 +68,10 @@ class PlainLoop:
                     f"{name} is '{found}': the plain loop knows {' and '.join(map(str, known))} only; omit it with "
                     "--no-yardstick"
                 )
+
+    @property
+    def _backbone(self) -> Conv4Backbone:
+        return conv4_of(self.recipe.backbone, "the plain loop")
 
     @property
     def _method(self) -> TridentSettings:
@@ -161,7 +166,7 @@ class PlainLoop:
         return z_semantic, z_label, semantic_kl, label_kl
 
     def _activate(self, x: Tensor) -> Tensor:
-        return F.relu(x) if self.recipe.backbone.activation == "relu" else F.leaky_relu(x, 0.2)
+        return F.relu(x) if self._backbone.activation == "relu" else F.leaky_relu(x, 0.2)
 
     def _encode(self, p: Parameters, name: str, x: Tensor) -> Tensor:
         for block in range(4):
@@ -197,7 +202,7 @@ class PlainLoop:
         return _linear(p, "classifier.1", self._activate(_linear(p, "classifier.0", z_label)))
 
     def _decode(self, p: Parameters, z: Tensor) -> Tensor:
-        sizes = [self.recipe.backbone.image_size // 2**i for i in (4, 3, 2, 1, 0)]
+        sizes = [self._backbone.image_size // 2**i for i in (4, 3, 2, 1, 0)]
         x = self._activate(_linear(p, "decoder.linear", z)).view(len(z), sizes[0], sizes[0], -1)
         x = x.permute(0, 3, 1, 2).contiguous(memory_format=self.memory_format)
         for i, size in enumerate(sizes[1:]):

@@ -2,6 +2,7 @@
 
 from trident.cli import (
     ablation,
+    backbones,
     bench,
     data,
     looking,
@@ -18,6 +19,7 @@ from trident.cli.app import main
 
 __all__ = [
     "ablation",
+    "backbones",
     "bench",
     "data",
     "looking",

@@ -10,10 +10,10 @@ from trident.errors import TridentError
 
 # The order in the help: what users need first comes first.
 ORDER = (
-    *("predict", "web", "weights"),
+    *("predict", "web", "weights", "backbones"),
     *("methods", "recipes", "params", "train", "evaluate"),
     *("audit", "calibrate", "decoupling", "reconstructions", "report", "compare", "ablate"),
-    *("paper", "data", "export", "bench"),
+    *("paper", "data", "cache", "export", "bench"),
 )
 
 

@@ -226,7 +226,7 @@ def _recipe(name: str | None, n_shot: int | None, overrides: list[str]) -> "Reci
 
 def _shown(result: "Benchmark") -> str:
     recipe, about, plain = result.recipe, result.to_json(), result.plain
-    size, tasks = recipe.backbone.image_size, result.tasks
+    size, tasks = about["image_size"], result.tasks
     how = recipe.method.describe()
     rows = [
         ("", "seconds", "fastest", "slowest", "ms/task", "tasks/s", "peak GiB", "warm-up s"),

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from trident.cli.app import data_app
-from trident.cli.options import Json, open_data
+from trident.cli.options import Device, Json, device_of, open_data
 from trident.data.registry import READERS
 from trident.errors import TridentError
 
@@ -21,6 +21,11 @@ def prepare(
         int | None, typer.Option(min=16, help="Pixels; by default 84 (Omniglot 28, CIFAR-FS 32).")
     ] = None,
     split_file: Annotated[Path | None, typer.Option(help="JSON with the classes of train, val and test.")] = None,
+    features: Annotated[
+        str | None,
+        typer.Option(help="Store features of this backbone instead of images; 'trident backbones' lists them."),
+    ] = None,
+    device: Device = "auto",
 ) -> None:
     """Decode and check a dataset, and write it to one store file that opens instantly."""
     from trident.cli.console import counting, stderr
@@ -29,6 +34,18 @@ def prepare(
 
     silence_pillow()
 
+    if features is not None:
+        from trident.backbones.feature_store import prepare_features
+        from trident.backbones.pretrained import find_backbone
+
+        if image_size is not None:
+            raise TridentError("--image-size and --features exclude each other: a backbone has its own image size")
+        backbone = find_backbone(features, device_of(device))
+        with counting("images") as progress:
+            store = prepare_features(name, source, target, backbone, split_file, progress)
+        count = f"features of {len(store.images)} images of {len(store.classes)} classes"
+        stderr.print(f"wrote {target}: {count}, by {features}", soft_wrap=True)
+        return
     with counting("images") as progress:
         store = write(name, source, target, image_size=image_size, split_file=split_file, progress=progress)
     stderr.print(f"wrote {target}: {len(store.images)} images of {len(store.classes)} classes", soft_wrap=True)

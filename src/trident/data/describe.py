@@ -17,10 +17,14 @@ def describe(store: ImageStore) -> dict[str, Any]:
                 "fewest_images_in_a_class": min(counts),
                 "most_images_in_a_class": max(counts),
             }
+    kind = (
+        {"features_of": store.features_of, "features": store.images.shape[1]}
+        if store.features_of
+        else {"image_size": store.image_size, "channels": store.image_channels}
+    )
     return {
         "dataset": store.dataset,
-        "image_size": store.image_size,
-        "channels": store.image_channels,
+        **kind,
         "images": len(store.images),
         "splits": splits,
         "fingerprint": store.fingerprint,

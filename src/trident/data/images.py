@@ -1,8 +1,11 @@
 """One image: its source, and how it is decoded to the requested size."""
 
+import hashlib
 import math
 import warnings
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from struct import error as StructError
@@ -24,6 +27,7 @@ _DECODING_ERRORS = (
     StructError, zlib.error, BadZipFile, Image.DecompressionBombError, Image.DecompressionBombWarning,
 )  # fmt: skip
 
+_KEY_BYTES = 20
 _ORIENTATION_TAG = 0x0112  # EXIF: how the camera was held
 _TILE_WIDTH_TAG, _TILE_HEIGHT_TAG = 322, 323
 _TILE_PIXELS = 2**22  # always allowed for a tile; 2**16 are common
@@ -50,6 +54,10 @@ class ImageSource(Protocol):
 
     def open(self) -> Image.Image: ...
 
+    def key(self) -> bytes:
+        """The same for the same content, whatever the name. Raises UnreadableImageError."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class ImageFile:
@@ -63,6 +71,10 @@ class ImageFile:
 
     def open(self) -> Image.Image:
         return open_image(self.path)
+
+    def key(self) -> bytes:
+        with naming_errors(self):
+            return key_of(self.path.read_bytes())
 
 
 def open_image(file: Path | IO[bytes]) -> Image.Image:
@@ -90,18 +102,44 @@ def silence_pillow() -> None:
     warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 
-def decode(source: ImageSource, size: int, channels: int, inverted: bool = False) -> np.ndarray:
+@contextmanager
+def naming_errors(source: ImageSource) -> Iterator[None]:
+    """Turns the errors of Pillow and of files into an UnreadableImageError with the picture's name."""
+    try:
+        yield
+    except _DECODING_ERRORS as error:
+        raise UnreadableImageError(f"{source.name}: {_reason(error)}") from error
+
+
+def key_of(*content: bytes) -> bytes:
+    """A hash of a picture's content."""
+    digest = hashlib.blake2b(digest_size=_KEY_BYTES)
+    for part in content:
+        digest.update(part)
+    return digest.digest()
+
+
+def key_of_pixels(image: Image.Image) -> bytes:
+    """A hash of what `decode` sees of a picture in memory: also its palette, transparency and orientation."""
+    pixels = _to_eight_bits(_upright(image), "RGB")
+    return key_of(f"{image.mode} {pixels.size} ".encode(), pixels.tobytes())
+
+
+def decode(
+    source: ImageSource, size: int, channels: int, inverted: bool = False, *, reduced: bool = False
+) -> np.ndarray:
     """Decode one image to (size, size, channels) uint8.
 
     EXIF orientation is applied, and transparent pixels become white. An image of another size is resized with a Lanczos
-    filter until its shorter side fits, and cropped at the centre. With `inverted` dark becomes bright.
+    filter until its shorter side fits, and cropped at the centre. With `inverted` dark becomes bright. With `reduced`
+    a JPEG is decoded at a half, a quarter or an eighth of its size if that is still twice the size wanted: much faster
+    for photographs of many megapixels, and almost the same pixels.
     """
-    try:
-        with source.open() as image:
-            image.load()
-            pixels = np.asarray(_fit(_to_eight_bits(_upright(image), "RGB" if channels == 3 else "L"), size))
-    except _DECODING_ERRORS as error:
-        raise UnreadableImageError(f"{source.name}: {_reason(error)}") from error
+    with naming_errors(source), source.open() as image:
+        if reduced:
+            image.draft(None, (2 * size, 2 * size))  # does nothing in other formats
+        image.load()
+        pixels = np.asarray(_fit(_to_eight_bits(_upright(image), "RGB" if channels == 3 else "L"), size))
     pixels = pixels.reshape(size, size, channels)
     return 255 - pixels if inverted else pixels
 

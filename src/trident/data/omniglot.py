@@ -13,7 +13,7 @@ from zipfile import BadZipFile, ZipFile
 
 from PIL import Image
 
-from trident.data.images import ImageSource, open_image
+from trident.data.images import ImageSource, key_of, naming_errors, open_image
 from trident.data.readers import ClassImages, Dataset, image_files, ordered_classes, subfolders
 from trident.errors import TridentError
 
@@ -38,6 +38,10 @@ class ZippedImage:
 
     def open(self) -> Image.Image:
         return open_image(BytesIO(self.archive.read(self.member)))
+
+    def key(self) -> bytes:
+        with naming_errors(self):
+            return key_of(self.archive.read(self.member))
 
 
 def read_omniglot(source: Path) -> Dataset:

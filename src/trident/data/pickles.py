@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from trident.data.images import open_image
+from trident.data.images import key_of_pixels, naming_errors, open_image
 from trident.data.unpickle import load_pickle
 from trident.errors import TridentError
 
@@ -96,3 +96,7 @@ class PickledImage:
         if not isinstance(image, bytes):
             raise ValueError(f"it is a {type(image).__name__}, not an array of bytes")
         return open_image(BytesIO(image))
+
+    def key(self) -> bytes:
+        with naming_errors(self), self.open() as image:
+            return key_of_pixels(image)

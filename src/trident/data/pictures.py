@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from trident.data.images import IMAGE_SUFFIXES, ImageFile, ImageSource
+from trident.data.images import IMAGE_SUFFIXES, ImageFile, ImageSource, key_of_pixels, naming_errors
 from trident.errors import BadValueError
 
 _CHANNELS = (1, 3, 4)
@@ -57,6 +57,10 @@ class HeldImage:
 
     def open(self) -> Image.Image:
         return self.image.copy()
+
+    def key(self) -> bytes:
+        with naming_errors(self), self.open() as image:
+            return key_of_pixels(image)
 
 
 def sources_of(images: Any) -> list[ImageSource]:

@@ -1,6 +1,7 @@
 """A packed image store: one file with all decoded images, which opens at once and is memory-mapped.
 
-The file is a safetensors file with a single uint8 tensor `images` (image, height, width, channel), sorted by class. The
+The file is a safetensors file with a single uint8 tensor `images` (image, height, width, channel), sorted by class. A
+store of features has float32 features of a frozen backbone instead, (image, feature). The
 class table (name, split, first image, number of images) and a fingerprint of the pixels are JSON in the file's
 metadata. The format is open and runs no code when read. The tensor can be copied to a GPU as it is.
 """
@@ -21,6 +22,7 @@ from trident.files import atomic_file
 
 SPLITS = ("train", "val", "test")
 _FORMAT = "trident-store-1"
+_TYPES: dict[str, Any] = {"U8": np.dtype(np.uint8), "F32": np.dtype("<f4")}  # by their names in safetensors
 _NO_FINGERPRINT = "0" * 64  # a placeholder, replaced when all pixels are written
 
 
@@ -39,9 +41,10 @@ class ImageStore:
     """All images of a dataset, in memory or in a memory-mapped file."""
 
     dataset: str
-    images: np.ndarray  # (image, height, width, channel) uint8
+    images: np.ndarray  # (image, height, width, channel) uint8; in a store of features (image, feature) float32
     classes: tuple[ClassEntry, ...]
-    fingerprint: str  # SHA-256 over the class table and the pixels
+    fingerprint: str  # SHA-256 over the class table and the pixels or features
+    features_of: str = ""  # the backbone that computed the features, if it is a store of features
 
     @property
     def image_size(self) -> int:
@@ -79,8 +82,14 @@ def store_in_memory(dataset: str, images: np.ndarray, classes: Sequence[ClassEnt
     return ImageStore(dataset, images, tuple(classes), digest.hexdigest())
 
 
-def write_store(path: Path, dataset: str, classes: Sequence[ClassEntry], images: Iterable[np.ndarray]) -> None:
-    """Stream images (height, width, channel) uint8, in class-table order, into a store file."""
+def write_store(
+    path: Path, dataset: str, classes: Sequence[ClassEntry], images: Iterable[np.ndarray], features_of: str = ""
+) -> None:
+    """Stream images (height, width, channel) uint8, in class-table order, into a store file.
+
+    `features_of`: the backbone's name, if features (feature,) float32 come instead of images.
+    """
+    kind = "F32" if features_of else "U8"
     total = sum(entry.count for entry in classes)
     stream = iter(images)
     try:
@@ -88,12 +97,13 @@ def write_store(path: Path, dataset: str, classes: Sequence[ClassEntry], images:
     except StopIteration:
         raise TridentError(f"{dataset}: there is not one image to store") from None
     shape = first.shape
-    n_bytes = total * first.size
+    n_bytes = total * first.nbytes
     table = [asdict(entry) for entry in classes]
     metadata = {"format": _FORMAT, "dataset": dataset, "classes": json.dumps(table), "fingerprint": _NO_FINGERPRINT}
+    metadata |= {"features_of": features_of} if features_of else {}
     header = {
         "__metadata__": metadata,
-        "images": {"dtype": "U8", "shape": [total, *shape], "data_offsets": [0, n_bytes]},
+        "images": {"dtype": kind, "shape": [total, *shape], "data_offsets": [0, n_bytes]},
     }
     header_bytes = json.dumps(header).encode()
     header_bytes += b" " * (-len(header_bytes) % 8)
@@ -108,9 +118,9 @@ def write_store(path: Path, dataset: str, classes: Sequence[ClassEntry], images:
         file.write(struct.pack("<Q", len(header_bytes)) + header_bytes)
         written, image = 0, first
         while True:
-            if image.shape != shape or image.dtype != np.uint8:
+            if image.shape != shape or image.dtype != _TYPES[kind]:
                 raise TridentError(
-                    f"{dataset}: image {written} is {image.dtype} {image.shape}, the first was uint8 {shape}"
+                    f"{dataset}: image {written} is {image.dtype} {image.shape}, the first was {_TYPES[kind]} {shape}"
                 )
             pixels = np.ascontiguousarray(image)
             digest.update(pixels)
@@ -143,9 +153,11 @@ def open_store(path: Path) -> ImageStore:
             raise ValueError("it was not written by 'trident data prepare'")
         classes = tuple(ClassEntry(**entry) for entry in json.loads(metadata["classes"]))
         shape = tuple(header["images"]["shape"])
-        images = np.memmap(path, np.uint8, "r", offset=8 + length, shape=shape)
-        if len(shape) != 4 or shape[0] != sum(entry.count for entry in classes):
+        features_of = str(metadata.get("features_of", ""))
+        kind = _TYPES["F32" if features_of else "U8"]
+        images = np.memmap(path, kind, "r", offset=8 + length, shape=shape)
+        if len(shape) != (2 if features_of else 4) or shape[0] != sum(entry.count for entry in classes):
             raise ValueError("its class table does not fit its images")
-        return ImageStore(str(metadata["dataset"]), images, classes, str(metadata["fingerprint"]))
+        return ImageStore(str(metadata["dataset"]), images, classes, str(metadata["fingerprint"]), features_of)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
         raise TridentError(f"{path} is not a trident store: {error}") from error

@@ -13,6 +13,7 @@ from typing import Literal, cast, get_args
 
 import torch
 
+from trident.backbones.conv4 import Conv4Backbone
 from trident.errors import BadValueError, TridentError
 from trident.recipes.recipe import Recipe
 
@@ -62,6 +63,8 @@ def why_not_fused(device: str, recipe: Recipe, precision: str) -> str | None:
         return f"{method.about.title} has no code for it"
     if torch.device(device).type != "cuda" or torch.version.hip is not None:
         return "it needs an NVIDIA GPU"
+    if not isinstance(backbone, Conv4Backbone):
+        return "it computes conv4, and the recipe has another backbone"
     capability = torch.cuda.get_device_capability(device)
     if capability < (8, 0):
         return "it needs a GPU of compute capability 8.0 or more"

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from trident.backbones.conv4 import Conv4Backbone, conv4_of
 from trident.data.images import ImageSource, UnreadableImageError, decode
 from trident.engines.execution import execution_for
 from trident.engines.learner import Learner
@@ -96,12 +97,16 @@ class Labeller:
         return EpisodeSpec(len(self.classes), int(np.bincount(self.labels).max()), 1)
 
     @property
+    def _backbone(self) -> Conv4Backbone:
+        return conv4_of(self.checkpoint.recipe.backbone, "labelling with trained weights")
+
+    @property
     def size(self) -> int:
-        return self.checkpoint.recipe.backbone.image_size
+        return self._backbone.image_size
 
     @property
     def channels(self) -> int:
-        return self.checkpoint.recipe.backbone.image_channels
+        return self._backbone.image_channels
 
     def learner(self, n_pile: int) -> Learner:
         """The learner for `n_pile` pictures that are classified together."""

@@ -17,7 +17,8 @@ from torch import Tensor
 from trident.errors import TridentError
 from trident.files import atomic_file
 from trident.nn.parameters import Parameters
-from trident.recipes.loading import recipe_from, recipe_values
+from trident.recipes.files import recipe_names
+from trident.recipes.loading import load_recipe, recipe_from, recipe_values
 from trident.recipes.recipe import Recipe
 from trident.weights import weight_names, weights_file
 
@@ -77,6 +78,8 @@ class Checkpoint:
 
     def described(self) -> str:
         about = self.describe()
+        if self.recipe.method.about.trained_on == "nothing":
+            return f"recipe {about['recipe']}, not trained"
         trained_on = about["trained_on"] or "unknown data"
         first = f"{' and '.join(self.trained_on_before)}, then on " if self.trained_on_before else ""
         before = f", after {self.steps_before} steps of the run it started from" if self.steps_before else ""
@@ -103,14 +106,25 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
         file.write(content)
 
 
+def untrained(recipe: Recipe) -> Checkpoint:
+    """A checkpoint of a method that has nothing to learn."""
+    if recipe.method.about.trained_on != "nothing":
+        raise TridentError(f"{recipe.name} must be trained first: trident train {recipe.name} --out RUN")
+    provenance = {"data": None, "dataset": None, "fingerprint": ""}
+    return Checkpoint(recipe, {}, recipe.model.initial_running(), 0, provenance=provenance)
+
+
 def load_checkpoint(path: Path | str) -> Checkpoint:
     """From a file, or from a run's folder: its best weights, or its last ones if there are no best ones yet.
 
-    If there is no such file or folder, it may be the name of included weights.
+    If there is no such file or folder, it may be the name of included weights, or of a recipe whose method needs no
+    training.
     """
     path = Path(path)
     if not path.exists() and str(path) in weight_names():
         path = weights_file(str(path))
+    if not path.exists() and str(path) in recipe_names():
+        return untrained(load_recipe(str(path)))
     if path.is_dir():
         found = [path / name for name in (BEST, LAST) if (path / name).is_file()]
         if not found:

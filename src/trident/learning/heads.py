@@ -33,7 +33,7 @@ class HeadLearner(Setting):
 
     @property
     def encodes_alone(self) -> bool:
-        return self.batch_norm == "running"
+        return self.batch_norm == "running" or not self.model.backbone.has_batch_norm
 
     def encode(self, parameters: Parameters, task: Task) -> Encodings:
         with torch.no_grad(), matrix_products(self.precision, task.device):
@@ -50,8 +50,7 @@ class HeadLearner(Setting):
         method = self.model.method
         with matrix_products(self.precision, task.device), torch.enable_grad():
             features, seen = self.features(leaves, task)
-            logits = method.training_logits(self.model.in_training(leaves, features), features, task)
-            losses = method.losses(logits, labels)
+            logits, losses = method.training(self.model.in_training(leaves, features), features, task, labels)
             found = torch.autograd.grad(losses["total"].sum(), list(leaves.values()), materialize_grads=True)
         return Gradient(
             dict(zip(leaves, found, strict=True)),

@@ -18,22 +18,6 @@ from trident.recipes.recipe import Recipe
 from trident.tasks.episodes import EpisodeSampler
 
 
-def check_images(recipe: Recipe, store: ImageStore) -> None:
-    wanted = (recipe.backbone.image_size, recipe.backbone.image_channels)
-    found = (store.image_size, store.image_channels)
-    if wanted != found:
-        raise TridentError(
-            f"the images of {store.dataset} are {found[0]}x{found[0]} with {_channels(found[1])}, but the model takes "
-            f"{wanted[0]}x{wanted[0]} with {_channels(wanted[1])}"
-            f": set backbone.image_size={found[0]} backbone.image_channels={found[1]}"
-            + (f", or prepare the store with --image-size {wanted[0]}" if wanted[0] != found[0] else "")
-        )
-
-
-def _channels(number: int) -> str:
-    return f"{number} channel{'s' if number > 1 else ''}"
-
-
 def check_run(recipe: Recipe, store: ImageStore) -> None:
     """Check that the recipe can be trained on these data."""
     about, training = recipe.method.about, recipe.in_training()
@@ -46,7 +30,7 @@ def check_run(recipe: Recipe, store: ImageStore) -> None:
         )
     if recipe.protocol.queries_at_once == "one":
         raise TridentError("protocol.queries_at_once is 'one': it serves evaluation only; train with 'all'")
-    check_images(recipe, store)
+    recipe.backbone.check_store(store)
     known, found = recipe.method.n_training_classes, len(store.classes_of("train"))
     if known not in (0, found):
         raise TridentError(f"method.training_classes is {known}, but {store.dataset} has {found} training classes")

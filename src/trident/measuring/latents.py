@@ -12,7 +12,6 @@ from trident.engines.execution import execution_for
 from trident.engines.learner import Learner
 from trident.errors import TridentError
 from trident.learning.checkpoint import Checkpoint
-from trident.learning.run_start import check_images
 from trident.measuring.subject import TrainedModel, task_source
 from trident.methods.base import Method
 from trident.methods.inner_loop import InnerState
@@ -70,7 +69,7 @@ def set_up(
     recipe = checkpoint.recipe
     check_latents(recipe.method)
     recipe.check_all_at_once()
-    check_images(recipe, store)
+    recipe.backbone.check_store(store)
     recipe = replace(recipe, protocol=replace(recipe.protocol, latents="mean"))
     model = TrainedModel(recipe, checkpoint.parameters, checkpoint.running)
     learner = with_latents(model.learner(execution_for(device, engine, precision, recipe)))

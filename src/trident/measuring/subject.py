@@ -14,7 +14,6 @@ from trident.engines.learner import Learner
 from trident.errors import TridentError
 from trident.learning.checkpoint import Checkpoint
 from trident.learning.learners import make_learner
-from trident.learning.run_start import check_images
 from trident.measuring.prediction import predict, predict_one_by_one
 from trident.nn.parameters import Parameters, on_device
 from trident.recipes.recipe import Recipe
@@ -27,7 +26,7 @@ from trident.tasks.task import Task, queries_alone
 # images (n_query, height, width, channel) uint8 -> probabilities (n_query, n_way).
 Function = Callable[[np.ndarray, np.ndarray, np.ndarray], Any]
 
-PIXELS_AT_ONCE = 400_000  # in a chunk of tasks, on a CPU
+NUMBERS_AT_ONCE = 400_000  # pixels or features in a chunk of tasks, on a CPU
 TASKS_AT_ONCE = 16
 
 
@@ -77,7 +76,7 @@ class TrainedModel:
         self, store: ImageStore, split: str, seed: int, device: str, engine: str, precision: str, stream: str | None
     ) -> Prepared:
         recipe, protocol = self.recipe, self.recipe.protocol
-        check_images(recipe, store)
+        recipe.backbone.check_store(store)
         execution = execution_for(device, engine, precision, recipe)
         learner, parameters = self.learner(execution), on_device(self.parameters, device)
         predictions = protocol.latent_samples if protocol.latents == "average" else 1
@@ -191,5 +190,5 @@ def default_chunk(recipe: Recipe, device: torch.device | str) -> int:
     """Default number of tasks to compute at once."""
     if torch.device(device).type != "cpu":
         return TASKS_AT_ONCE
-    pixels = recipe.episode.n_images * recipe.backbone.image_size**2
-    return max(1, min(TASKS_AT_ONCE, PIXELS_AT_ONCE // pixels))
+    numbers = recipe.episode.n_images * recipe.backbone.numbers_per_image
+    return max(1, min(TASKS_AT_ONCE, NUMBERS_AT_ONCE // numbers))

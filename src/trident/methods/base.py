@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from trident.backbones.base import Backbone
 from trident.backbones.conv4 import Conv4Backbone
 from trident.errors import TridentError
 from trident.nn.linear import Linear
@@ -43,7 +44,7 @@ class Model(ABC):
     """A method on a backbone, for tasks of one shape. It knows its parameters' shapes, but holds no values."""
 
     method: "Method"
-    backbone: Conv4Backbone
+    backbone: Backbone
 
     @abstractmethod
     def initial(self, generator: torch.Generator) -> Parameters:
@@ -66,7 +67,7 @@ class Method(ABC):
     learners: ClassVar[Mapping[str, str]]  # the code that computes it, as an import path for each engine that can
 
     @abstractmethod
-    def model(self, backbone: Conv4Backbone, episode: EpisodeSpec) -> Model:
+    def model(self, backbone: Backbone, episode: EpisodeSpec) -> Model:
         """The method on a backbone, for tasks of this shape."""
 
     @property
@@ -153,7 +154,16 @@ class HeadOnFeatures(Method):
         """The loss of each task, (task,), by name. All names are logged and plotted; "total" is minimised."""
         return {"total": cross_entropy(logits, labels.queries)}
 
-    def model(self, backbone: Conv4Backbone, episode: EpisodeSpec) -> "HeadModel":
+    def training(self, parameters: Parameters, features: Tensor, task: Task, labels: Labels) -> tuple[Tensor, Losses]:
+        """Logits and losses in training. Override it for a loss that needs more than the logits."""
+        logits = self.training_logits(parameters, features, task)
+        return logits, self.losses(logits, labels)
+
+    def noise_shapes(self, episode: EpisodeSpec, predictions: int) -> NoiseShapes:
+        """The noise that a task needs, as in `Model.noise_shapes`; `task.noise` then has it."""
+        return {}
+
+    def model(self, backbone: Backbone, episode: EpisodeSpec) -> "HeadModel":
         return HeadModel(self, backbone)
 
 
@@ -182,13 +192,16 @@ class HeadModel(Model):
     """A head on a backbone's features."""
 
     method: HeadOnFeatures
-    backbone: Conv4Backbone
+    backbone: Backbone
 
     def initial(self, generator: torch.Generator) -> Parameters:
         return self.backbone.initial(generator) | self.method.initial(self.backbone.n_features, generator)
 
     def initial_running(self) -> Parameters:
         return self.backbone.initial_running() | self.method.initial_statistics(self.backbone.n_features)
+
+    def noise_shapes(self, episode: EpisodeSpec, predictions: int) -> NoiseShapes:
+        return self.method.noise_shapes(episode, predictions)
 
     def of_head(self, parameters: Parameters, running: Parameters | None) -> Parameters:
         """The parameters, and the training statistics that the head needs."""

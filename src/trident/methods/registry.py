@@ -15,6 +15,12 @@ METHODS = {
     "protonet": "trident.methods.protonet:ProtoNet",
     "matching": "trident.methods.matching:MatchingNetwork",
     "simpleshot": "trident.methods.simpleshot:SimpleShot",
+    "nearest-mean": "trident.methods.nearest_mean:NearestMean",
+    "soft-kmeans": "trident.methods.soft_kmeans:SoftKMeans",
+    "paddle": "trident.methods.paddle:Paddle",
+    "alpha-tim": "trident.methods.alpha_tim:AlphaTim",
+    "logistic-regression": "trident.methods.scikit_learn:LogisticRegressionHead",
+    "nearest-neighbours": "trident.methods.scikit_learn:NearestNeighbours",
 }
 
 

@@ -33,7 +33,7 @@ def recipe_from(values: dict[str, Any], source: str) -> Recipe:
 def recipe_values(recipe: Recipe) -> dict[str, Any]:
     values = dataclasses.asdict(recipe)
     values["method"] = {"name": method_name(recipe.method), **values["method"]}
-    values["backbone"] = {"name": "conv4", **values["backbone"]}
+    values["backbone"] = {"name": _backbone_name(recipe.backbone), **values["backbone"]}
     return values
 
 
@@ -140,6 +140,10 @@ def _named(values: dict[str, Any], where: str) -> tuple[Any, dict[str, Any]]:
     if name not in BACKBONES:
         raise TridentError(f"backbone.name is '{name}': it must be one of {', '.join(BACKBONES)}")
     return imported(BACKBONES[name]), rest
+
+
+def _backbone_name(backbone: Any) -> str:
+    return next(name for name, path in BACKBONES.items() if imported(path) is type(backbone))
 
 
 def _has_no_default(entry: "dataclasses.Field[Any]") -> bool:

@@ -5,6 +5,7 @@ from functools import cached_property
 
 import torch
 
+from trident.backbones.base import Backbone
 from trident.backbones.conv4 import Conv4Backbone
 from trident.errors import TridentError
 from trident.methods.base import Method, Model
@@ -21,7 +22,7 @@ class Recipe:
     episode: EpisodeSpec = EpisodeSpec()
     protocol: Protocol = Protocol()
     views: Views = Views()
-    backbone: Conv4Backbone = Conv4Backbone()
+    backbone: Backbone = Conv4Backbone()
     method: Method = field(default_factory=Trident)
     training: TrainingSettings = TrainingSettings()
 
@@ -58,7 +59,12 @@ class Recipe:
 
     def describe_protocol(self) -> str:
         """How a prediction is made, in words: part of every result."""
-        how = [self.protocol.describe(latents=bool(self.model.noise_shapes(self.episode, 1))), self.method.describe()]
+        latents = bool(self.model.noise_shapes(self.episode, 1))
+        how = [
+            self.protocol.describe(latents, self.backbone.has_batch_norm),
+            self.backbone.describe(),
+            self.method.describe(),
+        ]
         return ", ".join(part for part in how if part) + self.views.describe()
 
     def check_all_at_once(self) -> None:

@@ -17,11 +17,11 @@ _on_device: dict[tuple[str, torch.device], Tensor] = {}
 
 
 def _resident(store: ImageStore, device: torch.device) -> Tensor:
-    """The whole store as uint8 on a GPU, one copy for training and validation; on the CPU the memory map is used."""
+    """The whole store on a GPU, one copy for training and validation; on the CPU the memory map is used."""
     key = (store.fingerprint, device)
     if key not in _on_device:
         _on_device.clear()
-        whole = torch.empty(store.images.shape, dtype=torch.uint8, device=device)
+        whole = torch.empty(store.images.shape, dtype=torch.from_numpy(store.images[:1]).dtype, device=device)
         for start in range(0, len(whole), 4096):
             whole[start : start + 4096] = torch.from_numpy(np.array(store.images[start : start + 4096])).to(device)
         _on_device[key] = whole
@@ -37,7 +37,7 @@ class Images:
         self._resident = None if self.device.type == "cpu" else _resident(store, self.device)
 
     def at(self, positions: np.ndarray) -> Tensor:
-        """(...) -> (..., height, width, channel) uint8."""
+        """(...) -> (..., height, width, channel) uint8, or (..., feature) float32."""
         if self._resident is None:
             return torch.from_numpy(self.store.images[positions])
         return self._resident[torch.from_numpy(positions).to(self.device)]
@@ -89,14 +89,14 @@ class TaskSource(Source):
         self.with_training_classes = with_training_classes
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        spec, size, on_device = self.sampler.spec, self.sampler.store.image_size, self.images.on_device
+        spec, store, on_device = self.sampler.spec, self.sampler.store, self.images.on_device
         episodes, noises, augmentations = [], [], []
         for index in indices:
             generator = task_generator(self.seed, self.stream, index)
             episodes.append(self.sampler.draw(generator))
             noises.append([self._noise(generator, shape) for shape in self.noise_shapes.values()])
             if self.augmentation != "none":
-                augmentations.append(draw_augmentations(self.augmentation, spec.n_images, size, generator))
+                augmentations.append(draw_augmentations(self.augmentation, spec.n_images, store.image_size, generator))
         support, support_labels, query, query_labels, classes = (np.stack(part) for part in zip(*episodes, strict=True))
         images = self.images.at(np.concatenate([support, query], 1))
         images = augment(images, augmentations) if augmentations else images

@@ -15,7 +15,8 @@ Noise = Mapping[str, Tensor]  # names begin with the set that the noise is for, 
 class Task:
     """Some tasks of one shape, as a method sees them. No prediction can depend on query labels: they are not here."""
 
-    images: Tensor  # (task, n_support + n_queries, height, width, channel): uint8, or floating point in 0 .. 1
+    images: Tensor  # (task, n_support + n_queries, height, width, channel): uint8, or floating point in 0 .. 1;
+    # or features of a frozen backbone (task, n_support + n_queries, feature)
     support_labels: Tensor  # (task, n_support) int64
     n_way: int
     noise: Noise = field(default_factory=dict)  # (task, n_support or n_queries, size) each, as the method asked for

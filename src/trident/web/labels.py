@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from trident.data.images import key_of_pixels, naming_errors
 from trident.errors import NotFiniteError
 from trident.labelling.labeller import Labeller, label_pile
 from trident.learning.checkpoint import Checkpoint
@@ -89,6 +90,10 @@ class _Held:
         if pixels is None:
             raise ValueError(self.received.error)
         return Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+
+    def key(self) -> bytes:
+        with naming_errors(self), self.open() as image:
+            return key_of_pixels(image)
 
 
 def _labelled(upload: Upload) -> list[dict[str, Any]]:

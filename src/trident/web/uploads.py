@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 from starlette.requests import ClientDisconnect
 
-from trident.data.images import UnreadableImageError, decode, open_image
+from trident.data.images import UnreadableImageError, decode, key_of, open_image
 from trident.web.limits import Limits, RefusedError, megabytes
 from trident.web.parts import Part, PartReader
 
@@ -65,6 +65,9 @@ class _Sent:
         if image.format == "JPEG" and self.content.count(_JPEG_SCAN) > _SCANS:
             raise ValueError(f"this JPEG has more than {_SCANS} scans and takes too long to read: save it again")
         return image
+
+    def key(self) -> bytes:
+        return key_of(self.content)
 
 
 @dataclass(frozen=True)

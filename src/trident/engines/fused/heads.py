@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from trident.backbones.conv4 import NAME
+from trident.backbones.conv4 import NAME, Conv4Backbone, conv4_of
 from trident.engines.fused.encoder import Encoded, FusedEncoder
 from trident.engines.fused.layout import Layout
 from trident.engines.fused.replay import Recordings, computing
@@ -22,12 +22,16 @@ class FusedHeadLearner(Setting):
     recordings: Recordings = field(init=False, default_factory=Recordings, compare=False, repr=False)
 
     @property
+    def _backbone(self) -> Conv4Backbone:
+        return conv4_of(self.model.backbone, "the fused engine")
+
+    @property
     def encoder(self) -> FusedEncoder:
-        return FusedEncoder(NAME, slope_of(self.model.backbone), PRODUCTS[self.precision])
+        return FusedEncoder(NAME, slope_of(self._backbone), PRODUCTS[self.precision])
 
     def _encode(self, parameters: Parameters, task: Task) -> Encoded:
         """Encode all images of the tasks. Parameters are (task, ...)."""
-        pictures = pictures_of(task, self.precision, self.model.backbone.channels)
+        pictures = pictures_of(task, self.precision, self._backbone.channels)
         return self.encoder.forward(parameters, pictures.rows(0, task.images.shape[1]))
 
     def log_probabilities(self, parameters: Parameters, task: Task) -> Tensor:
@@ -52,8 +56,7 @@ class FusedHeadLearner(Setting):
                 maps = encoded.features.requires_grad_()
                 head = {key: value.detach().requires_grad_() for key, value in parameters.items() if key not in own}
                 features = maps.flatten(2)
-                logits = method.training_logits(self.model.in_training(head, features), features, task)
-                losses = method.losses(logits, labels)
+                logits, losses = method.training(self.model.in_training(head, features), features, task, labels)
                 leaves = [maps, *head.values()]
                 for_maps, *for_head = torch.autograd.grad(losses["total"].sum(), leaves, materialize_grads=True)
             layout = Layout(own)

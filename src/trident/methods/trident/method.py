@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from trident.backbones.conv4 import Conv4Backbone
+from trident.backbones.base import Backbone
+from trident.backbones.conv4 import conv4_of
 from trident.methods.base import About
 from trident.methods.inner_loop import InnerLoopMethod
 from trident.methods.trident.network import Network
@@ -34,5 +35,5 @@ class Trident(TridentSettings):
         "fused": "trident.engines.fused.trident:FusedTridentLearner",
     }
 
-    def model(self, backbone: Conv4Backbone, episode: EpisodeSpec) -> Network:
-        return Network(self, backbone, episode)
+    def model(self, backbone: Backbone, episode: EpisodeSpec) -> Network:
+        return Network(self, conv4_of(backbone, "TRIDENT"), episode)

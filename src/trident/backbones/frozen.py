@@ -1,0 +1,65 @@
+"""Features of a frozen network, computed once and kept in a store, as a backbone for methods."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from trident.backbones.base import ALL, Backbone
+from trident.data.store import ImageStore
+from trident.errors import TridentError
+from trident.nn.batch_norm import BatchNormStatistics
+from trident.nn.parameters import Parameters
+from trident.settings import require_at_least, setting
+from trident.tasks.task import Task
+
+
+@dataclass(frozen=True)
+class FrozenBackbone(Backbone):
+    """A network trained elsewhere, which is not trained here. `trident data prepare --features` computes its features.
+
+    The images of a task are these features already, so there is nothing left to compute.
+    """
+
+    has_batch_norm: ClassVar[bool] = False
+    of: str = setting("efficientnet-lite0", "the network that computed the features: see 'trident backbones'")
+    size: int = setting(1280, "numbers in the features of one image")
+
+    def __post_init__(self) -> None:
+        require_at_least(self, "backbone", 1, "size")
+
+    @property
+    def numbers_per_image(self) -> int:
+        return self.size
+
+    @property
+    def n_features(self) -> int:
+        return self.size
+
+    def check_store(self, store: ImageStore) -> None:
+        if store.features_of != self.of:
+            found = f"features of {store.features_of}" if store.features_of else "pictures"
+            raise TridentError(
+                f"the store of {store.dataset} holds {found}, but the recipe takes features of {self.of}: make them "
+                f"with 'trident data prepare --features {self.of}'"
+            )
+        if store.images.shape[1] != self.size:
+            raise TridentError(
+                f"the store of {store.dataset} has {store.images.shape[1]} features for each image, but "
+                f"backbone.size is {self.size}"
+            )
+
+    def initial(self, generator: torch.Generator) -> Parameters:
+        return {}
+
+    def initial_running(self) -> Parameters:
+        return {}
+
+    def __call__(
+        self, parameters: Parameters, task: Task, statistics: BatchNormStatistics, rows: slice = ALL
+    ) -> tuple[Tensor, Parameters]:
+        return task.images[:, rows], {}
+
+    def describe(self) -> str:
+        return f"features of {self.of}"

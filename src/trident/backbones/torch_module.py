@@ -1,0 +1,71 @@
+"""Runs a frozen torch module fast: channels last, traced and frozen on a CPU, 16 bits on a GPU."""
+
+import warnings
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from trident.backbones.pretrained import BATCH, Compute, Facts, check_output, one_line
+from trident.errors import TridentError
+
+
+class _FromPixels(nn.Module):
+    """Scales pixels and applies the module."""
+
+    def __init__(self, module: nn.Module, facts: Facts):
+        super().__init__()
+        self.module = module
+        self.register_buffer("mean", torch.tensor(facts.mean).view(1, 3, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(facts.std).view(1, 3, 1, 1), persistent=False)
+
+    def forward(self, pixels: Tensor) -> Tensor:  # (picture, 3, size, size) uint8
+        found: Tensor = self.module((pixels.to(self.mean.dtype) - self.mean) / self.std)
+        return found
+
+
+def compiled(name: str, facts: Facts, module: nn.Module, device: str) -> tuple[Compute, int]:
+    """A function from a batch of pixels to features, and the number of features."""
+    size = facts.image_size
+    noise = np.random.default_rng(0).integers(0, 256, (2, BATCH, size, size, 3), np.uint8)
+    example, other = (_on_device(pixels, device) for pixels in noise)
+    try:
+        network = _FromPixels(module, facts).eval().requires_grad_(False).to(device, memory_format=torch.channels_last)
+        if torch.device(device).type == "cuda":
+            network = network.half()
+        with torch.inference_mode():
+            found = network(example)
+    except Exception as error:  # whatever a stranger's module does
+        raise TridentError(f"backbone {name} cannot take {size}x{size} pictures: {one_line(error)}") from error
+    if not isinstance(found, Tensor):
+        raise TridentError(f"backbone {name} returned {type(found).__name__}: it must return a tensor of features")
+    n_features = check_output(name, found.float().cpu().numpy())
+    run = _traced(network, found, example, other) if torch.device(device).type == "cpu" else network
+
+    def compute(pixels: np.ndarray) -> np.ndarray:
+        with torch.inference_mode():
+            return run(_on_device(pixels, device)).float().cpu().numpy()
+
+    return compute, n_features
+
+
+def _on_device(pixels: np.ndarray, device: str) -> Tensor:
+    """(picture, height, width, channel) -> (picture, channel, height, width), channels last in memory."""
+    return torch.from_numpy(pixels).to(device).permute(0, 3, 1, 2)
+
+
+def _traced(network: nn.Module, found: Tensor, example: Tensor, other: Tensor) -> nn.Module:
+    """Half as slow again without this. A module that cannot be traced runs as it is.
+
+    It is traced with one picture of one batch, because that is fast, and compared on another batch, `example`, for
+    which the network gave `found`: a module that takes decisions by its input is traced wrongly.
+    """
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")  # tracing warns about each Python number in the module
+        try:
+            traced = torch.jit.freeze(torch.jit.trace(network, other[:1], check_trace=False))
+            traced(other)  # the first call measures and the second optimises; later ones repeat the second bit by bit
+            same = torch.allclose(traced(example), found, atol=1e-3, rtol=1e-3)
+        except Exception:  # tracing has many ways to fail, none of which matters
+            return network
+        return traced if same else network

@@ -1,0 +1,224 @@
+"""Features that were computed before, in one SQLite file, by the backbone and the content of the picture.
+
+Each call opens the file anew. So a cache can be pickled, several threads and processes can use it at once, and a
+process that is killed loses only its unfinished call. The cache only saves time: if it cannot be used, `problem` says
+why, and it finds nothing and stores nothing.
+"""
+
+import os
+import sqlite3
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from trident.errors import TridentError
+
+DEFAULT_LIMIT = 2 * 2**30  # bytes
+_FILE = "features.sqlite"
+_VERSION = 1  # of the tables below
+_WAIT = 20.0  # seconds to wait for another process that is writing
+_KEYS_AT_ONCE = 500  # in one query; old versions of SQLite take up to 999 values
+
+# Features have a table of their own, so that a new time of last use does not write them again.
+# The default rollback journal is kept, because a write-ahead log is not safe on network disks, where homes often are.
+_TABLES = f"""
+BEGIN IMMEDIATE;
+CREATE TABLE IF NOT EXISTS pictures (
+    id INTEGER PRIMARY KEY,
+    backbone TEXT NOT NULL,
+    picture BLOB NOT NULL,
+    used INTEGER NOT NULL,
+    size INTEGER NOT NULL,
+    UNIQUE (backbone, picture)
+);
+CREATE INDEX IF NOT EXISTS by_use ON pictures (used, size);
+CREATE TABLE IF NOT EXISTS features (id INTEGER PRIMARY KEY, checksum INTEGER NOT NULL, content BLOB NOT NULL);
+PRAGMA user_version = {_VERSION};
+COMMIT;
+"""
+# Errors that come from outside the file: the disk, permissions, other processes. All others mean that it is damaged.
+_FROM_OUTSIDE = {
+    sqlite3.SQLITE_BUSY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_PERM, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_READONLY,
+}  # fmt: skip
+
+Result = TypeVar("Result")
+
+
+def cache_folder() -> Path:
+    """$TRIDENT_CACHE, else $XDG_CACHE_HOME/trident, else ~/.cache/trident."""
+    if chosen := os.environ.get("TRIDENT_CACHE"):
+        return Path(chosen)
+    if caches := os.environ.get("XDG_CACHE_HOME"):
+        return Path(caches) / "trident"
+    try:
+        return Path.home() / ".cache" / "trident"
+    except RuntimeError as error:
+        raise TridentError("there is no home folder for the feature cache: set TRIDENT_CACHE to a folder") from error
+
+
+class FeatureCache:
+    """Features of pictures on disk, up to `limit` bytes. Those that were not used for longest are deleted first."""
+
+    def __init__(self, folder: Path, limit: int = DEFAULT_LIMIT):
+        self.path = Path(folder) / _FILE
+        self.limit = limit
+        self.problem: str | None = None  # one line that says why the cache is not used
+        self._damaged = False
+        self._run(lambda database: None, None)  # finds a problem now, before any work
+
+    def get(self, fingerprint: str, keys: Sequence[bytes], n_features: int) -> dict[bytes, np.ndarray]:
+        """The features (n_features,) float32 of those pictures that are in the cache."""
+        rows = self._run(lambda database: list(_rows(database, fingerprint, keys)), [])
+        found: dict[bytes, np.ndarray] = {}
+        used = []
+        for number, key, checksum, content in rows:
+            features = _features(content, checksum, n_features)
+            if features is not None:
+                found[key] = features
+                used.append(number)
+        if used:
+            self._run(lambda database: _mark_used(database, used), None)
+        return found
+
+    def put(self, fingerprint: str, found: Mapping[bytes, np.ndarray]) -> None:
+        """Store features. They are on disk when this returns. Features that are not finite are not stored."""
+        contents = {key: np.asarray(row, "<f4").tobytes() for key, row in found.items() if np.isfinite(row).all()}
+        if contents:
+            self._run(lambda database: _store(database, fingerprint, contents, self.limit), None)
+
+    def size(self) -> tuple[int, int]:
+        """The number of pictures, and the bytes of their features."""
+        return self._run(_size, (0, 0))
+
+    def clear(self) -> None:
+        """Delete all features."""
+        self.problem, self._damaged = None, False
+        self._run(_delete_all, None)
+        if self._damaged:
+            # Only now: to delete a file that other processes use could damage the one that takes its place.
+            self.problem, self._damaged = None, False
+            try:
+                self.path.with_name(f"{_FILE}-journal").unlink(missing_ok=True)
+                self.path.unlink()
+            except OSError as error:
+                self._not_usable(error.strerror or str(error))
+
+    def _run(self, work: Callable[[sqlite3.Connection], Result], otherwise: Result) -> Result:
+        """What `work` returns, or `otherwise` if there is a problem. An unfinished transaction is undone."""
+        if self.problem is not None:
+            return otherwise
+        try:
+            with closing(_connect(self.path)) as database:
+                return work(database)
+        except sqlite3.Error as error:
+            code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
+            self._damaged = code not in _FROM_OUTSIDE
+            self._not_usable(str(error))
+        except OSError as error:
+            self._not_usable(error.strerror or str(error))
+        return otherwise
+
+    def _not_usable(self, reason: str) -> None:
+        advice = "delete it with 'trident cache --clear'" if self._damaged else "features are not stored"
+        state = "is damaged" if self._damaged else "cannot be used"
+        self.problem = f"the feature cache {self.path} {state} ({reason}): {advice}"
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    database = sqlite3.connect(path, timeout=_WAIT, isolation_level=None)
+    try:
+        if path.stat().st_mode & 0o077:
+            path.chmod(0o600)  # features tell something about private pictures
+        database.execute("PRAGMA synchronous = NORMAL")
+        ((version,),) = database.execute("PRAGMA user_version")
+        if version == 0:
+            database.executescript(_TABLES)
+        elif version != _VERSION:
+            raise sqlite3.DatabaseError(f"its version is {version}, not {_VERSION}")
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def _rows(
+    database: sqlite3.Connection,
+    fingerprint: str,
+    keys: Iterable[bytes],
+    columns: str = "id, picture, checksum, content",
+) -> Iterator[tuple]:
+    distinct = list(dict.fromkeys(keys))
+    for start in range(0, len(distinct), _KEYS_AT_ONCE):
+        part = distinct[start : start + _KEYS_AT_ONCE]
+        places = ", ".join("?" * len(part))
+        yield from database.execute(
+            f"SELECT {columns} FROM pictures JOIN features USING (id) WHERE backbone = ? AND picture IN ({places})",
+            (fingerprint, *part),
+        )
+
+
+def _features(content: bytes, checksum: int, n_features: int) -> np.ndarray | None:
+    """None if the row is damaged, or is not of so many finite numbers."""
+    if not isinstance(content, bytes) or len(content) != 4 * n_features or zlib.crc32(content) != checksum:
+        return None
+    features = np.frombuffer(content, "<f4").astype(np.float32)
+    return features if np.isfinite(features).all() else None
+
+
+def _mark_used(database: sqlite3.Connection, numbers: Iterable[int]) -> None:
+    now = time.time_ns()
+    database.execute("BEGIN IMMEDIATE")
+    database.executemany("UPDATE pictures SET used = ? WHERE id = ?", ((now, number) for number in numbers))
+    database.execute("COMMIT")
+
+
+def _store(database: sqlite3.Connection, fingerprint: str, contents: Mapping[bytes, bytes], limit: int) -> None:
+    now = time.time_ns()
+    database.execute("BEGIN IMMEDIATE")  # waits for other writers here, and not in the middle
+    _delete(database, [number for (number,) in _rows(database, fingerprint, contents, "id")])
+    for key, content in contents.items():
+        number = database.execute(
+            "INSERT INTO pictures (backbone, picture, used, size) VALUES (?, ?, ?, ?)",
+            (fingerprint, key, now, len(content)),
+        ).lastrowid
+        database.execute("INSERT INTO features VALUES (?, ?, ?)", (number, zlib.crc32(content), content))
+    surplus = _size(database)[1] - limit
+    if surplus > 0:
+        _delete(database, _oldest(database, surplus))
+    database.execute("COMMIT")
+
+
+def _oldest(database: sqlite3.Connection, surplus: int) -> list[int]:
+    """The pictures used least recently, as many as have `surplus` bytes together."""
+    found = []
+    for number, size in database.execute("SELECT id, size FROM pictures ORDER BY used, size, id"):
+        if surplus <= 0:
+            break
+        found.append(number)
+        surplus -= size
+    return found
+
+
+def _delete(database: sqlite3.Connection, numbers: Sequence[int]) -> None:
+    for table in ("pictures", "features"):
+        database.executemany(f"DELETE FROM {table} WHERE id = ?", [(number,) for number in numbers])
+
+
+def _delete_all(database: sqlite3.Connection) -> None:
+    database.execute("BEGIN IMMEDIATE")
+    database.execute("DELETE FROM pictures")
+    database.execute("DELETE FROM features")
+    database.execute("COMMIT")
+    database.execute("VACUUM")  # the file shrinks, and the deleted features cannot be recovered from it
+
+
+def _size(database: sqlite3.Connection) -> tuple[int, int]:
+    ((pictures, size),) = database.execute("SELECT COUNT(*), COALESCE(SUM(size), 0) FROM pictures")
+    return pictures, size

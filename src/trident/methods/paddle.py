@@ -1,0 +1,59 @@
+"""PADDLE (Martin et al. 2022)."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trident.methods.base import About, HeadOnFeatures, Method
+from trident.methods.nearest_mean import NearestMean
+from trident.nn.parameters import Parameters
+from trident.settings import require_at_least, setting
+from trident.tasks.task import Task
+
+
+@dataclass(frozen=True)
+class Paddle(HeadOnFeatures):
+    """Soft k-means with a penalty on the number of classes that occur, for tasks where many of them do not.
+
+    Nothing is learned. Each feature is scaled to 0 .. 1 over the task. In each round
+
+        queries      u_i = softmax over c of ( -1/2 ||f_i - w_c||^2 + penalty / n_queries * (log share_c + 1) )
+        share_c          = mean of u_ic over the queries
+        class means  w_c = mean of the support images of c and of all queries, weighted by u_ic
+    """
+
+    about = About(
+        "PADDLE",
+        "Martin et al. 2022",
+        "Towards Practical Few-Shot Query Sets: Transductive Minimum Description Length Inference",
+        trained_on="nothing",
+        transductive=True,
+    )
+    rounds: int = setting(100, "how often class means and probabilities are computed anew", after_training=True)
+    penalty: float = setting(75.0, "on the number of classes that occur among the queries", after_training=True)
+
+    def __post_init__(self) -> None:
+        require_at_least(self, "method", 0, "penalty")
+        require_at_least(self, "method", 1, "rounds")
+
+    def for_few_queries(self) -> Method:
+        return NearestMean()
+
+    def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
+        low, high = features.amin(1, keepdim=True), features.amax(1, keepdim=True)
+        features = (features - low) / (high - low).clamp(min=1e-12)
+        queries = features[:, task.queries]
+        support = F.one_hot(task.support_labels, task.n_way).to(features)  # (task, n_support, n_way)
+        sums, counts = support.mT @ features[:, task.support], support.sum(1)[..., None]
+        means = sums / counts
+        shares = queries.new_full((len(queries), task.n_way), 1 / task.n_way)
+        for _ in range(self.rounds):
+            # The squared length of a query is the same for all classes, so it is left out.
+            logits = queries @ means.mT - (means * means).sum(2)[:, None] / 2
+            logits = logits + self.penalty / task.n_queries * (shares.log() + 1)[:, None]
+            u = torch.softmax(logits, 2)  # (task, query, n_way)
+            shares = u.mean(1).clamp(min=1e-12)
+            means = (sums + u.mT @ queries) / (counts + u.sum(1)[..., None])
+        return logits

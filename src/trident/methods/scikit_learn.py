@@ -1,0 +1,72 @@
+"""Classifiers of scikit-learn on features, to compare with."""
+
+import importlib
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trident.errors import TridentError
+from trident.methods.base import About, HeadOnFeatures
+from trident.nn.parameters import Parameters
+from trident.settings import require_at_least, require_positive, setting
+from trident.tasks.task import Task
+
+
+@dataclass(frozen=True)
+class ScikitLearnHead(HeadOnFeatures):
+    """Base of heads that fit an estimator of scikit-learn to the support set of each task."""
+
+    @abstractmethod
+    def estimator(self) -> Any: ...
+
+    def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
+        unit = F.normalize(features.detach(), dim=2)
+        rows = unit.cpu().double().numpy()
+        found = []
+        for one, labels in zip(rows, task.support_labels.cpu().numpy(), strict=True):
+            fitted = self.estimator().fit(one[task.support], labels)
+            found.append(torch.from_numpy(fitted.predict_proba(one[task.queries])))
+        return torch.stack(found).clamp(min=1e-12).log().to(features)
+
+
+@dataclass(frozen=True)
+class LogisticRegressionHead(ScikitLearnHead):
+    """Logistic regression on features of unit length, fitted to the support set by scikit-learn."""
+
+    about = About(
+        "Logistic regression", "Cox 1958", "The Regression Analysis of Binary Sequences", trained_on="nothing"
+    )
+    inverse_penalty: float = setting(10.0, "C: the larger, the less the weights are kept small", after_training=True)
+
+    def __post_init__(self) -> None:
+        require_positive(self, "method", "inverse_penalty")
+
+    def estimator(self) -> Any:
+        return _imported("linear_model").LogisticRegression(C=self.inverse_penalty, max_iter=1000)
+
+
+@dataclass(frozen=True)
+class NearestNeighbours(ScikitLearnHead):
+    """The most frequent class among the nearest support images, found by scikit-learn."""
+
+    about = About(
+        "k nearest neighbours", "Cover & Hart 1967", "Nearest Neighbor Pattern Classification", trained_on="nothing"
+    )
+    neighbours: int = setting(1, "how many support images vote", after_training=True)
+
+    def __post_init__(self) -> None:
+        require_at_least(self, "method", 1, "neighbours")
+
+    def estimator(self) -> Any:
+        return _imported("neighbors").KNeighborsClassifier(self.neighbours)
+
+
+def _imported(name: str) -> Any:
+    try:
+        return importlib.import_module(f"sklearn.{name}")
+    except ImportError as error:
+        raise TridentError("this method needs scikit-learn: pip install 'trident-fewshot[analysis]'") from error
