@@ -326,9 +326,7 @@ def test_the_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_command(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, trident_here: Callable[..., Answer]
-) -> None:
+def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, trident_here: Callable[..., Answer]) -> None:
     monkeypatch.setenv("TRIDENT_CACHE", str(tmp_path))
     FeatureCache(tmp_path).put("a", {key(number): row(number, 1280) for number in range(1000)})
     said = trident_here("cache").stdout
@@ -369,6 +367,19 @@ def test_pictures_are_known_by_their_content(tmp_path: Path) -> None:
     assert {len(found) for found in set.union(*keys)} == {20}
 
 
+def test_pictures_sent_to_the_page_are_known_by_their_content() -> None:
+    from trident.web.labels import _Held
+    from trident.web.uploads import Received, _Sent
+
+    content = png(picture(0)).tobytes()
+    assert _Sent("a", content, 10**6).key() == _Sent("b", content, 10**6).key() != _Sent("a", b"", 10**6).key()
+    same = [_Held(Received(name, picture(0))).key() for name in "ab"]
+    assert same[0] == same[1] == HeldImage("c", Image.fromarray(picture(0))).key()
+    assert _Held(Received("a", picture(1))).key() != same[0]
+    with pytest.raises(UnreadableImageError, match="it is no picture"):
+        _Held(Received("a", None, "it is no picture")).key()
+
+
 def test_what_changes_a_held_picture_changes_its_key() -> None:
     pixels = picture(0, 12, 6)
     image = Image.fromarray(pixels)
@@ -394,7 +405,7 @@ def test_what_changes_a_held_picture_changes_its_key() -> None:
 
 
 def test_a_picture_that_cannot_be_read_has_no_key(tmp_path: Path) -> None:
-    with pytest.raises(UnreadableImageError, match="nothing.jpg: No such file"):
+    with pytest.raises(UnreadableImageError, match=r"nothing\.jpg: No such file"):
         ImageFile(tmp_path / "nothing.jpg").key()
     with pytest.raises(UnreadableImageError, match="save it with 8 bits"):
         HeldImage("deep", Image.fromarray(np.zeros((4, 4), np.float32))).key()

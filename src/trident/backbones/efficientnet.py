@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from trident.backbones.pretrained import INSTALL, Facts, Pretrained, from_module, read_bytes
+from trident.backbones.pretrained import INSTALL, Facts, Pretrained, read_bytes
+from trident.backbones.torch_module import from_module
 from trident.errors import TridentError
 
 # SHA-256 of the weights files, all of package version 0.1.0.

@@ -10,15 +10,11 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from trident.errors import TridentError
 from trident.importing import imported
-
-if TYPE_CHECKING:
-    import torch
 
 BATCH = 16  # pictures computed at once. Always as many, so that a feature never depends on the size of its batch.
 LARGEST_IMAGE, MOST_FEATURES = 1024, 65_536
@@ -122,17 +118,9 @@ def fingerprint_of(facts: Facts, weights: bytes) -> str:
     return hashlib.sha256(json.dumps(scaling, sort_keys=True).encode() + hashlib.sha256(weights).digest()).hexdigest()
 
 
-def from_module(name: str, facts: Facts, weights: bytes, module: "torch.nn.Module", device: str) -> Pretrained:
-    """A backbone from a torch module that takes scaled pictures (picture, 3, size, size) and returns features."""
-    from trident.backbones.torch_module import compiled
-
-    compute, n_features = compiled(name, facts, module, device)
-    return Pretrained(name, facts, n_features, fingerprint_of(facts, weights), compute)
-
-
 def check_output(name: str, found: np.ndarray) -> int:
     """The number of features of a backbone that gave this for a batch of pictures."""
-    shape = found.shape
+    shape: tuple[int, ...] = found.shape
     if len(shape) != 2 or shape[0] != BATCH or not 1 <= shape[1] <= MOST_FEATURES:
         hint = {4: ": take the mean over height and width", 3: ": take the class token, or the mean over tokens"}
         raise TridentError(

@@ -26,10 +26,10 @@ from trident.backbones.pretrained import (
     IMAGENET_STD,
     Facts,
     Pretrained,
-    from_module,
     one_line,
     read_bytes,
 )
+from trident.backbones.torch_module import from_module
 from trident.errors import TridentError
 
 SETTINGS = ("image_size", "mean", "std", "licence", "trained_on")
@@ -103,7 +103,8 @@ def _source_files(name: str, module: nn.Module) -> list[Path]:
 
 
 def _whole(value: Any) -> int:
-    if not isinstance(value, Real) or isinstance(value, bool) or value % 1 != 0:
+    whole = isinstance(value, Real) and not isinstance(value, bool) and float(value).is_integer()
+    if not whole:
         raise TridentError(f"image_size is {value!r}: it must be a whole number")
     return int(value)
 

@@ -6,12 +6,23 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trident.backbones.pretrained import BATCH, Compute, Facts, check_output, one_line
+from trident.backbones.pretrained import (
+    BATCH,
+    Compute,
+    Facts,
+    Pretrained,
+    check_output,
+    fingerprint_of,
+    one_line,
+)
 from trident.errors import TridentError
 
 
 class _FromPixels(nn.Module):
     """Scales pixels and applies the module."""
+
+    mean: Tensor
+    std: Tensor
 
     def __init__(self, module: nn.Module, facts: Facts):
         super().__init__()
@@ -24,13 +35,20 @@ class _FromPixels(nn.Module):
         return found
 
 
-def compiled(name: str, facts: Facts, module: nn.Module, device: str) -> tuple[Compute, int]:
+def from_module(name: str, facts: Facts, weights: bytes, module: nn.Module, device: str) -> Pretrained:
+    """A backbone from a torch module that takes scaled pictures (picture, 3, size, size) and returns features."""
+    compute, n_features = _compiled(name, facts, module, device)
+    return Pretrained(name, facts, n_features, fingerprint_of(facts, weights), compute)
+
+
+def _compiled(name: str, facts: Facts, module: nn.Module, device: str) -> tuple[Compute, int]:
     """A function from a batch of pixels to features, and the number of features."""
     size = facts.image_size
     noise = np.random.default_rng(0).integers(0, 256, (2, BATCH, size, size, 3), np.uint8)
     example, other = (_on_device(pixels, device) for pixels in noise)
     try:
-        network = _FromPixels(module, facts).eval().requires_grad_(False).to(device, memory_format=torch.channels_last)
+        network = _FromPixels(module, facts).eval().requires_grad_(False)
+        network = network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         if torch.device(device).type == "cuda":
             network = network.half()
         with torch.inference_mode():
@@ -44,7 +62,8 @@ def compiled(name: str, facts: Facts, module: nn.Module, device: str) -> tuple[C
 
     def compute(pixels: np.ndarray) -> np.ndarray:
         with torch.inference_mode():
-            return run(_on_device(pixels, device)).float().cpu().numpy()
+            features: Tensor = run(_on_device(pixels, device))
+            return features.float().cpu().numpy()
 
     return compute, n_features
 
@@ -58,12 +77,15 @@ def _traced(network: nn.Module, found: Tensor, example: Tensor, other: Tensor) -
     """Half as slow again without this. A module that cannot be traced runs as it is.
 
     It is traced with one picture of one batch, because that is fast, and compared on another batch, `example`, for
-    which the network gave `found`: a module that takes decisions by its input is traced wrongly.
+    which the network gave `found`. A module that makes decisions by its input would be traced wrongly: tracing warns
+    about them, and then it is not used.
     """
     with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # tracing warns about each Python number in the module
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("error", torch.jit.TracerWarning)  # type: ignore[attr-defined]
         try:
-            traced = torch.jit.freeze(torch.jit.trace(network, other[:1], check_trace=False))
+            recorded = torch.jit.trace(network, other[:1], check_trace=False)  # type: ignore[no-untyped-call]
+            traced = torch.jit.freeze(recorded)
             traced(other)  # the first call measures and the second optimises; later ones repeat the second bit by bit
             same = torch.allclose(traced(example), found, atol=1e-3, rtol=1e-3)
         except Exception:  # tracing has many ways to fail, none of which matters

@@ -74,7 +74,8 @@ class FeatureCache:
 
     def get(self, fingerprint: str, keys: Sequence[bytes], n_features: int) -> dict[bytes, np.ndarray]:
         """The features (n_features,) float32 of those pictures that are in the cache."""
-        rows = self._run(lambda database: list(_rows(database, fingerprint, keys)), [])
+        nothing: list[tuple] = []
+        rows = self._run(lambda database: list(_rows(database, fingerprint, keys)), nothing)
         found: dict[bytes, np.ndarray] = {}
         used = []
         for number, key, checksum, content in rows:

@@ -1,4 +1,4 @@
-"""Labels a pile of pictures from a few labelled ones.
+"""Labels a pile of pictures with weights trained here, from a few labelled ones.
 
 The pile is labelled in chunks. The pictures of a chunk are classified together: batch norm takes its statistics from
 them and the labelled ones, and the method may learn from them. Chunks are drawn at random with a fixed seed and have
@@ -9,7 +9,7 @@ Probabilities are scaled by temperatures, which were fitted on validation tasks.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -20,7 +20,8 @@ from trident.backbones.conv4 import Conv4Backbone, conv4_of
 from trident.data.images import ImageSource, UnreadableImageError, decode
 from trident.engines.execution import execution_for
 from trident.engines.learner import Learner
-from trident.errors import BadValueError, TridentError
+from trident.errors import TridentError
+from trident.labelling.labelled import Labelled, PictureLabeller, check_labels
 from trident.learning.checkpoint import Checkpoint
 from trident.learning.learners import make_learner
 from trident.measuring.calibration import softmax
@@ -77,16 +78,7 @@ class Labeller:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        if len(self.classes) < 2:
-            raise BadValueError(f"there is one class only, '{self.classes[0]}': at least 2 are needed to choose from")
-        missing = set(range(len(self.classes))) - set(self.labels.tolist())
-        if missing:
-            raise TridentError(f"class '{self.classes[min(missing)]}' has no labelled picture")
-        if len(self.labels) > MOST_LABELLED:
-            raise BadValueError(
-                f"there are {len(self.labels)} labelled pictures: {MOST_LABELLED} at most fit into memory, "
-                "so give fewer of each class"
-            )
+        check_labels(self.classes, self.labels, MOST_LABELLED)
         recipe = self.checkpoint.recipe
         refuse_positional(recipe.method)
         recipe.method.check_episode(recipe.episode, self._episode)
@@ -95,6 +87,9 @@ class Labeller:
     def _episode(self) -> EpisodeSpec:
         """Classes may have different numbers of shots; n_shot is the largest."""
         return EpisodeSpec(len(self.classes), int(np.bincount(self.labels).max()), 1)
+
+    def described(self) -> str:
+        return self.checkpoint.described()
 
     @property
     def _backbone(self) -> Conv4Backbone:
@@ -150,6 +145,27 @@ class Labeller:
             self.learner(1), self.parameters, self.task(self.pictures[:0]), self.checkpoint.recipe.views
         )
 
+    def label(self, pile: Sequence[ImageSource], progress: Progress | None = None, together: bool = True) -> Labelled:
+        """Label a pile chunk by chunk, or each picture alone. One chunk is in memory at a time."""
+        probabilities = np.full((len(pile), len(self.classes)), np.nan)
+        failures: dict[int, str] = {}
+        done = 0
+        for chunk in chunks(len(pile)):
+            readable, pictures = [], []
+            for place in chunk:
+                try:
+                    pictures.append(decode(pile[place], self.size, self.channels))
+                    readable.append(place)
+                except UnreadableImageError as error:
+                    failures[place] = str(error)
+            if pictures:
+                say = self.probabilities if together else self.probabilities_alone
+                probabilities[readable] = say(np.stack(pictures))
+            done += len(chunk)
+            if progress:
+                progress(done, len(pile))
+        return Labelled(self.classes, probabilities, dict(sorted(failures.items())))
+
     def task(self, queries: np.ndarray, with_support: bool = True) -> Task:
         """The labelled pictures and these queries as a task, with latent means if the method has latents."""
         stored = np.concatenate([self.pictures, queries]) if with_support else queries
@@ -164,20 +180,6 @@ class Labeller:
         return Task(torch.from_numpy(stored[None]).to(self.device), labels, len(self.classes), noise)
 
 
-@dataclass(frozen=True)
-class Labelled:
-    """The labels of a pile."""
-
-    classes: tuple[str, ...]
-    probabilities: np.ndarray  # (picture, class) float64; a row of NaN for a picture that could not be read
-    failures: dict[int, str] = field(default_factory=dict)  # error messages, by the picture's index
-
-    def ranking(self, picture: int) -> list[tuple[str, float]]:
-        """Classes with their probabilities, the most likely first."""
-        row = self.probabilities[picture]
-        return [(self.classes[i], float(row[i])) for i in np.argsort(-row, kind="stable")]
-
-
 def read_labelled(
     by_class: Mapping[str, Sequence[ImageSource]], size: int, channels: int
 ) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
@@ -188,27 +190,10 @@ def read_labelled(
 
 
 def label_pile(
-    labeller: Labeller, pile: Sequence[ImageSource], progress: Progress | None = None, together: bool = True
+    labeller: PictureLabeller, pile: Sequence[ImageSource], progress: Progress | None = None, together: bool = True
 ) -> Labelled:
-    """Label all pictures of a pile, chunk by chunk or each alone. One chunk is in memory at a time."""
-    probabilities = np.full((len(pile), len(labeller.classes)), np.nan)
-    failures: dict[int, str] = {}
-    done = 0
-    for chunk in chunks(len(pile)):
-        readable, pictures = [], []
-        for place in chunk:
-            try:
-                pictures.append(decode(pile[place], labeller.size, labeller.channels))
-                readable.append(place)
-            except UnreadableImageError as error:
-                failures[place] = str(error)
-        if pictures:
-            say = labeller.probabilities if together else labeller.probabilities_alone
-            probabilities[readable] = say(np.stack(pictures))
-        done += len(chunk)
-        if progress:
-            progress(done, len(pile))
-    return Labelled(labeller.classes, probabilities, dict(sorted(failures.items())))
+    """Label all pictures of a pile, together or each alone."""
+    return labeller.label(pile, progress, together)
 
 
 def chunks(n: int, most: int = CHUNK) -> list[list[int]]:

@@ -17,6 +17,7 @@ METHODS = {
     "simpleshot": "trident.methods.simpleshot:SimpleShot",
     "nearest-mean": "trident.methods.nearest_mean:NearestMean",
     "soft-kmeans": "trident.methods.soft_kmeans:SoftKMeans",
+    "trident-features": "trident.methods.trident_features:TridentOnFeatures",
     "paddle": "trident.methods.paddle:Paddle",
     "alpha-tim": "trident.methods.alpha_tim:AlphaTim",
     "logistic-regression": "trident.methods.scikit_learn:LogisticRegressionHead",

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from trident.backbones.conv4 import conv4_of
 from trident.errors import TridentError
 from trident.labelling.labeller import refuse_positional
 from trident.learning.checkpoint import Checkpoint, load_checkpoint
@@ -22,9 +23,8 @@ class WeightStore:
             refuse_positional(checkpoint.recipe.method)
             # Without folders: visitors do not see the server's paths.
             self._known[name if self._auto else Path(name).stem] = checkpoint
-        shapes = {
-            (known.recipe.backbone.image_size, known.recipe.backbone.image_channels) for known in self._known.values()
-        }
+        backbones = [conv4_of(known.recipe.backbone, "the page") for known in self._known.values()]
+        shapes = {(backbone.image_size, backbone.image_channels) for backbone in backbones}
         if len(shapes) > 1:
             raise TridentError("these weights take pictures of different sizes: give one of them with --weights")
         self.size, self.channels = shapes.pop()
@@ -43,7 +43,7 @@ def describe(name: str, checkpoint: Checkpoint) -> dict[str, Any]:
     return {
         "name": name,
         "described": checkpoint.described(),
-        "size": checkpoint.recipe.backbone.image_size,
+        "size": conv4_of(checkpoint.recipe.backbone, "the page").image_size,
         "latents": "latents" in checkpoint.recipe.method.about.analyses,
         "included": name in weight_names(),
     }

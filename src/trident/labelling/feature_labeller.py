@@ -1,0 +1,121 @@
+"""Labels a pile of pictures by the features of a frozen backbone. The whole pile is looked at together.
+
+The features of a picture do not depend on other pictures, so the order of the pile does not matter, and features can
+be cached. Pictures that are not typical of any class (see `typicality.py`) do not move the class means, and are
+classified alone.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from trident.backbones.pretrained import Pretrained
+from trident.data.images import ImageSource
+from trident.labelling.feature_cache import FeatureCache
+from trident.labelling.labelled import Labelled, check_labels
+from trident.labelling.picture_features import features_of
+from trident.labelling.typicality import LEAST_TYPICAL, typicality
+from trident.measuring.calibration import softmax
+from trident.methods.base import HeadOnFeatures
+from trident.methods.nearest_mean import NearestMean
+from trident.methods.soft_kmeans import SoftKMeans
+from trident.progress import Progress
+from trident.tasks.task import Task
+
+MOST_LABELLED = 100_000
+ENOUGH_TOGETHER = 4  # pictures for each class; in smaller piles each picture is classified alone
+
+
+@dataclass(frozen=True)
+class FeatureLabeller:
+    """A frozen backbone, the features of the labelled pictures, and the methods that classify others."""
+
+    backbone: Pretrained
+    classes: tuple[str, ...]
+    features: np.ndarray  # (picture, feature) float32, of the labelled pictures
+    labels: np.ndarray  # (picture,) int64: indices into `classes`
+    method: HeadOnFeatures = field(default_factory=SoftKMeans)
+    alone: HeadOnFeatures = field(default_factory=NearestMean)
+    cache: FeatureCache | None = None
+
+    def __post_init__(self) -> None:
+        check_labels(self.classes, self.labels, MOST_LABELLED)
+
+    def described(self) -> str:
+        return f"features of {self.backbone.name}, {self.method.about.title.lower()}"
+
+    def label(self, pile: Sequence[ImageSource], progress: Progress | None = None, together: bool = True) -> Labelled:
+        features, failures = features_of(self.backbone, pile, self.cache, progress)
+        readable = np.array([place for place in range(len(pile)) if place not in failures], np.int64)
+        labelled = self.label_features(features if not failures else features[readable], together)
+        if not failures:
+            return labelled
+        probabilities = np.full((len(pile), len(self.classes)), np.nan)
+        probabilities[readable] = labelled.probabilities
+        typical = labelled.typicality
+        if typical is not None:
+            typical = np.full(len(pile), np.nan)
+            typical[readable] = labelled.typicality
+        return replace(labelled, probabilities=probabilities, failures=failures, typicality=typical)
+
+    def label_features(self, features: np.ndarray, together: bool = True) -> Labelled:
+        """Label pictures by their features (picture, feature)."""
+        if not len(features):
+            return Labelled(self.classes, np.zeros((0, len(self.classes))))
+        features = features / np.linalg.norm(features, axis=1, keepdims=True).clip(1e-12)
+        # A single picture's typicality must not depend on the others: only labelled pictures give the median.
+        typical = self._typicality(features, together)
+        taking_part = np.ones(len(features), bool) if typical is None else typical >= LEAST_TYPICAL
+        probabilities = np.zeros((len(features), len(self.classes)))
+        if together and taking_part.sum() >= ENOUGH_TOGETHER * len(self.classes):
+            logits = self._logits(self.method, features[taking_part])
+            probabilities[taking_part] = softmax(logits / self._temperature_together(logits))
+        else:
+            taking_part[:] = False
+        if not taking_part.all():
+            logits = self._logits(self.alone, features[~taking_part])
+            probabilities[~taking_part] = softmax(logits / self._temperature_alone)
+        return Labelled(self.classes, probabilities, typicality=typical, least_typical=LEAST_TYPICAL)
+
+    def _typicality(self, features: np.ndarray, together: bool) -> np.ndarray | None:
+        n_classes = len(self.classes)
+        if together:
+            return typicality(self.unit, self.labels, features, n_classes)
+        parts = [typicality(self.unit, self.labels, features[i : i + 1], n_classes) for i in range(len(features))]
+        found = [part for part in parts if part is not None]
+        return np.concatenate(found) if len(found) == len(parts) else None
+
+    def _logits(self, method: HeadOnFeatures, features: np.ndarray) -> np.ndarray:
+        """(picture, class) float64."""
+        images = torch.from_numpy(np.concatenate([self.unit, features]))[None]
+        task = Task(images, torch.from_numpy(self.labels)[None], len(self.classes))
+        with torch.no_grad():
+            return np.asarray(method.head({}, images, task)[0].double().numpy())
+
+    @cached_property
+    def unit(self) -> np.ndarray:
+        return self.features / np.linalg.norm(self.features, axis=1, keepdims=True).clip(1e-12)
+
+    @property
+    def _shots(self) -> float:
+        return len(self.labels) / len(self.classes)
+
+    # The temperatures were fitted on tasks of CUB's training and validation classes, DTD and RSSCN7 with 1 to 20 shots,
+    # balanced and not. They change no label.
+    @property
+    def _temperature_alone(self) -> float:
+        return math.exp(0.208 - 0.239 * math.log(self._shots))
+
+    def _temperature_together(self, logits: np.ndarray) -> float:
+        """Piles that are hard to classify need a higher temperature: hard ones are told by the mean probability."""
+        sure = float(softmax(logits).max(1).mean())
+        return math.exp(4.177 - 0.335 * math.log(self._shots) - 3.640 * sure)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle without the network, which is found again by its name."""
+        return {key: value for key, value in self.__dict__.items() if key != "unit"}

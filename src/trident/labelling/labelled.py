@@ -1,0 +1,56 @@
+"""What labelling a pile gives, and what anything that labels piles must be able to do."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from trident.data.images import ImageSource
+from trident.errors import BadValueError, TridentError
+from trident.progress import Progress
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """The labels of a pile."""
+
+    classes: tuple[str, ...]
+    probabilities: np.ndarray  # (picture, class) float64; a row of NaN for a picture that could not be read
+    failures: dict[int, str] = field(default_factory=dict)  # error messages, by the picture's index
+    typicality: np.ndarray | None = None  # (picture,) float64, see `typicality.py`; None if it cannot be judged
+    least_typical: float = 0.0  # pictures with less typicality belong to none of the classes
+
+    def ranking(self, picture: int) -> list[tuple[str, float]]:
+        """Classes with their probabilities, the most likely first."""
+        row = self.probabilities[picture]
+        return [(self.classes[i], float(row[i])) for i in np.argsort(-row, kind="stable")]
+
+    def belongs_to_none(self, picture: int) -> bool:
+        return self.typicality is not None and bool(self.typicality[picture] < self.least_typical)
+
+
+class PictureLabeller(Protocol):
+    """A few labelled pictures and a way to label others."""
+
+    @property
+    def classes(self) -> tuple[str, ...]: ...
+
+    def described(self) -> str:
+        """In words, for the user: what labels the pictures."""
+
+    def label(self, pile: Sequence[ImageSource], progress: Progress | None = None, together: bool = True) -> Labelled:
+        """Label all pictures of a pile, together or each alone. Pictures that cannot be read are in `failures`."""
+
+
+def check_labels(classes: Sequence[str], labels: np.ndarray, most: int) -> None:
+    """Every class needs a labelled picture, there must be two classes, and not too many pictures."""
+    if len(classes) < 2:
+        raise BadValueError(f"there is one class only, '{classes[0]}': at least 2 are needed to choose from")
+    missing = set(range(len(classes))) - set(labels.tolist())
+    if missing:
+        raise TridentError(f"class '{classes[min(missing)]}' has no labelled picture")
+    if len(labels) > most:
+        raise BadValueError(
+            f"there are {len(labels)} labelled pictures: {most} at most fit into memory, so give fewer of each class"
+        )

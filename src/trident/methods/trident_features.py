@@ -1,0 +1,211 @@
+"""TRIDENT on features: its two latents between a frozen backbone's features and a head that compares class means."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trident.backbones.base import Backbone
+from trident.methods.base import About, HeadModel, HeadOnFeatures, Losses, cross_entropy
+from trident.methods.nearest_mean import NearestMean
+from trident.methods.soft_kmeans import SoftKMeans
+from trident.nn.activation import activate
+from trident.nn.attfex import Attfex, Classes, TaskFeatures
+from trident.nn.gaussian import Gaussian, GaussianHead
+from trident.nn.linear import Linear
+from trident.nn.parameters import Parameters
+from trident.settings import EpisodeSpec, require_at_least, require_positive, setting
+from trident.tasks.source import NoiseShapes
+from trident.tasks.task import Labels, Task
+
+ACTIVATION = "leaky_relu"
+
+
+class Latents(NamedTuple):
+    """Of all images of a task, the support set first."""
+
+    semantic: Gaussian
+    label: Gaussian
+    z_semantic: Tensor  # (task, image, semantic_latents)
+    z_label: Tensor  # (task, image, feature)
+
+    def of(self, rows: slice) -> "Latents":
+        """Those of some of the images."""
+        semantic, label = (Gaussian(*(part[:, rows] for part in each)) for each in (self.semantic, self.label))
+        return Latents(semantic, label, self.z_semantic[:, rows], self.z_label[:, rows])
+
+
+@dataclass(frozen=True)
+class TridentOnFeatures(HeadOnFeatures):
+    """A feature is split into what class it shows (z_label) and everything else (z_semantic).
+
+    Learned, on top of features f that stay as they are, with x = f / ||f|| * sqrt(number of features):
+
+        q(z_semantic | f)              a linear map of x
+        q(z_label | f, z_semantic)     mean: g + network(g, z_semantic),   g = x * (1 + AttFEX of all images of the task)
+        p(f | z_label, z_semantic)     a network that reconstructs x
+
+    Queries are classified from z_label, as by nearest mean; with refinements=soft-kmeans, as by soft k-means. Before
+    training, AttFEX and the network in the mean are 0. So z_label is x, and training starts from these two methods.
+    """
+
+    about = About(
+        "TRIDENT on features",
+        "Singh & Jamali-Rad 2022",
+        "Transductive Decoupled Variational Inference for Few-Shot Classification",
+        transductive=True,
+    )
+    semantic_latents: int = setting(32, "size of z_semantic; z_label has the size of the features")
+    label_width: int = setting(64, "hidden units of the network in the mean of z_label; 0 for no such network")
+    decoder_width: int = setting(64, "hidden units of the decoder")
+    attfex: Literal["set", "off"] = setting("set", "AttFEX, independent of the order of the images, or none")
+    attfex_width_m: int = setting(16, "feature maps that AttFEX's W_M extracts from the images of a task")
+    attfex_width_n: int = setting(8, "feature maps that W_N makes of them")
+    initial_log_var: float = setting(-3.0, "start of the log-variances; a feature's mean square is 1")
+    classification_weight: float = setting(100.0, "weight of the queries' cross-entropy")
+    reconstruction_weight: float = setting(0.01, "weight of the squared error of a feature, summed over its numbers")
+    label_kl_weight: float = setting(0.001, "weight of the divergence of q(z_label) from a standard normal")
+    semantic_kl_weight: float = setting(0.01, "weight of the divergence of q(z_semantic) from a standard normal")
+    scale: float = setting(20.0, "of cosines in the logits, without refinements", after_training=True)
+    refinements: Literal["none", "soft-kmeans"] = setting(
+        "soft-kmeans", "class means stay as they are, or move towards the queries as in soft k-means", True
+    )
+    training_refinements: Literal["none", "soft-kmeans"] = setting("none", "the same in training")
+
+    def __post_init__(self) -> None:
+        require_at_least(self, "method", 1, "semantic_latents", "decoder_width", "attfex_width_m", "attfex_width_n")
+        terms = ("classification", "reconstruction", "label_kl", "semantic_kl")
+        require_at_least(self, "method", 0, "label_width", *(f"{name}_weight" for name in terms))
+        require_positive(self, "method", "scale")
+
+    def model(self, backbone: Backbone, episode: EpisodeSpec) -> "FeaturesModel":
+        return FeaturesModel(self, backbone)
+
+    def in_training(self) -> "TridentOnFeatures":
+        return replace(self, refinements=self.training_refinements)
+
+    def for_few_queries(self) -> "TridentOnFeatures":
+        return replace(self, refinements="none")
+
+    def describe(self) -> str:
+        return f"refinements {self.refinements}"
+
+    # The parts. The names of a part's parameters begin with the part's name.
+
+    def semantic_head(self, n_features: int) -> GaussianHead:
+        return GaussianHead("semantic", n_features, self.semantic_latents, None, None)
+
+    def label_layer(self, n_features: int) -> Linear:
+        return Linear("label_network", n_features + self.semantic_latents, self.label_width)
+
+    def label_head(self, n_features: int) -> GaussianHead:
+        return GaussianHead("label", self.label_width, n_features, self.initial_log_var, None)
+
+    def decoder(self, n_features: int) -> tuple[Linear, Linear]:
+        return (
+            Linear("decoder.0", n_features + self.semantic_latents, self.decoder_width),
+            Linear("decoder.1", self.decoder_width, n_features),
+        )
+
+    @property
+    def attention(self) -> Attfex:
+        m, n = self.attfex_width_m, self.attfex_width_n
+        return Attfex("attfex", Classes("attfex", m), m, n, ACTIVATION, False, "inside", True)
+
+    def initial(self, n_features: int, generator: torch.Generator) -> Parameters:
+        start = self.semantic_head(n_features).initial(generator) | self.label_layer(n_features).initial(generator)
+        start |= self.label_head(n_features).initial(generator)
+        for layer in self.decoder(n_features):
+            start |= layer.initial(generator)
+        zero = ["label.loc.weight", "label.loc.bias"]
+        if self.attfex == "set":
+            start |= self.attention.initial(generator)
+            zero += ["attfex.value.weight"]
+        return start | {key: torch.zeros_like(start[key]) for key in zero}
+
+    # Inference, classification and reconstruction.
+
+    def infer(self, parameters: Parameters, features: Tensor, task: Task, draw: int) -> Latents:
+        """Latents of all images. Parameters are (task, ...)."""
+        n_features = features.shape[2]
+
+        def noise(latent: str) -> Tensor | None:
+            names = [f"support/0/{latent}", f"query/{draw}/{latent}"]
+            return torch.cat([task.noise[name] for name in names], 1) if task.noise else None
+
+        semantic = self.semantic_head(n_features)(parameters, features)
+        z_semantic = sample(semantic, noise("semantic"))
+        found = features
+        if self.attfex == "set":
+            maps = features[:, :, None, None]  # (task, image, 1, 1, feature)
+            of_task = TaskFeatures(maps, task.support_labels, task.n_way)
+            found = features * self.attention(parameters, of_task)[:, :, 0, 0]
+        hidden = self.label_layer(n_features)(parameters, torch.cat([found, z_semantic], 2))
+        residual = self.label_head(n_features)(parameters, activate(hidden, ACTIVATION))
+        label = Gaussian(found + residual.loc, residual.log_var)
+        return Latents(semantic, label, z_semantic, sample(label, noise("label")))
+
+    def classify(self, z_label: Tensor, task: Task) -> Tensor:
+        """(task, image, feature) -> query logits (task, query, n_way)."""
+        head = SoftKMeans() if self.refinements == "soft-kmeans" else NearestMean(self.scale)
+        return head.head({}, z_label, task)
+
+    def decode(self, parameters: Parameters, latents: Latents) -> Tensor:
+        """Features (task, image, feature)."""
+        first, last = self.decoder(latents.z_label.shape[2])
+        codes = torch.cat([latents.z_label, latents.z_semantic], 2)
+        return last(parameters, activate(first(parameters, codes), ACTIVATION))
+
+    def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
+        parameters, features = for_each_task(parameters, len(features)), scaled(features)
+        draws = sum(name.startswith("query/") and name.endswith("/label") for name in task.noise)
+        found = [self.infer(parameters, features, task, draw).z_label for draw in range(max(1, draws))]
+        logits = [self.classify(z_label, task) for z_label in found]
+        if len(logits) == 1:
+            return logits[0]
+        return torch.logsumexp(torch.stack([torch.log_softmax(each, 2) for each in logits]), 0)
+
+    def training(self, parameters: Parameters, features: Tensor, task: Task, labels: Labels) -> tuple[Tensor, Losses]:
+        parameters, features = for_each_task(parameters, len(features)), scaled(features)
+        latents = self.infer(parameters, features, task, draw=0)
+        logits = self.classify(latents.z_label, task)
+        queries = latents.of(task.queries)
+        errors = (self.decode(parameters, queries) - features[:, task.queries]).square().sum(2)
+        losses = {
+            "classification": cross_entropy(logits, labels.queries),
+            "reconstruction": errors.mean(1),
+            "label_kl": queries.label.kl_to_standard_normal().mean(1),
+            "semantic_kl": queries.semantic.kl_to_standard_normal().mean(1),
+        }
+        total = torch.stack([getattr(self, f"{name}_weight") * part for name, part in losses.items()]).sum(0)
+        return logits, {"total": total} | losses
+
+
+@dataclass(frozen=True)
+class FeaturesModel(HeadModel):
+    """The head on a backbone. It knows how many numbers z_label has."""
+
+    method: TridentOnFeatures
+
+    def noise_shapes(self, episode: EpisodeSpec, predictions: int) -> NoiseShapes:
+        sizes = {"semantic": self.method.semantic_latents, "label": self.backbone.n_features}
+        draws = [("support", 0, episode.n_support)] + [("query", i, episode.n_queries) for i in range(predictions)]
+        return {f"{of}/{i}/{latent}": (n, size) for of, i, n in draws for latent, size in sizes.items()}
+
+
+def scaled(features: Tensor) -> Tensor:
+    """Features whose mean square is 1."""
+    return F.normalize(features, dim=2) * math.sqrt(features.shape[2])
+
+
+def sample(of: Gaussian, noise: Tensor | None) -> Tensor:
+    """Without noise, the mean."""
+    return of.loc if noise is None else of.sample(noise)
+
+
+def for_each_task(parameters: Parameters, n_tasks: int) -> Parameters:
+    """The same parameters for every task: (...) -> (task, ...), without a copy."""
+    return {key: value.expand(n_tasks, *value.shape) for key, value in parameters.items()}
