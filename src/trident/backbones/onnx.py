@@ -55,7 +55,7 @@ def load(name: str, device: str) -> Pretrained:
         found = compute(np.zeros((BATCH, size, size, 3), np.uint8))
     except Exception as error:  # onnxruntime's own exceptions
         raise TridentError(f"backbone {name} cannot take {size}x{size} pictures: {one_line(error)}") from error
-    return Pretrained(name, facts, check_output(name, found), fingerprint_of(facts, weights), compute)
+    return Pretrained(name, facts, check_output(name, found), fingerprint_of(facts, weights), compute, device)
 
 
 def _settings(path: Path) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -81,6 +82,11 @@ class Pretrained:
     n_features: int
     fingerprint: str  # SHA-256 over the weights and the facts that change features
     compute: Compute
+    device: str = "cpu"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled by name: the network is loaded again."""
+        return find_backbone, (self.name, self.device)
 
     def features(self, pixels: np.ndarray) -> np.ndarray:
         """(picture, size, size, 3) uint8 -> (picture, feature) float32. Each picture's features are its own."""

@@ -38,7 +38,9 @@ class _FromPixels(nn.Module):
 def from_module(name: str, facts: Facts, weights: bytes, module: nn.Module, device: str) -> Pretrained:
     """A backbone from a torch module that takes scaled pictures (picture, 3, size, size) and returns features."""
     compute, n_features = _compiled(name, facts, module, device)
-    return Pretrained(name, facts, n_features, fingerprint_of(facts, weights), compute)
+    # 16-bit features differ a little from 32-bit ones, so the cache must not mix them.
+    bits = b"fp16" if torch.device(device).type == "cuda" else b""
+    return Pretrained(name, facts, n_features, fingerprint_of(facts, weights + bits), compute, device)
 
 
 def _compiled(name: str, facts: Facts, module: nn.Module, device: str) -> tuple[Compute, int]:

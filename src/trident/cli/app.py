@@ -10,7 +10,7 @@ from trident.errors import TridentError
 
 # The order in the help: what users need first comes first.
 ORDER = (
-    *("predict", "web", "weights", "backbones"),
+    *("predict", "fit", "suggest", "web", "weights", "backbones"),
     *("methods", "recipes", "params", "train", "evaluate"),
     *("audit", "calibrate", "decoupling", "reconstructions", "report", "compare", "ablate"),
     *("paper", "data", "cache", "export", "bench"),

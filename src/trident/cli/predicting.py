@@ -1,208 +1,178 @@
 """Labelling your own pictures: `trident predict`."""
 
-import csv
-import io
-import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from trident.cli.app import app
+from trident.cli.label_inputs import (
+    Backbone,
+    Model,
+    NoCache,
+    Query,
+    Support,
+    Weights,
+    labelled_pictures,
+    labeller_from_file,
+    labeller_from_pictures,
+    pile_of,
+)
+from trident.cli.label_tables import Row, as_csv, as_json, rows_of, write
 from trident.cli.options import Device, Json, device_of
 from trident.errors import TridentError
+from trident.labelling.corrections import NONE, read_corrections
 
 if TYPE_CHECKING:
     from trident.data.images import ImageFile
-    from trident.labelling.labeller import Labelled, Labeller
+    from trident.labelling.labelled import PictureLabeller
 
 
 @app.command(short_help="Label your own pictures.")
 def predict(
-    support: Annotated[Path, typer.Option(help="Labelled pictures: a folder with one folder for each class.")],
-    query: Annotated[Path, typer.Option(help="The pictures to label: a folder, including its subfolders.")],
-    weights: Annotated[
-        str,
-        typer.Option(help="A name from 'trident weights', a run or a file; auto: by the number of labelled pictures."),
-    ] = "auto",
+    query: Query,
+    support: Support = None,
+    model: Model = None,
+    backbone: Backbone = "auto",
+    weights: Weights = "auto",
+    corrections: Annotated[
+        Path | None,
+        typer.Option(
+            help="A table of this command with the right class in the column 'correction' where a label is wrong, or "
+            "'none of these'. These pictures then count as labelled ones.",
+            show_default=False,
+        ),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the table to this file: .csv or .json.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Show all classes, not only the best two.")] = False,
     threshold: Annotated[
-        float,
-        typer.Option(min=0, max=1, help="Give no label below this probability; the best guess gets its own column."),
+        float, typer.Option(min=0, max=1, help="Give no label below this probability; best_guess has it anyway.")
     ] = 0.0,
+    least_sure_first: Annotated[
+        bool, typer.Option("--least-sure-first", help="Sort the table: the pictures worth a look come first.")
+    ] = False,
     copy: Annotated[Path | None, typer.Option(help="Copy labelled pictures into class folders in this folder.")] = None,
     move: Annotated[Path | None, typer.Option(help="The same, but move them.")] = None,
     really: Annotated[
         bool, typer.Option("--yes", help="Really copy or move; without it, only print what would be done.")
     ] = False,
+    no_cache: NoCache = False,
     device: Device = "auto",
-    as_json: Json = False,
+    as_json_text: Json = False,
 ) -> None:
     """Label pictures from a few labelled examples, and print a CSV table of path, label and probability.
 
-    Pictures may have any size: the middle square is scaled to the network's input size. Pictures are classified
-    together, in chunks of up to 100. Unreadable pictures are skipped and named on standard error; the exit code is
-    then 2.
+    Pictures may have any size: the middle square is scaled to the network's input size. With a pretrained backbone
+    the whole pile is classified together, and pictures that belong to none of the classes get no label. Their features
+    are kept on disk, so that a stopped command goes on where it was, and the next one is fast. With the weights of
+    conv4, pictures are classified together in chunks of up to 100. Unreadable pictures are skipped and named on
+    standard error; the exit code is then 2.
     """
     from trident.cli.console import counting, stderr
     from trident.data.images import silence_pillow
     from trident.files import check_writable
-    from trident.labelling.labeller import label_pile
 
     silence_pillow()
-
-    if copy is not None and move is not None:
-        raise TridentError("--copy and --move exclude each other: give one of them")
-    if really and copy is None and move is None:
-        raise TridentError("--yes needs --copy DIR or --move DIR")
-    if out is not None and out.suffix.lower() not in (".csv", ".json"):
-        raise TridentError(f"--out {out}: the file must end in .csv or .json")
-    if as_json and out is not None and out.suffix.lower() == ".csv":
-        raise TridentError("--json goes to standard output: omit it, or give --out a file that ends in .json")
+    _check_options(support, model, weights, out, as_json_text, copy, move, really)
     if out is not None:
         check_writable(out)
     target = copy or move
-    by_class, unread = _labelled(support)
-    pile, more = _pile(query, support, [support] if target is None else [support, target])
+    unread: dict[str, str] = {}
+    by_class: dict[str, list[ImageFile]] = {}
+    if support is not None:
+        by_class, unread = labelled_pictures(support)
+    without = [folder for folder in (support, target) if folder is not None]
+    pile, more = pile_of(query, support, without)
     unread |= more
-    labeller = _labeller(by_class, weights, device_of(device))
-    with counting("labelling pictures") as progress:
-        labelled = label_pile(labeller, pile, progress)
-    names = [str(source.path) for source in pile]
-    skipped = {names[place]: why for place, why in labelled.failures.items()} | unread
-    wants_json = out.suffix.lower() == ".json" if out is not None else as_json
-    if wants_json:
-        _write(_as_json(labelled, names, threshold, every, skipped), out)
+    corrected = _corrected(corrections, pile)
+    pile = [source for source in pile if source not in corrected]
+    right = {name: [source for source in corrected if corrected[source] == name] for name in corrected.values()}
+    right.pop(NONE, None)
+    if model is not None:
+        labeller: PictureLabeller = labeller_from_file(model, backbone, device_of(device), not no_cache, right)
     else:
-        _write(_as_csv(labelled, names, threshold, every), out)
+        for name, sources in right.items():
+            by_class[name] = [*by_class.get(name, []), *sources]
+        labeller = labeller_from_pictures(by_class, backbone, weights, device_of(device), not no_cache)
+    names = [str(source.path) for source in pile]
+    try:
+        with counting("labelling pictures") as progress:
+            labelled = labeller.label(pile, progress)
+    except KeyboardInterrupt:
+        kept = labeller.keeps_features
+        print(f"trident: stopped{'; the same command goes on where it stopped' if kept else ''}", file=sys.stderr)
+        raise typer.Exit(130) from None
+    skipped = {names[place]: why for place, why in labelled.failures.items()} | unread
+    known = {str(source.path): name for source, name in corrected.items()}
+    rows = rows_of(labelled, names, known, threshold, least_sure_first)
+    wants_json = out.suffix.lower() == ".json" if out is not None else as_json_text
+    write(as_json(rows, labelled.classes, every, skipped) if wants_json else as_csv(rows, labelled.classes, every), out)
     if out is not None:
-        sure = sum(bool(_label(labelled, place, threshold)) for place in range(len(names)))
-        stderr.print(f"labelled {sure} of {len(names)} pictures, see {out}", soft_wrap=True)
+        stderr.print(_summary(rows, len(names) + len(known), out), soft_wrap=True)
     if target is not None:
-        from trident.labelling.sorting import carry_out, plan
-
-        labels = {path: _label(labelled, place, threshold) for place, path in enumerate(names)}
-        steps = plan({Path(path): label for path, label in labels.items() if label}, target, moving=move is not None)
-        verb = "move" if move is not None else "copy"
-        if really:
-            carry_out(steps, moving=move is not None)
-            stderr.print(f"{verb.replace('y', 'ie')}d {len(steps)} pictures into {target}", soft_wrap=True)
-        else:
-            for source, place in steps:
-                stderr.print(f"would {verb} {source} to {place}", soft_wrap=True)
-            stderr.print(f"nothing was done; --yes would {verb} {len(steps)} pictures", soft_wrap=True)
+        _sort(rows, target, moving=move is not None, really=really)
     for why in skipped.values():
         print(f"trident: skipped {' '.join(why.split())}", file=sys.stderr)
     if skipped:
         raise typer.Exit(2)
 
 
-def _labelled(support: Path) -> "tuple[dict[str, list[ImageFile]], dict[str, str]]":
-    """The pictures of each class, and an error message for each unreadable path."""
-    from trident.data.pictures import find_pictures
-    from trident.data.readers import subfolders
+def _check_options(
+    support: Path | None,
+    model: Path | None,
+    weights: str,
+    out: Path | None,
+    as_json_text: bool,
+    copy: Path | None,
+    move: Path | None,
+    really: bool,
+) -> None:
+    if (support is None) == (model is None):
+        raise TridentError("give the labelled pictures: --support DIR, or --model FILE of 'trident fit', but not both")
+    if model is not None and weights != "auto":
+        raise TridentError("--model and --weights exclude each other: a classifier has its own network")
+    if copy is not None and move is not None:
+        raise TridentError("--copy and --move exclude each other: give one of them")
+    if really and copy is None and move is None:
+        raise TridentError("--yes needs --copy DIR or --move DIR")
+    if out is not None and out.suffix.lower() not in (".csv", ".json"):
+        raise TridentError(f"--out {out}: the file must end in .csv or .json")
+    if as_json_text and out is not None and out.suffix.lower() == ".csv":
+        raise TridentError("--json goes to standard output: omit it, or give --out a file that ends in .json")
 
-    if not support.is_dir():
-        raise TridentError(f"--support {support}: there is no such folder; it must hold one folder for each class")
-    found = {folder.name: find_pictures(folder) for folder in subfolders(support)}
-    if not found:
-        raise TridentError(f"--support {support} has no class folders: expected {support}/CLASS/PICTURE.jpg")
-    by_class = {name: pictures for name, (pictures, _) in found.items()}
-    unread = {path: line for _, lines in found.values() for path, line in lines.items()}
-    empty = [name for name, files in by_class.items() if not files]
-    if empty:
-        why = f" ({next(iter(unread.values()))})" if unread else ""
-        raise TridentError(f"--support {support}: class '{empty[0]}' has no pictures{why}")
-    beside, _ = find_pictures(support, without=subfolders(support))
-    if beside:
-        why = f"it is not in a class folder: expected {support}/CLASS/{beside[0].path.name}"
-        unread |= {str(source.path): f"{source.path}: {why}" for source in beside}
-    return by_class, unread
+
+def _corrected(corrections: Path | None, pile: "list[ImageFile]") -> "dict[ImageFile, str]":
+    """The pictures of the pile that a table corrects, with their right class."""
+    if corrections is None:
+        return {}
+    found = read_corrections(corrections)
+    by_path = {str(source.path): source for source in pile}
+    missing = [path for path in found if path not in by_path]
+    if missing:
+        raise TridentError(
+            f"{corrections} corrects {missing[0]}, which is not in the pile: paths must be as 'trident predict' wrote "
+            "them, so give the same --query"
+        )
+    return {by_path[path]: name for path, name in found.items()}
 
 
-def _labeller(by_class: "dict[str, list[ImageFile]]", weights: str, device: str) -> "Labeller":
+def _summary(rows: list[Row], n_pictures: int, out: Path) -> str:
+    text = f"labelled {sum(bool(row.label) for row in rows)} of {n_pictures} pictures, see {out}"
+    none = sum(row.none_of_these for row in rows)
+    return text + (f"; {none} seem to belong to none of the classes" if none else "")
+
+
+def _sort(rows: list[Row], target: Path, moving: bool, really: bool) -> None:
     from trident.cli.console import stderr
-    from trident.labelling.labeller import Labeller, read_labelled
-    from trident.learning.checkpoint import load_checkpoint
-    from trident.weights import weights_for
+    from trident.labelling.sorting import carry_out, plan
 
-    auto = weights_for(sum(map(len, by_class.values())), len(by_class))
-    name = auto if weights == "auto" else weights
-    checkpoint = load_checkpoint(name)
-    backbone = checkpoint.recipe.backbone
-    labeller = Labeller(checkpoint, *read_labelled(by_class, backbone.image_size, backbone.image_channels), device)
-    stderr.print(f"weights: {Path(name).stem}, {checkpoint.described()}", soft_wrap=True)
-    return labeller
-
-
-def _pile(query: Path, support: Path, without: list[Path]) -> "tuple[list[ImageFile], dict[str, str]]":
-    """The pictures to label, and an error message for each unreadable path. Omits labelled and sorted pictures."""
-    from trident.data.pictures import find_pictures
-
-    if not query.is_dir():
-        what = "that is a file" if query.is_file() else "there is no such folder"
-        raise TridentError(f"--query {query}: {what}; it must be a folder of pictures")
-    if query.resolve().is_relative_to(support.resolve()):
-        raise TridentError(f"--query {query} is inside --support {support}: choose another folder of pictures to label")
-    pictures, unread = find_pictures(query, without)
-    if not pictures:
-        why = f" ({next(iter(unread.values()))})" if unread else ""
-        raise TridentError(f"--query {query}: it has no picture to label{why}")
-    return pictures, unread
-
-
-def _label(labelled: "Labelled", place: int, threshold: float) -> str:
-    """Empty if the picture cannot be read or its probability is below the threshold."""
-    if place in labelled.failures:
-        return ""
-    label, probability = labelled.ranking(place)[0]
-    return label if probability >= threshold else ""
-
-
-def _as_csv(labelled: "Labelled", names: list[str], threshold: float, every: bool) -> str:
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    head = ["path", "label", "probability", "runner_up", "runner_up_probability"]
-    guessed = ["best_guess"] if threshold > 0 else []  # otherwise it is the label
-    table.writerow([*head, *guessed, *(f"p({name})" for name in labelled.classes if every)])
-    for place, name in enumerate(names):
-        if place in labelled.failures:
-            continue
-        (best, first), (second, next_best) = labelled.ranking(place)[:2]
-        row = [name, _label(labelled, place, threshold), f"{first:.4f}", second, f"{next_best:.4f}"]
-        row += [best] if guessed else []
-        table.writerow([*row, *(f"{p:.4f}" for p in labelled.probabilities[place] if every)])
-    return text.getvalue()
-
-
-def _as_json(labelled: "Labelled", names: list[str], threshold: float, every: bool, skipped: dict[str, str]) -> str:
-    rows = []
-    for place, name in enumerate(names):
-        if place in labelled.failures:
-            continue
-        ranking = labelled.ranking(place)
-        row: dict[str, Any] = {
-            "path": name,
-            "label": _label(labelled, place, threshold) or None,
-            "best_guess": ranking[0][0],
-            "probability": ranking[0][1],
-            "runner_up": ranking[1][0],
-            "runner_up_probability": ranking[1][1],
-        }
-        rows.append(row | ({"probabilities": dict(ranking)} if every else {}))
-    failures = [{"path": path, "error": why} for path, why in skipped.items()]
-    return json.dumps({"classes": list(labelled.classes), "pictures": rows, "skipped": failures}, indent=1) + "\n"
-
-
-def _write(text: str, out: Path | None) -> None:
-    if out is None:
-        sys.stdout.flush()
-        sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
-        sys.stdout.buffer.flush()
+    steps = plan({Path(row.path): row.label for row in rows if row.label}, target, moving)
+    verb = "move" if moving else "copy"
+    if really:
+        carry_out(steps, moving)
+        stderr.print(f"{verb.replace('y', 'ie')}d {len(steps)} pictures into {target}", soft_wrap=True)
         return
-    from trident.files import atomic_file
-
-    with atomic_file(out) as file:
-        file.write(text.encode("utf-8", "surrogateescape"))
+    for source, place in steps:
+        stderr.print(f"would {verb} {source} to {place}", soft_wrap=True)
+    stderr.print(f"nothing was done; --yes would {verb} {len(steps)} pictures", soft_wrap=True)

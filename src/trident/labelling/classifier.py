@@ -1,4 +1,4 @@
-"""`TridentClassifier`: trained weights as a scikit-learn classifier."""
+"""`TridentClassifier`: few-shot labelling as a scikit-learn classifier."""
 
 from pathlib import Path
 from typing import Any, Self
@@ -9,9 +9,13 @@ from trident.data.images import ImageSource, UnreadableImageError
 from trident.data.pictures import sources_of
 from trident.engines.execution import usable_device
 from trident.errors import BadValueError, TridentError
-from trident.labelling.labeller import Labeller, label_pile, read_labelled
-from trident.learning.checkpoint import load_checkpoint
-from trident.weights import weights_for
+from trident.labelling.feature_labeller import FeatureLabeller
+from trident.labelling.labelled import Labelled
+from trident.labelling.labeller import label_pile
+from trident.labelling.making import make_labeller, open_cache
+from trident.labelling.saved import load_classifier, save_classifier
+from trident.labelling.suggesting import suggest
+from trident.labelling.typicality import unit
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin
@@ -30,14 +34,22 @@ class TridentClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     Labels may be anything that can be sorted. Classes may have different numbers of pictures.
 
     `predict` and `predict_proba` classify each picture alone: its label does not depend on the others.
-    `fit_predict` and `transduce_proba` classify pictures together, in chunks of up to 100. This is faster and, if all
-    classes are about equally frequent, more accurate. The label of a picture then depends on the others in its chunk.
+    `fit_predict` and `transduce_proba` classify pictures together, which is more accurate. The label of a picture then
+    depends on the others. With a pretrained backbone all of them are classified together; with weights trained here,
+    in chunks of up to 100.
     """
 
-    def __init__(self, weights: str | Path = "auto", device: str = "auto"):
-        """`weights`: a name from `trident weights`, a run or a file; auto: by the number of labelled pictures."""
+    def __init__(self, weights: str | Path = "auto", device: str = "auto", backbone: str = "auto", cache: bool = True):
+        """Choose the network.
+
+        `backbone`: a name from `trident backbones`; auto: efficientnet-lite0 if it is installed, otherwise conv4.
+        `weights`: for conv4, a name from `trident weights`, a run or a file; auto: by the number of labelled pictures.
+        `cache`: keep features of pretrained backbones on disk (see `trident cache`).
+        """
         self.weights = weights
         self.device = device
+        self.backbone = backbone
+        self.cache = cache
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -59,22 +71,18 @@ class TridentClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         assert_all_finite(labels, input_name="y")
         check_classification_targets(labels)
         classes = np.unique(labels)
-        auto = weights_for(len(sources), len(classes))
-        checkpoint = load_checkpoint(auto if self.weights == "auto" else self.weights)
         by_class: dict[str, list[ImageSource]] = {
             str(name): [source for source, label in zip(sources, labels, strict=True) if label == name]
             for name in classes
         }
-        backbone = checkpoint.recipe.backbone
         device = usable_device(self.device)
-        labelled = read_labelled(by_class, backbone.image_size, backbone.image_channels)
-        labeller = Labeller(checkpoint, *labelled, device)
+        labeller = make_labeller(by_class, self.backbone, self.weights, device, open_cache(self.cache))
         self.classes_, self.labeller_ = classes, labeller  # set only if nothing failed
         return self
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Probabilities (image, class), each picture classified alone; classes as in `classes_`."""
-        return self._probabilities(X, together=False)
+        return self._labelled(X, together=False).probabilities
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable classes, each picture classified alone."""
@@ -83,15 +91,56 @@ class TridentClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def transduce_proba(self, X: Any) -> np.ndarray:
         """Probabilities (image, class), all pictures classified together."""
-        return self._probabilities(X, together=True)
+        return self._labelled(X, together=True).probabilities
 
     def fit_predict(self, images: Any, labels: Any, queries: Any) -> np.ndarray:
         """Fit, then the most probable classes of the queries, classified together."""
         return np.asarray(self.fit(images, labels).classes_[self.transduce_proba(queries).argmax(1)])
 
-    def _probabilities(self, images: Any, together: bool) -> np.ndarray:
+    def none_of_these(self, X: Any) -> np.ndarray:
+        """Whether each picture belongs to none of the classes: (image,) bool. It needs a pretrained backbone."""
+        labelled = self._labelled(X, together=True)
+        if labelled.typicality is None:
+            raise BadValueError(
+                "none_of_these needs a pretrained backbone and at least 5 pictures, labelled ones of one class included"
+            )
+        return np.asarray(labelled.typicality < labelled.least_typical)
+
+    def suggest(self, X: Any, n: int = 10) -> np.ndarray:
+        """Indices of the pictures to label next, the best first. It needs a pretrained backbone."""
+        check_is_fitted(self, "labeller_")
+        labeller = self._by_features()
+        sources = sources_of(X)
+        features = unit(labeller.raw_features(sources))
+        probabilities = labeller.label_features(features).probabilities
+        return np.array(suggest(labeller.unit, features, probabilities, n), np.int64)
+
+    def save(self, path: str | Path) -> None:
+        """Write the fitted classifier to a file that ends in .trident. Labels become text."""
+        check_is_fitted(self, "labeller_")
+        save_classifier(self._by_features(), Path(path))
+
+    @classmethod
+    def load(cls, path: str | Path, device: str = "auto", backbone: str = "auto", cache: bool = True) -> Self:
+        """Read a classifier that `save` or `trident fit` wrote.
+
+        `backbone` must be given if it is an ONNX file or a Python function, because a file cannot ask for those.
+        """
+        labeller = load_classifier(
+            Path(path), usable_device(device), None if backbone == "auto" else backbone, open_cache(cache)
+        )
+        made = cls(device=device, backbone=labeller.backbone.name, cache=cache)
+        made.classes_, made.labeller_ = np.array(labeller.classes), labeller
+        return made
+
+    def _by_features(self) -> FeatureLabeller:
+        if not isinstance(self.labeller_, FeatureLabeller):
+            raise BadValueError("this needs a pretrained backbone: see 'trident backbones'")
+        return self.labeller_
+
+    def _labelled(self, images: Any, together: bool) -> Labelled:
         check_is_fitted(self, "labeller_")
         labelled = label_pile(self.labeller_, sources_of(images), together=together)
         if labelled.failures:
             raise UnreadableImageError(next(iter(labelled.failures.values())))
-        return labelled.probabilities
+        return labelled

@@ -6,7 +6,7 @@ classified alone.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -15,11 +15,11 @@ import numpy as np
 import torch
 
 from trident.backbones.pretrained import Pretrained
-from trident.data.images import ImageSource
+from trident.data.images import ImageSource, UnreadableImageError
 from trident.labelling.feature_cache import FeatureCache
 from trident.labelling.labelled import Labelled, check_labels
 from trident.labelling.picture_features import features_of
-from trident.labelling.typicality import LEAST_TYPICAL, typicality
+from trident.labelling.typicality import LEAST_TYPICAL, typicality, unit
 from trident.measuring.calibration import softmax
 from trident.methods.base import HeadOnFeatures
 from trident.methods.nearest_mean import NearestMean
@@ -49,6 +49,21 @@ class FeatureLabeller:
     def described(self) -> str:
         return f"features of {self.backbone.name}, {self.method.about.title.lower()}"
 
+    @property
+    def keeps_features(self) -> bool:
+        return self.cache is not None and self.cache.problem is None
+
+    def with_pictures(self, by_class: Mapping[str, Sequence[ImageSource]]) -> "FeatureLabeller":
+        """The same with more labelled pictures, of these classes or of new ones."""
+        if not by_class:
+            return self
+        classes = tuple(dict.fromkeys([*self.classes, *by_class]))
+        features = [self.features, *(self.raw_features(sources) for sources in by_class.values())]
+        labels = [np.full(len(sources), classes.index(name), np.int64) for name, sources in by_class.items()]
+        return replace(
+            self, classes=classes, features=np.concatenate(features), labels=np.concatenate([self.labels, *labels])
+        )
+
     def label(self, pile: Sequence[ImageSource], progress: Progress | None = None, together: bool = True) -> Labelled:
         features, failures = features_of(self.backbone, pile, self.cache, progress)
         readable = np.array([place for place in range(len(pile)) if place not in failures], np.int64)
@@ -63,11 +78,18 @@ class FeatureLabeller:
             typical[readable] = labelled.typicality
         return replace(labelled, probabilities=probabilities, failures=failures, typicality=typical)
 
+    def raw_features(self, pictures: Sequence[ImageSource]) -> np.ndarray:
+        """Features (picture, feature). A picture that cannot be read is an error."""
+        features, failures = features_of(self.backbone, pictures, self.cache)
+        if failures:
+            raise UnreadableImageError(next(iter(failures.values())))
+        return features
+
     def label_features(self, features: np.ndarray, together: bool = True) -> Labelled:
         """Label pictures by their features (picture, feature)."""
         if not len(features):
             return Labelled(self.classes, np.zeros((0, len(self.classes))))
-        features = features / np.linalg.norm(features, axis=1, keepdims=True).clip(1e-12)
+        features = unit(features)
         # A single picture's typicality must not depend on the others: only labelled pictures give the median.
         typical = self._typicality(features, together)
         taking_part = np.ones(len(features), bool) if typical is None else typical >= LEAST_TYPICAL
@@ -99,7 +121,7 @@ class FeatureLabeller:
 
     @cached_property
     def unit(self) -> np.ndarray:
-        return self.features / np.linalg.norm(self.features, axis=1, keepdims=True).clip(1e-12)
+        return unit(self.features)
 
     @property
     def _shots(self) -> float:

@@ -36,6 +36,10 @@ class PictureLabeller(Protocol):
     @property
     def classes(self) -> tuple[str, ...]: ...
 
+    @property
+    def keeps_features(self) -> bool:
+        """Whether a pile that was stopped goes on where it was."""
+
     def described(self) -> str:
         """In words, for the user: what labels the pictures."""
 

@@ -88,6 +88,10 @@ class Labeller:
         """Classes may have different numbers of shots; n_shot is the largest."""
         return EpisodeSpec(len(self.classes), int(np.bincount(self.labels).max()), 1)
 
+    @property
+    def keeps_features(self) -> bool:
+        return False
+
     def described(self) -> str:
         return self.checkpoint.described()
 

@@ -20,15 +20,16 @@ def typicality(labelled: np.ndarray, labels: np.ndarray, pile: np.ndarray, n_cla
     """
     sums = np.zeros((n_classes, labelled.shape[1]), np.float32)
     np.add.at(sums, labels, labelled)
-    own = (pile @ _unit(sums).T).max(1) if len(pile) else np.zeros(0)
+    own = (pile @ unit(sums).T).max(1) if len(pile) else np.zeros(0)
     others = sums[labels] - labelled  # of the other labelled pictures of the same class
     several = np.bincount(labels, minlength=n_classes)[labels] > 1
-    of_labelled = (labelled[several] * _unit(others[several])).sum(1)
+    of_labelled = (labelled[several] * unit(others[several])).sum(1)
     known = np.concatenate([own, of_labelled])
     if len(known) < _FEWEST:
         return None
     return np.asarray(own / max(float(np.median(known)), 1e-6), np.float64)
 
 
-def _unit(rows: np.ndarray) -> np.ndarray:
-    return rows / np.linalg.norm(rows, axis=1, keepdims=True).clip(1e-12)
+def unit(rows: np.ndarray) -> np.ndarray:
+    """Vectors (row, feature), scaled to unit length."""
+    return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True).clip(1e-12))

@@ -13,7 +13,7 @@ from trident.methods.base import About, HeadModel, HeadOnFeatures, Losses, cross
 from trident.methods.nearest_mean import NearestMean
 from trident.methods.soft_kmeans import SoftKMeans
 from trident.nn.activation import activate
-from trident.nn.attfex import Attfex, Classes, TaskFeatures
+from trident.nn.attfex import Classes, TaskFeatures
 from trident.nn.gaussian import Gaussian, GaussianHead
 from trident.nn.linear import Linear
 from trident.nn.parameters import Parameters
@@ -22,6 +22,8 @@ from trident.tasks.source import NoiseShapes
 from trident.tasks.task import Labels, Task
 
 ACTIVATION = "leaky_relu"
+TRAINING_MEAN = "training_mean"
+LOG_VAR_BOUND = 8.0
 
 
 class Latents(NamedTuple):
@@ -61,7 +63,6 @@ class TridentOnFeatures(HeadOnFeatures):
     semantic_latents: int = setting(32, "size of z_semantic; z_label has the size of the features")
     label_width: int = setting(64, "hidden units of the network in the mean of z_label; 0 for no such network")
     decoder_width: int = setting(64, "hidden units of the decoder")
-    attfex: Literal["set", "off"] = setting("set", "AttFEX, independent of the order of the images, or none")
     attfex_width_m: int = setting(16, "feature maps that AttFEX's W_M extracts from the images of a task")
     attfex_width_n: int = setting(8, "feature maps that W_N makes of them")
     initial_log_var: float = setting(-3.0, "start of the log-variances; a feature's mean square is 1")
@@ -69,6 +70,8 @@ class TridentOnFeatures(HeadOnFeatures):
     reconstruction_weight: float = setting(0.01, "weight of the squared error of a feature, summed over its numbers")
     label_kl_weight: float = setting(0.001, "weight of the divergence of q(z_label) from a standard normal")
     semantic_kl_weight: float = setting(0.01, "weight of the divergence of q(z_semantic) from a standard normal")
+    trust_from: float = setting(0.6, "", True)
+    trust_to: float = setting(0.8, "", True)
     scale: float = setting(20.0, "of cosines in the logits, without refinements", after_training=True)
     refinements: Literal["none", "soft-kmeans"] = setting(
         "soft-kmeans", "class means stay as they are, or move towards the queries as in soft k-means", True
@@ -96,13 +99,13 @@ class TridentOnFeatures(HeadOnFeatures):
     # The parts. The names of a part's parameters begin with the part's name.
 
     def semantic_head(self, n_features: int) -> GaussianHead:
-        return GaussianHead("semantic", n_features, self.semantic_latents, None, None)
+        return GaussianHead("semantic", n_features, self.semantic_latents, None, LOG_VAR_BOUND)
 
     def label_layer(self, n_features: int) -> Linear:
         return Linear("label_network", n_features + self.semantic_latents, self.label_width)
 
     def label_head(self, n_features: int) -> GaussianHead:
-        return GaussianHead("label", self.label_width, n_features, self.initial_log_var, None)
+        return GaussianHead("label", self.label_width, n_features, self.initial_log_var, LOG_VAR_BOUND)
 
     def decoder(self, n_features: int) -> tuple[Linear, Linear]:
         return (
@@ -111,24 +114,32 @@ class TridentOnFeatures(HeadOnFeatures):
         )
 
     @property
-    def attention(self) -> Attfex:
+    def mask_layers(self) -> tuple[Linear, Linear]:
         m, n = self.attfex_width_m, self.attfex_width_n
-        return Attfex("attfex", Classes("attfex", m), m, n, ACTIVATION, False, "inside", True)
+        return Linear("attfex.w_n", m, n, bias=False), Linear("attfex.mask", n, 1, bias=False)
+
+    @property
+    def statistics_of_task(self) -> Classes:
+        return Classes("attfex", self.attfex_width_m)
 
     def initial(self, n_features: int, generator: torch.Generator) -> Parameters:
         start = self.semantic_head(n_features).initial(generator) | self.label_layer(n_features).initial(generator)
-        start |= self.label_head(n_features).initial(generator)
-        for layer in self.decoder(n_features):
+        start |= self.label_head(n_features).initial(generator) | self.statistics_of_task.initial(generator)
+        for layer in (*self.mask_layers, *self.decoder(n_features)):
             start |= layer.initial(generator)
-        zero = ["label.loc.weight", "label.loc.bias"]
-        if self.attfex == "set":
-            start |= self.attention.initial(generator)
-            zero += ["attfex.value.weight"]
-        return start | {key: torch.zeros_like(start[key]) for key in zero}
+        zero = ("label.loc.weight", "label.loc.bias", "attfex.mask.weight")
+        start |= {key: torch.zeros_like(start[key]) for key in zero}
+        return start | {"attention.strength": torch.tensor(0.0), "attention.scale": torch.tensor(10.0)}
+
+    def initial_statistics(self, n_features: int) -> Parameters:
+        return {TRAINING_MEAN: torch.zeros(n_features)}
+
+    def statistics(self, features: Tensor) -> Parameters:
+        return {TRAINING_MEAN: F.normalize(features, dim=2).mean(1)}
 
     # Inference, classification and reconstruction.
 
-    def infer(self, parameters: Parameters, features: Tensor, task: Task, draw: int) -> Latents:
+    def infer(self, parameters: Parameters, features: Tensor, task: Task, draw: int, trust: Tensor | float) -> Latents:
         """Latents of all images. Parameters are (task, ...)."""
         n_features = features.shape[2]
 
@@ -138,15 +149,34 @@ class TridentOnFeatures(HeadOnFeatures):
 
         semantic = self.semantic_head(n_features)(parameters, features)
         z_semantic = sample(semantic, noise("semantic"))
-        found = features
-        if self.attfex == "set":
-            maps = features[:, :, None, None]  # (task, image, 1, 1, feature)
-            of_task = TaskFeatures(maps, task.support_labels, task.n_way)
-            found = features * self.attention(parameters, of_task)[:, :, 0, 0]
-        hidden = self.label_layer(n_features)(parameters, torch.cat([found, z_semantic], 2))
+        masked = features * (1 + self.mask(parameters, features, task))
+        hidden = self.label_layer(n_features)(parameters, torch.cat([masked, z_semantic], 2))
         residual = self.label_head(n_features)(parameters, activate(hidden, ACTIVATION))
-        label = Gaussian(found + residual.loc, residual.log_var)
+        own = masked + trust * residual.loc
+        label = Gaussian(own + self.attention(parameters, own), residual.log_var)
         return Latents(semantic, label, z_semantic, sample(label, noise("label")))
+
+    def mask(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
+        """(task, 1, feature), from the statistics of the task in which AttFEX sees it."""
+        of_task = TaskFeatures(features[:, :, None, None], task.support_labels, task.n_way)
+        found = self.statistics_of_task(parameters, of_task)  # (task, attfex_width_m, feature)
+        for layer in self.mask_layers:
+            found = torch.bmm(parameters[f"{layer.name}.weight"], activate(found, ACTIVATION))
+        return found
+
+    def attention(self, parameters: Parameters, features: Tensor) -> Tensor:
+        """What the other images of the task add to each: (task, image, feature), the same."""
+        strength, scale = (parameters[f"attention.{name}"][:, None, None] for name in ("strength", "scale"))
+        unit = F.normalize(features, dim=2)
+        itself = torch.eye(features.shape[1], device=features.device, dtype=torch.bool)
+        weights = (scale * unit @ unit.mT).masked_fill(itself, -math.inf).softmax(2)  # (task, image, image)
+        return strength * weights @ features
+
+    def trust(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
+        mean = parameters[TRAINING_MEAN]  # (task, feature)
+        support = F.normalize(features[:, task.support], dim=2).mean(1)  # (task, feature)
+        alike = (support * mean).sum(1) / mean.square().sum(1).clamp(min=1e-6)
+        return ((alike - self.trust_from) / (self.trust_to - self.trust_from)).clamp(0, 1)[:, None, None]
 
     def classify(self, z_label: Tensor, task: Task) -> Tensor:
         """(task, image, feature) -> query logits (task, query, n_way)."""
@@ -161,8 +191,9 @@ class TridentOnFeatures(HeadOnFeatures):
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         parameters, features = for_each_task(parameters, len(features)), scaled(features)
+        trust = self.trust(parameters, features, task)
         draws = sum(name.startswith("query/") and name.endswith("/label") for name in task.noise)
-        found = [self.infer(parameters, features, task, draw).z_label for draw in range(max(1, draws))]
+        found = [self.infer(parameters, features, task, draw, trust).z_label for draw in range(max(1, draws))]
         logits = [self.classify(z_label, task) for z_label in found]
         if len(logits) == 1:
             return logits[0]
@@ -170,18 +201,18 @@ class TridentOnFeatures(HeadOnFeatures):
 
     def training(self, parameters: Parameters, features: Tensor, task: Task, labels: Labels) -> tuple[Tensor, Losses]:
         parameters, features = for_each_task(parameters, len(features)), scaled(features)
-        latents = self.infer(parameters, features, task, draw=0)
-        logits = self.classify(latents.z_label, task)
+        latents = self.infer(parameters, features, task, 0, trust=1.0)
+        logits = [replace(self, refinements=way).classify(latents.z_label, task) for way in ("none", "soft-kmeans")]
         queries = latents.of(task.queries)
         errors = (self.decode(parameters, queries) - features[:, task.queries]).square().sum(2)
         losses = {
-            "classification": cross_entropy(logits, labels.queries),
+            "classification": torch.stack([cross_entropy(each, labels.queries) for each in logits]).mean(0),
             "reconstruction": errors.mean(1),
             "label_kl": queries.label.kl_to_standard_normal().mean(1),
             "semantic_kl": queries.semantic.kl_to_standard_normal().mean(1),
         }
         total = torch.stack([getattr(self, f"{name}_weight") * part for name, part in losses.items()]).sum(0)
-        return logits, {"total": total} | losses
+        return logits[1], {"total": total} | losses
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,111 @@
+"""Classifiers to keep, and what to label next: `trident fit` and `trident suggest`."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trident.cli.app import app
+from trident.cli.label_inputs import (
+    Backbone,
+    Model,
+    NoCache,
+    Query,
+    Support,
+    labelled_pictures,
+    labeller_from_file,
+    labeller_from_pictures,
+    pile_of,
+)
+from trident.cli.options import Device, Json, device_of
+from trident.errors import TridentError
+
+
+@app.command(short_help="Save a classifier made from labelled pictures.")
+def fit(
+    support: Annotated[Path, typer.Option(help="Labelled pictures: a folder with one folder for each class.")],
+    out: Annotated[Path, typer.Option(help="The file to write; it must end in .trident.")],
+    backbone: Backbone = "auto",
+    no_cache: NoCache = False,
+    device: Device = "auto",
+) -> None:
+    """Save a classifier, for 'trident predict --model'. The file holds features and labels, but no pictures.
+
+    It needs a pretrained backbone. Whoever uses the file needs the same backbone.
+    """
+    from trident.cli.console import stderr
+    from trident.data.images import silence_pillow
+    from trident.files import check_writable
+    from trident.labelling.feature_labeller import FeatureLabeller
+    from trident.labelling.making import HINT
+    from trident.labelling.saved import SUFFIX, save_classifier
+
+    silence_pillow()
+    if out.suffix != SUFFIX:
+        raise TridentError(f"--out {out}: the file must end in {SUFFIX}")
+    check_writable(out)
+    by_class, unread = labelled_pictures(support)
+    if unread:
+        raise TridentError(next(iter(unread.values())))
+    labeller = labeller_from_pictures(by_class, backbone, "auto", device_of(device), not no_cache)
+    if not isinstance(labeller, FeatureLabeller):
+        raise TridentError(f"a classifier needs a pretrained backbone: {HINT}")
+    save_classifier(labeller, out)
+    n_pictures = sum(map(len, by_class.values()))
+    stderr.print(f"wrote {out}: {len(by_class)} classes from {n_pictures} pictures", soft_wrap=True)
+
+
+@app.command(short_help="Say which pictures to label next.")
+def suggest(
+    query: Query,
+    support: Support = None,
+    model: Model = None,
+    number: Annotated[int, typer.Option("--number", "-n", min=1, help="How many pictures to suggest.")] = 10,
+    backbone: Backbone = "auto",
+    no_cache: NoCache = False,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Print the pictures of a pile whose labels would help most: uncertain, and different from each other.
+
+    Put them into the class folders of --support, or write their class into the column 'correction' of a table that
+    'trident predict' wrote. Then label the pile again. It needs a pretrained backbone.
+    """
+    from trident.cli.console import counting
+    from trident.data.images import silence_pillow
+    from trident.labelling.feature_labeller import FeatureLabeller
+    from trident.labelling.labelled import PictureLabeller
+    from trident.labelling.making import HINT
+    from trident.labelling.picture_features import features_of
+    from trident.labelling.suggesting import suggest as choose
+    from trident.labelling.typicality import unit
+
+    silence_pillow()
+    if (support is None) == (model is None):
+        raise TridentError("give the labelled pictures: --support DIR, or --model FILE of 'trident fit', but not both")
+    by_class, unread = labelled_pictures(support) if support is not None else ({}, {})
+    pile, more = pile_of(query, support, [support] if support is not None else [])
+    if model is not None:
+        labeller: PictureLabeller = labeller_from_file(model, backbone, device_of(device), not no_cache, {})
+    else:
+        labeller = labeller_from_pictures(by_class, backbone, "auto", device_of(device), not no_cache)
+    if not isinstance(labeller, FeatureLabeller):
+        raise TridentError(f"suggestions need a pretrained backbone: {HINT}")
+    with counting("looking at pictures") as progress:
+        features, failures = features_of(labeller.backbone, pile, labeller.cache, progress)
+    readable = [place for place in range(len(pile)) if place not in failures]
+    features = unit(features[readable])
+    labelled = labeller.label_features(features)
+    chosen = choose(labeller.unit, features, labelled.probabilities, number)
+    found = [(str(pile[readable[place]].path), *labelled.ranking(place)[0]) for place in chosen]
+    if as_json:
+        print(json.dumps([{"path": path, "best_guess": label, "probability": p} for path, label, p in found]))
+    else:
+        for path, label, p in found:
+            print(f"{path}\tperhaps {label} ({p:.2f})")
+    skipped = [*failures.values(), *unread.values(), *more.values()]
+    for why in skipped:
+        typer.echo(f"trident: skipped {' '.join(why.split())}", err=True)
+    if skipped:
+        raise typer.Exit(2)

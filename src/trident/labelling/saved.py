@@ -1,0 +1,119 @@
+"""Saved classifiers: the features of the labelled pictures, their labels, and which backbone made them.
+
+The file is a safetensors file, which runs no code when it is read. It holds no pictures. A checksum covers everything
+in it, and the backbone's fingerprint makes sure that features of another network are never compared with it.
+"""
+
+import hashlib
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from trident.backbones.pretrained import BACKBONES, Pretrained, find_backbone
+from trident.errors import TridentError
+from trident.files import atomic_file
+from trident.labelling.feature_cache import FeatureCache
+from trident.labelling.feature_labeller import FeatureLabeller
+from trident.methods.soft_kmeans import SoftKMeans
+
+SUFFIX = ".trident"
+_FORMAT = "trident-classifier-1"
+_MOST_BYTES = 2**31
+_MOST_CLASSES = 100_000
+
+
+def save_classifier(labeller: FeatureLabeller, path: Path) -> None:
+    """Write a classifier. The file appears only when it is complete."""
+    if path.suffix != SUFFIX:
+        raise TridentError(f"{path}: the file of a classifier must end in {SUFFIX}")
+    if not isinstance(labeller.method, SoftKMeans):
+        raise TridentError(f"a classifier with the method {labeller.method.about.title} cannot be saved")
+    tensors = {"features": np.ascontiguousarray(labeller.features), "labels": np.ascontiguousarray(labeller.labels)}
+    about = {
+        "classes": list(labeller.classes),
+        "backbone": labeller.backbone.name,
+        "fingerprint": labeller.backbone.fingerprint,
+        "method": asdict(labeller.method),
+    }
+    text = json.dumps(about, sort_keys=True)
+    metadata = {"format": _FORMAT, "trident": text, "checksum": _checksum(text, tensors)}
+    with atomic_file(path) as file:
+        file.write(save(tensors, metadata))
+
+
+def load_classifier(
+    path: Path, device: str = "cpu", backbone: str | None = None, cache: FeatureCache | None = None
+) -> FeatureLabeller:
+    """Read a classifier. `backbone`: its name, which must be given again if it is a file or a Python function."""
+    about, tensors = _read(path)
+    try:
+        classes = tuple(str(name) for name in about["classes"])
+        features, labels = tensors["features"], tensors["labels"]
+        name, fingerprint = str(about["backbone"]), str(about["fingerprint"])
+        method = SoftKMeans(**about["method"])
+        fits = (
+            features.ndim == 2
+            and features.dtype == np.float32
+            and labels.shape == features.shape[:1]
+            and labels.dtype == np.int64
+            and 0 < len(classes) <= _MOST_CLASSES
+            and len(labels) > 0
+            and 0 <= labels.min() <= labels.max() < len(classes)
+            and bool(np.isfinite(features).all())
+        )
+    except (KeyError, TypeError, ValueError, TridentError) as error:
+        raise TridentError(f"{path} is not a classifier of trident: {error}") from error
+    if not fits:
+        raise TridentError(f"{path} is damaged: its features, labels and classes do not fit together")
+    return FeatureLabeller(_backbone(path, name, fingerprint, backbone, device), classes, features, labels, method,
+                           cache=cache)  # fmt: skip
+
+
+def _backbone(path: Path, name: str, fingerprint: str, given: str | None, device: str) -> Pretrained:
+    """The backbone that a file names. Nothing that the file alone names is ever run or read."""
+    if given is None and name not in BACKBONES:
+        raise TridentError(f"{path} was made with backbone {name}: if you trust it, give --backbone {name}")
+    found = find_backbone(given or name, device)
+    if found.fingerprint != fingerprint:
+        raise TridentError(
+            f"{path} was made with backbone {name} of fingerprint {fingerprint[:12]}: "
+            f"{found.name} has the fingerprint {found.fingerprint[:12]}, so its features do not fit"
+        )
+    return found
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    if not path.is_file():
+        raise TridentError(f"there is no classifier at {path}: make one with 'trident fit'")
+    if path.stat().st_size > _MOST_BYTES:
+        raise TridentError(f"{path} is larger than {_MOST_BYTES // 2**30} GiB, too large for a classifier")
+    try:
+        with safe_open(path, "numpy") as file:
+            metadata = file.metadata() or {}
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a mapping
+    except (SafetensorError, OSError, TypeError, ValueError) as error:
+        raise TridentError(f"{path} is not a classifier of trident: {error}") from error
+    if metadata.get("format") != _FORMAT:
+        raise TridentError(f"{path} is not a classifier of trident, or one of another version")
+    text = metadata.get("trident", "")
+    if metadata.get("checksum") != _checksum(text, tensors):
+        raise TridentError(f"{path} has been changed since it was written: its checksum does not match")
+    try:
+        about = json.loads(text)
+    except ValueError as error:
+        raise TridentError(f"{path} is not a classifier of trident: {error}") from error
+    return about, tensors
+
+
+def _checksum(text: str, tensors: dict[str, np.ndarray]) -> str:
+    digest = hashlib.sha256(text.encode())
+    for key in sorted(tensors):
+        value = np.ascontiguousarray(tensors[key])
+        digest.update(f"{key} {value.dtype.str} {value.shape}".encode())
+        digest.update(value.tobytes())
+    return digest.hexdigest()
