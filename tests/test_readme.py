@@ -52,6 +52,9 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for place, name in enumerate(("labelled/cat", "labelled/dog", "pile")):
         (folder / name).mkdir(parents=True)
         Image.new("RGB", (90, 84), (80 * place, 120, 200 - 60 * place)).save(folder / name / "picture.jpg")
+    written = run_here(folder, "predict", "--support", "labelled", "--query", "pile", "--out", "labels.csv")
+    fitted = run_here(folder, "fit", "--support", "labelled", "--out", "mine.trident")
+    assert written.returncode == fitted.returncode == 0, written.stderr + fitted.stderr
     for name, seed in (("first", 0), ("second", 1)):
         small = ["backbone.channels=8", f"training.seed={seed}"]
         trained = run_here(folder, "train", "glyphs", "--out", f"runs/{name}", *SHORT, *small)

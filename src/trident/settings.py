@@ -69,8 +69,9 @@ class Protocol:
     query_order: Literal["shuffled", "class_sorted"] = setting(
         "shuffled", "class_sorted reveals the classes of the queries to a positional AttFEX: see the README"
     )
-    balance: Literal["balanced", "dirichlet"] = setting(
-        "balanced", "exactly n_query queries of each class, or Dirichlet-distributed counts"
+    balance: Literal["balanced", "dirichlet", "one_absent"] = setting(
+        "balanced",
+        "exactly n_query queries of each class; Dirichlet-distributed counts; or none of one class, more of the others",
     )
     queries_at_once: Literal["all", "one"] = setting("all", "one: each query is classified alone, in a task of its own")
     dirichlet_alpha: float = setting(2.0, "concentration of the Dirichlet distribution")
@@ -92,7 +93,11 @@ class Protocol:
     def describe(self, latents: bool = True, batch_norm: bool = True) -> str:
         """In words. Latents and batch norm are omitted if the method has none."""
         order = f"{self.query_order.replace('_', '-')} queries"
-        balance = "balanced" if self.balance == "balanced" else f"Dirichlet({self.dirichlet_alpha:g}) class counts"
+        balance = {
+            "balanced": "balanced",
+            "dirichlet": f"Dirichlet({self.dirichlet_alpha:g}) class counts",
+            "one_absent": "no queries of one class",
+        }[self.balance]
         taken = {"sample": "one latent sample", "mean": "latent means"}.get(
             self.latents, f"average of {self.latent_samples} latent samples"
         )

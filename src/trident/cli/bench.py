@@ -144,7 +144,8 @@ def predict(
     n_way: Annotated[int, typer.Option(min=2, help="Classes.")] = 5,
     n_shot: Annotated[int, typer.Option(min=1, help="Labelled pictures of each class.")] = 5,
     pictures: Annotated[int, typer.Option(min=1, help="Number of pictures to label.")] = 100,
-    size: Annotated[int, typer.Option(min=8, help="Height and width of the JPEG files.")] = 84,
+    size: Annotated[int, typer.Option(min=8, help="Height and width of the JPEG files.")] = 320,
+    backbone: Annotated[str, typer.Option(help="As for 'trident predict'.")] = "auto",
     weights: Annotated[str, typer.Option(help="As for 'trident predict'.")] = "auto",
     repeats: Annotated[int, typer.Option(min=1, help="Number of runs; the median is reported.")] = 3,
     device: Device = "auto",
@@ -162,17 +163,20 @@ def predict(
     from trident.cli.console import counting
 
     with counting("labelling piles") as progress:
-        result = bench_predict(n_way, n_shot, pictures, size, weights, device_of(device), repeats, progress)
+        result = bench_predict(n_way, n_shot, pictures, size, backbone, weights, device_of(device), repeats, progress)
     about = result.to_json()
     if as_json:
         print(json.dumps(about, allow_nan=False))
         return
     each = ", ".join(f"{seconds:.2f}" for seconds in result.rounds)
+    network = result.backbone + (f", weights {weights}" if result.backbone == "conv4" else "")
+    cached = about["seconds_with_cached_features"]
+    again = "" if cached is None else f"\n{cached:.2f} s again, with cached features"
     print(
         f"bench predict: {n_way} classes, {n_shot} labelled pictures of each, a pile of {pictures}, {size}x{size} "
-        f"JPEG, weights {weights}\non {about['device']}; torch {about['torch']}; {about['date'][:10]}\n"
+        f"JPEG, {network}\non {about['device']}; torch {about['torch']}; {about['date'][:10]}\n"
         f"{about['seconds']:.2f} s from command to CSV, median of {repeats} ({each}); "
-        f"peak memory {result.peak:.2f} GiB"
+        f"peak memory {result.peak:.2f} GiB{again}"
     )
 
 

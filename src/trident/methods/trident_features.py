@@ -17,13 +17,15 @@ from trident.nn.attfex import Classes, TaskFeatures
 from trident.nn.gaussian import Gaussian, GaussianHead
 from trident.nn.linear import Linear
 from trident.nn.parameters import Parameters
-from trident.settings import EpisodeSpec, require_at_least, require_positive, setting
+from trident.settings import EpisodeSpec, require, require_at_least, require_positive, setting
 from trident.tasks.source import NoiseShapes
 from trident.tasks.task import Labels, Task
 
 ACTIVATION = "leaky_relu"
-TRAINING_MEAN = "training_mean"
-LOG_VAR_BOUND = 8.0
+LOG_VAR_BOUND = 8.0  # log-variances are squashed into (-8, 8), so that none overflows
+IMAGES_AT_ONCE = 1024  # in the attention, whose weights are a square matrix of images
+TERMS = ("classification", "reconstruction", "label_kl", "semantic_kl")  # of the loss
+TRAINING_MEAN = "training_mean"  # of the training images' features of unit length
 
 
 class Latents(NamedTuple):
@@ -44,14 +46,21 @@ class Latents(NamedTuple):
 class TridentOnFeatures(HeadOnFeatures):
     """A feature is split into what class it shows (z_label) and everything else (z_semantic).
 
-    Learned, on top of features f that stay as they are, with x = f / ||f|| * sqrt(number of features):
+    The features f stay as they are. Learned, with x = f / ||f|| * sqrt(number of features):
 
-        q(z_semantic | f)              a linear map of x
-        q(z_label | f, z_semantic)     mean: g + network(g, z_semantic),   g = x * (1 + AttFEX of all images of the task)
-        p(f | z_label, z_semantic)     a network that reconstructs x
+        q(z_semantic | f)             mean and variance are linear in x
+        q(z_label | f, z_semantic)    mean:  h + attention over the h of the task's other images
+                                      h = g + trust * network(g, z_semantic),   g = x * (1 + AttFEX's mask)
+        p(f | z_label, z_semantic)    a network that reconstructs x
 
-    Queries are classified from z_label, as by nearest mean; with refinements=soft-kmeans, as by soft k-means. Before
-    training, AttFEX and the network in the mean are 0. So z_label is x, and training starts from these two methods.
+    The mask and the attention depend on all images of the task, but not on their order. Queries are classified from
+    z_label as by nearest mean or, with refinements=soft-kmeans, as by soft k-means. Training minimises the mean of both
+    cross-entropies. Before training, mask, attention and network are 0: z_label is x, and the predictions are exactly
+    those of nearest mean or soft k-means.
+
+    The network knows the kind of pictures it was trained on. On others it does harm. So it only counts as far as the
+    support images resemble the training images: trust is 0 if their cosines with training images are, in the mean,
+    below `trust_from` times the cosines between training images, and 1 above `trust_to` times.
     """
 
     about = About(
@@ -61,7 +70,7 @@ class TridentOnFeatures(HeadOnFeatures):
         transductive=True,
     )
     semantic_latents: int = setting(32, "size of z_semantic; z_label has the size of the features")
-    label_width: int = setting(64, "hidden units of the network in the mean of z_label; 0 for no such network")
+    label_width: int = setting(64, "hidden units of the network in the mean of z_label")
     decoder_width: int = setting(64, "hidden units of the decoder")
     attfex_width_m: int = setting(16, "feature maps that AttFEX's W_M extracts from the images of a task")
     attfex_width_n: int = setting(8, "feature maps that W_N makes of them")
@@ -70,31 +79,34 @@ class TridentOnFeatures(HeadOnFeatures):
     reconstruction_weight: float = setting(0.01, "weight of the squared error of a feature, summed over its numbers")
     label_kl_weight: float = setting(0.001, "weight of the divergence of q(z_label) from a standard normal")
     semantic_kl_weight: float = setting(0.01, "weight of the divergence of q(z_semantic) from a standard normal")
-    trust_from: float = setting(0.6, "", True)
-    trust_to: float = setting(0.8, "", True)
+    trust_from: float = setting(0.6, "similarity to training images from which the network counts", after_training=True)
+    trust_to: float = setting(0.8, "similarity to training images from which it counts fully", after_training=True)
     scale: float = setting(20.0, "of cosines in the logits, without refinements", after_training=True)
     refinements: Literal["none", "soft-kmeans"] = setting(
         "soft-kmeans", "class means stay as they are, or move towards the queries as in soft k-means", True
     )
-    training_refinements: Literal["none", "soft-kmeans"] = setting("none", "the same in training")
 
     def __post_init__(self) -> None:
-        require_at_least(self, "method", 1, "semantic_latents", "decoder_width", "attfex_width_m", "attfex_width_n")
-        terms = ("classification", "reconstruction", "label_kl", "semantic_kl")
-        require_at_least(self, "method", 0, "label_width", *(f"{name}_weight" for name in terms))
+        require_at_least(self, "method", 1, "semantic_latents", "label_width", "decoder_width")
+        require_at_least(self, "method", 1, "attfex_width_m", "attfex_width_n")
+        require_at_least(self, "method", 0, *(f"{name}_weight" for name in TERMS))
         require_positive(self, "method", "scale")
+        require(
+            math.isfinite(self.initial_log_var), f"method.initial_log_var is {self.initial_log_var}: it must be finite"
+        )
+        require(
+            -math.inf < self.trust_from < self.trust_to < math.inf,
+            f"method.trust_from is {self.trust_from}: it must be below method.trust_to, which is {self.trust_to}",
+        )
 
     def model(self, backbone: Backbone, episode: EpisodeSpec) -> "FeaturesModel":
         return FeaturesModel(self, backbone)
-
-    def in_training(self) -> "TridentOnFeatures":
-        return replace(self, refinements=self.training_refinements)
 
     def for_few_queries(self) -> "TridentOnFeatures":
         return replace(self, refinements="none")
 
     def describe(self) -> str:
-        return f"refinements {self.refinements}"
+        return "no refinements" if self.refinements == "none" else f"refined by {self.refinements}"
 
     # The parts. The names of a part's parameters begin with the part's name.
 
@@ -119,12 +131,12 @@ class TridentOnFeatures(HeadOnFeatures):
         return Linear("attfex.w_n", m, n, bias=False), Linear("attfex.mask", n, 1, bias=False)
 
     @property
-    def statistics_of_task(self) -> Classes:
+    def extractor(self) -> Classes:
         return Classes("attfex", self.attfex_width_m)
 
     def initial(self, n_features: int, generator: torch.Generator) -> Parameters:
         start = self.semantic_head(n_features).initial(generator) | self.label_layer(n_features).initial(generator)
-        start |= self.label_head(n_features).initial(generator) | self.statistics_of_task.initial(generator)
+        start |= self.label_head(n_features).initial(generator) | self.extractor.initial(generator)
         for layer in (*self.mask_layers, *self.decoder(n_features)):
             start |= layer.initial(generator)
         zero = ("label.loc.weight", "label.loc.bias", "attfex.mask.weight")
@@ -140,7 +152,7 @@ class TridentOnFeatures(HeadOnFeatures):
     # Inference, classification and reconstruction.
 
     def infer(self, parameters: Parameters, features: Tensor, task: Task, draw: int, trust: Tensor | float) -> Latents:
-        """Latents of all images. Parameters are (task, ...)."""
+        """Latents of all images, with draw number `draw` of the queries' noise. Parameters are (task, ...)."""
         n_features = features.shape[2]
 
         def noise(latent: str) -> Tensor | None:
@@ -157,26 +169,35 @@ class TridentOnFeatures(HeadOnFeatures):
         return Latents(semantic, label, z_semantic, sample(label, noise("label")))
 
     def mask(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
-        """(task, 1, feature), from the statistics of the task in which AttFEX sees it."""
+        """AttFEX's mask (task, 1, feature), from statistics of the task.
+
+        The same weights serve all features, so what they learn holds for other kinds of pictures, too. The features
+        have no height and width, so AttFEX's attention between maps is left out.
+        """
         of_task = TaskFeatures(features[:, :, None, None], task.support_labels, task.n_way)
-        found = self.statistics_of_task(parameters, of_task)  # (task, attfex_width_m, feature)
+        found = self.extractor(parameters, of_task)  # (task, attfex_width_m, feature)
         for layer in self.mask_layers:
             found = torch.bmm(parameters[f"{layer.name}.weight"], activate(found, ACTIVATION))
         return found
 
     def attention(self, parameters: Parameters, features: Tensor) -> Tensor:
-        """What the other images of the task add to each: (task, image, feature), the same."""
+        """What each image takes from those that look like it: (task, image, feature), the same."""
         strength, scale = (parameters[f"attention.{name}"][:, None, None] for name in ("strength", "scale"))
-        unit = F.normalize(features, dim=2)
-        itself = torch.eye(features.shape[1], device=features.device, dtype=torch.bool)
-        weights = (scale * unit @ unit.mT).masked_fill(itself, -math.inf).softmax(2)  # (task, image, image)
-        return strength * weights @ features
+        unit, n_images = F.normalize(features, dim=2), features.shape[1]
+        found = []
+        for start in range(0, n_images, IMAGES_AT_ONCE):
+            similarity = scale * unit[:, start : start + IMAGES_AT_ONCE] @ unit.mT  # (task, image, other image)
+            similarity.diagonal(start, 1, 2).fill_(-math.inf)  # no image attends to itself
+            found.append(similarity.softmax(2) @ features)
+        return strength * torch.cat(found, 1)
 
     def trust(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
+        """How much the network counts: (task, 1, 1), from 0 to 1."""
         mean = parameters[TRAINING_MEAN]  # (task, feature)
         support = F.normalize(features[:, task.support], dim=2).mean(1)  # (task, feature)
-        alike = (support * mean).sum(1) / mean.square().sum(1).clamp(min=1e-6)
-        return ((alike - self.trust_from) / (self.trust_to - self.trust_from)).clamp(0, 1)[:, None, None]
+        # Mean cosine with the training images, as a share of the mean cosine between them.
+        similarity = (support * mean).sum(1) / mean.square().sum(1).clamp(min=1e-6)
+        return ((similarity - self.trust_from) / (self.trust_to - self.trust_from)).clamp(0, 1)[:, None, None]
 
     def classify(self, z_label: Tensor, task: Task) -> Tensor:
         """(task, image, feature) -> query logits (task, query, n_way)."""
@@ -197,22 +218,24 @@ class TridentOnFeatures(HeadOnFeatures):
         logits = [self.classify(z_label, task) for z_label in found]
         if len(logits) == 1:
             return logits[0]
-        return torch.logsumexp(torch.stack([torch.log_softmax(each, 2) for each in logits]), 0)
+        log_probabilities = torch.stack([torch.log_softmax(each, 2) for each in logits])
+        return torch.logsumexp(log_probabilities, 0) - math.log(len(logits))
 
     def training(self, parameters: Parameters, features: Tensor, task: Task, labels: Labels) -> tuple[Tensor, Losses]:
         parameters, features = for_each_task(parameters, len(features)), scaled(features)
         latents = self.infer(parameters, features, task, 0, trust=1.0)
-        logits = [replace(self, refinements=way).classify(latents.z_label, task) for way in ("none", "soft-kmeans")]
+        refined = replace(self, refinements="soft-kmeans").classify(latents.z_label, task)
+        alone = replace(self, refinements="none").classify(latents.z_label, task)
         queries = latents.of(task.queries)
         errors = (self.decode(parameters, queries) - features[:, task.queries]).square().sum(2)
-        losses = {
-            "classification": torch.stack([cross_entropy(each, labels.queries) for each in logits]).mean(0),
+        parts = {
+            "classification": (cross_entropy(refined, labels.queries) + cross_entropy(alone, labels.queries)) / 2,
             "reconstruction": errors.mean(1),
             "label_kl": queries.label.kl_to_standard_normal().mean(1),
             "semantic_kl": queries.semantic.kl_to_standard_normal().mean(1),
         }
-        total = torch.stack([getattr(self, f"{name}_weight") * part for name, part in losses.items()]).sum(0)
-        return logits[1], {"total": total} | losses
+        total = torch.stack([getattr(self, f"{name}_weight") * parts[name] for name in TERMS]).sum(0)
+        return refined if self.refinements == "soft-kmeans" else alone, {"total": total} | parts
 
 
 @dataclass(frozen=True)

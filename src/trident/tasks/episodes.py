@@ -59,11 +59,14 @@ class EpisodeSampler:
                 f"class '{smallest.name}' of {self.store.dataset} has {smallest.count} images, too few for "
                 f"{self.spec.n_shot}-shot tasks with {self.spec.n_query} queries: {needed} are needed"
             )
-        if self.protocol.balance == "dirichlet":
-            room = sum(sorted(entry.count - self.spec.n_shot for entry in classes)[: self.spec.n_way])
+        if self.protocol.balance == "one_absent" and self.spec.n_way < 2:
+            raise TridentError("protocol.balance is 'one_absent': tasks need at least 2 classes")
+        if self.protocol.balance != "balanced":
+            n_present = self.spec.n_way - (self.protocol.balance == "one_absent")
+            room = sum(sorted(entry.count - self.spec.n_shot for entry in classes)[:n_present])
             if room < self.spec.n_queries:
                 raise TridentError(
-                    f"the smallest {self.spec.n_way} {self.split} classes of {self.store.dataset} leave {room} images "
+                    f"the smallest {n_present} {self.split} classes of {self.store.dataset} leave {room} images "
                     f"for queries, too few for {self.spec.n_queries}"
                 )
         object.__setattr__(self, "classes", classes)
@@ -75,10 +78,8 @@ class EpisodeSampler:
         if self.protocol.balance == "balanced":
             counts = [spec.n_query] * spec.n_way
         else:
-            # A separate generator, so that everything else is the same as in the balanced task.
-            (counter,) = generator.spawn(1)
-            proportions = counter.dirichlet([self.protocol.dirichlet_alpha] * spec.n_way)
-            room = [entry.count - spec.n_shot for entry in chosen]
+            proportions = self._proportions(generator)
+            room = [(entry.count - spec.n_shot) * (share > 0) for entry, share in zip(chosen, proportions, strict=True)]
             counts = _share_out(spec.n_queries, proportions, room)
         support, query = [], []
         for entry, count in zip(chosen, counts, strict=True):
@@ -92,6 +93,16 @@ class EpisodeSampler:
         if self.protocol.query_order == "shuffled":
             query_places, query_labels = query_places[permutation], query_labels[permutation]
         return Episode(np.concatenate(support), np.repeat(ways, spec.n_shot), query_places, query_labels, classes)
+
+    def _proportions(self, generator: np.random.Generator) -> np.ndarray:
+        """The classes' shares of the queries."""
+        if self.protocol.balance == "one_absent":
+            return np.r_[
+                np.full(self.spec.n_way - 1, 1 / (self.spec.n_way - 1)), 0.0
+            ]  # the classes are in random order
+        # A separate generator, so that everything else is the same as in the balanced task.
+        (counter,) = generator.spawn(1)
+        return np.asarray(counter.dirichlet([self.protocol.dirichlet_alpha] * self.spec.n_way))
 
 
 def _share_out(total: int, proportions: np.ndarray, room: Sequence[int]) -> list[int]:

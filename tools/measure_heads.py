@@ -1,0 +1,71 @@
+"""Compare heads on frozen features on the same tasks: `python tools/measure_heads.py OUT.json STORE[:SPLIT]...`.
+
+The stores are made by `trident data prepare --features`. Every result keeps its protocol. Heads that are slow can be
+left to another call with `--heads` and `--tasks`; results are added to the file, and what it has is not measured again.
+"""
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from trident.data.store import open_store
+from trident.learning.checkpoint import load_checkpoint
+from trident.measuring.evaluate import evaluate
+
+PILES = {
+    "balanced": {"balance": "balanced"},
+    "Dirichlet(2)": {"balance": "dirichlet", "dirichlet_alpha": 2.0},
+    "Dirichlet(0.5)": {"balance": "dirichlet", "dirichlet_alpha": 0.5},
+    "one class absent": {"balance": "one_absent"},
+    "alone": {"queries_at_once": "one"},
+}
+HEADS = ("nearest-mean", "nearest-neighbours", "logistic-regression", "soft-kmeans-plain", "paddle", "soft-kmeans")
+PLAIN = {"centre": "task", "class_sizes": "equal", "support_weight": 1.0, "rounds": 6}  # usual soft k-means
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("stores", nargs="+")
+    parser.add_argument("--heads", nargs="+", default=HEADS)
+    parser.add_argument("--piles", nargs="+", default=list(PILES))
+    parser.add_argument("--shots", nargs="+", type=int, default=[1, 5])
+    parser.add_argument("--tasks", type=int, default=400)
+    parser.add_argument("--seed", type=int, default=0)
+    asked = parser.parse_args()
+    results = json.loads(asked.out.read_text()) if asked.out.exists() else {}
+    for place in asked.stores:
+        name, _, split = place.partition(":")
+        store = open_store(Path(name))
+        for pile in asked.piles:
+            for shots in asked.shots:
+                for head in asked.heads:
+                    key = f"{store.dataset} {store.features_of} {split or 'val'} | {pile} | {shots} | {head}"
+                    if key in results:
+                        continue
+                    result = measured(head, store, split or "val", pile, shots, asked.tasks, asked.seed)
+                    results[key] = result.to_json() | {"head": head, "pile": pile, "features_of": store.features_of}
+                    asked.out.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
+                    print(f"{key}: {result.accuracy:.2f} ± {result.ci95:.2f}", flush=True)
+
+
+def measured(head, store, split, pile, shots, tasks, seed):  # type: ignore[no-untyped-def]
+    trained = Path(head).exists()
+    model = load_checkpoint(head if trained else f"features-{head.removesuffix('-plain')}")
+    recipe = model.recipe
+    method = replace(recipe.method, **PLAIN) if head.endswith("-plain") else recipe.method
+    if pile == "alone":
+        method = method.for_few_queries()
+    recipe = replace(
+        recipe,
+        method=method,
+        backbone=replace(recipe.backbone, of=store.features_of),
+        episode=replace(recipe.episode, n_shot=shots),
+        protocol=replace(recipe.protocol, **PILES[pile]),
+    )
+    return evaluate(replace(model, recipe=recipe), store, split=split, tasks=tasks, seed=seed)
+
+
+if __name__ == "__main__":
+    main()
