@@ -128,6 +128,14 @@ def source_for(recipe: Recipe, store: ImageStore, stream: str = "train", **optio
     return TaskSource(sampler, recipe.model.noise_shapes(recipe.episode, 1), 0, stream, **options)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_cache_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests keep features in a folder of their own, also in the processes that they start."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRIDENT_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 Trident_command = Callable[..., subprocess.CompletedProcess[str]]
 
 

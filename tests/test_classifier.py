@@ -108,7 +108,7 @@ def test_bad_input_is_one_clear_error(images: object, labels: object, words: str
 def test_manners(fitted: TridentClassifier) -> None:
     with pytest.raises(NotFittedError):
         TridentClassifier().predict(pictures(1)[0])
-    assert clone(fitted).get_params() == {"weights": WEIGHTS, "device": "auto"}
+    assert clone(fitted).get_params() == {"weights": WEIGHTS, "device": "auto", "backbone": "auto", "cache": True}
     assert TridentClassifier().set_params(device="cpu").device == "cpu"
     queries, _ = pictures(2, first=30)
     again = pickle.loads(pickle.dumps(fitted))

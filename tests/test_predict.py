@@ -25,6 +25,7 @@ from trident.learning.checkpoint import Checkpoint, load_checkpoint
 
 COLOURS = {"red": (200, 40, 30), "green": (30, 160, 60), "blue": (40, 60, 190)}
 WEIGHTS = "mini-5w1s-set"
+PREDICT = ("predict", "--backbone", "conv4")  # test_predict_features.py has the pretrained backbones
 
 
 def picture(colour: str, seed: int, size: tuple[int, int] = (60, 50)) -> Image.Image:
@@ -58,19 +59,23 @@ def right(path: str, label: str | None) -> bool:
 
 
 def test_a_pile_is_labelled(trident: Callable, folders: Path) -> None:
-    found = trident("predict", "--support", "support", "--query", "pile", "--all")
+    call = (*PREDICT, "--support", "support", "--query", "pile", "--all")
+    found = trident(*call)
     assert found.returncode == 0, found.stderr
     rows = labelled_rows(found.stdout)
     assert len(rows) == 12
     assert list(rows[0])[:5] == ["path", "label", "probability", "runner_up", "runner_up_probability"]
-    assert list(rows[0])[5:] == ["p(blue)", "p(green)", "p(red)"]
+    assert list(rows[0])[5:9] == ["best_guess", "none_of_these", "typicality", "correction"]
+    assert list(rows[0])[9:] == ["p(blue)", "p(green)", "p(red)"]
     assert sum(right(row["path"], row["label"]) for row in rows) >= 11
     for row in rows:
         shares = [float(row[f"p({name})"]) for name in COLOURS]
         assert sum(shares) == pytest.approx(1, abs=2e-3)
         assert float(row["probability"]) == max(shares)
         assert float(row["probability"]) >= float(row["runner_up_probability"])
-    assert trident("predict", "--support", "support", "--query", "pile", "--all").stdout == found.stdout
+        assert row["label"] == row["best_guess"]
+        assert (row["none_of_these"], row["typicality"], row["correction"]) == ("", "", "")  # conv4 cannot tell
+    assert trident(*call).stdout == found.stdout
 
 
 def test_json_threshold_and_files_of_all_kinds(trident_here: Callable, folders: Path) -> None:
@@ -86,7 +91,7 @@ def test_json_threshold_and_files_of_all_kinds(trident_here: Callable, folders: 
     picture("blue", 1).convert("L").save(pile / "grey.png")
     picture("red", 1).save(pile / "red-moving.gif", save_all=True, append_images=[picture("blue", 2)])
     found = trident_here(
-        "predict", "--support", "support", "--query", "pile", "--out", "labels.json", "--threshold", "0.99"
+        *PREDICT, "--support", "support", "--query", "pile", "--out", "labels.json", "--threshold", "0.99"
     )
     assert found.returncode == 2
     named = [line for line in found.stderr.splitlines() if "skipped" in line]
@@ -109,7 +114,7 @@ def test_sorting_into_folders_is_announced_first_and_writes_over_nothing(
     trident_here: Callable, folders: Path, verb: str
 ) -> None:
     before = sorted(path.relative_to(folders) for path in folders.rglob("*.jpg"))
-    call = ("predict", "--support", "support", "--query", "pile", f"--{verb}", "sorted")
+    call = (*PREDICT, "--support", "support", "--query", "pile", f"--{verb}", "sorted")
     announced = trident_here(*call)
     assert announced.returncode == 0
     assert f"nothing was done; --yes would {verb} 12 pictures" in announced.stderr
@@ -206,7 +211,7 @@ def test_finding_pictures(tmp_path: Path) -> None:
 
 def test_labelled_and_sorted_pictures_are_not_of_the_pile(trident_here: Callable, folders: Path) -> None:
     """All in one folder: labelled pictures stay where they are, and a second run finds nothing new to sort."""
-    call = ("predict", "--support", "support", "--query", ".", "--copy", "sorted", "--yes")
+    call = (*PREDICT, "--support", "support", "--query", ".", "--copy", "sorted", "--yes")
     first = trident_here(*call)
     assert "copied 12 pictures" in first.stderr
     assert len(labelled_rows(first.stdout)) == 12
@@ -216,7 +221,7 @@ def test_labelled_and_sorted_pictures_are_not_of_the_pile(trident_here: Callable
 
 def test_what_is_not_sure_enough_has_its_best_guess_apart(trident_here: Callable, folders: Path) -> None:
     picture("red", 0).save(folders / "support" / "beside.png")
-    found = trident_here("predict", "--support", "support", "--query", "pile", "--threshold", "1", "--out", "all.csv")
+    found = trident_here(*PREDICT, "--support", "support", "--query", "pile", "--threshold", "1", "--out", "all.csv")
     assert found.returncode == 2
     assert "skipped support/beside.png: it is not in a class folder" in found.stderr
     assert "labelled 0 of 12 pictures, see all.csv" in found.stderr
@@ -259,7 +264,7 @@ def test_a_copy_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: py
 def test_names_that_are_no_unicode(trident_here: Callable, folders: Path) -> None:
     name = os.fsdecode(b"caf\xe9.png")
     picture("red", 9).save(folders / "pile" / name)
-    found = trident_here("predict", "--support", "support", "--query", "pile", "--out", "labels.csv")
+    found = trident_here(*PREDICT, "--support", "support", "--query", "pile", "--out", "labels.csv")
     assert found.returncode == 0, found.stderr
     assert b"caf\xe9.png,red," in (folders / "labels.csv").read_bytes()
 

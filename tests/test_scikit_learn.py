@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from conftest import TINY_RECIPE
+from stand_in_backbone import NAME
 from trident.labelling.classifier import TridentClassifier
+from trident.labelling.labelled import Labelled
 from trident.learning.checkpoint import Checkpoint, save_checkpoint
 from trident.methods.protonet import ProtoNet
 
@@ -63,7 +65,7 @@ class OfRows(TridentClassifier):
     """The classifier, handed tables: the only thing scikit-learn's checks have to give."""
 
     def __init__(self, weights: str = WEIGHTS, device: str = "cpu"):
-        super().__init__(weights, device)
+        super().__init__(weights, device, backbone="conv4")
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -73,15 +75,23 @@ class OfRows(TridentClassifier):
     def fit(self, X: Any, y: Any) -> Self:
         return super().fit(as_pictures(X), y)
 
-    def _probabilities(self, images: Any, together: bool) -> np.ndarray:
-        return super()._probabilities(as_pictures(images), together)
+    def _labelled(self, images: Any, together: bool) -> Labelled:
+        return super()._labelled(as_pictures(images), together)
+
+
+class OfRowsByFeatures(OfRows):
+    """The same with a frozen backbone."""
+
+    def __init__(self, backbone: str = NAME, device: str = "cpu", cache: bool = False):
+        super().__init__("auto", device)
+        self.backbone, self.cache = backbone, cache
 
 
 def name_of(check: Any) -> str:
     return str(getattr(check, "func", check).__name__)
 
 
-ALL = [check for _, check in checks.estimator_checks_generator(OfRows())]
+ALL = [(kind, check) for kind in (OfRows, OfRowsByFeatures) for _, check in checks.estimator_checks_generator(kind())]
 
 
 @pytest.fixture(scope="module")
@@ -94,19 +104,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("check", ALL, ids=[f"{place}-{name_of(check)}" for place, check in enumerate(ALL)])
-def test_check(check: Callable[..., None], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("kind", "check"), ALL, ids=[f"{place}-{kind.__name__}-{name_of(check)}" for place, (kind, check) in enumerate(ALL)]
+)
+def test_check(kind: type[OfRows], check: Callable[..., None], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     if name_of(check) not in NOT_FOR_PICTURES:
-        check(OfRows())
+        check(kind())
         return
     stops_at = NOT_FOR_PICTURES[name_of(check)][1]
     with pytest.raises((AssertionError, TypeError, ValueError), match=stops_at):  # else its reason has gone stale
-        check(OfRows())
+        check(kind())
 
 
 def test_the_list_of_what_is_not_for_pictures_is_current_and_told() -> None:
-    assert set(NOT_FOR_PICTURES) <= {name_of(check) for check in ALL}
+    assert set(NOT_FOR_PICTURES) <= {name_of(check) for _, check in ALL}
     told = (Path(__file__).parents[1] / "docs" / "classifier.md").read_text(encoding="utf-8")
     for name, (reason, _) in NOT_FOR_PICTURES.items():
         assert f"| `{name}` | {reason} |" in told

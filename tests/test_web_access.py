@@ -9,12 +9,7 @@ from typing import Any
 import pytest
 
 from web_server import COLOURS, File, picture
-from web_visit import copies, fill_in, label, shown, upload, wait_until
-
-BESIDE_THE_PAGE = """() => [...document.querySelectorAll('body *')].filter(e => {
-    const box = e.getBoundingClientRect();
-    return box.width > 0 && (box.right > window.innerWidth + 1 || box.left < -1);
-}).map(e => e.tagName + ' ' + e.className)"""
+from web_visit import BESIDE_THE_PAGE, copies, fill_in, label, shown, upload, wait_until
 
 
 def test_by_keyboard_alone(page: Any) -> None:

@@ -34,7 +34,7 @@ def test_a_visit(page: Any, tmp_path: Path) -> None:
     page.select_option("#sort", "added")
     assert [name for name, _, _ in shown(page)] == [name for name, _ in [*copies(2), odd]]
     before = {row["path"]: row for row in table(page, tmp_path)}
-    assert len(before) == 7 and {row["said_by"] for row in before.values()} == {"model"}
+    assert len(before) == 7 and {row["correction"] for row in before.values()} == {""}
     assert 0.3 < float(before["red 0.png"]["probability"]) <= 1
 
     wrong = next(name for name in COLOURS if name != before[odd[0]]["label"])
@@ -50,7 +50,7 @@ def test_a_visit(page: Any, tmp_path: Path) -> None:
     assert "1 from the pile" in page.locator(".class").nth(list(COLOURS).index(wrong)).inner_text()
     rows = table(page, tmp_path)
     assert [row["path"] for row in rows] == [name for name, _ in [*copies(2), odd]]
-    assert [row["said_by"] for row in rows] == ["model"] * 6 + ["you"]
+    assert [row["correction"] for row in rows] == [""] * 6 + [wrong]
     assert rows[6]["label"] == wrong
     assert any(row["probability"] != before[row["path"]]["probability"] for row in rows[:6])  # it has learnt from it
 
@@ -115,7 +115,7 @@ def test_cancelling_and_being_turned_down(page: Any, monkeypatch: pytest.MonkeyP
         return label_pile(labeller, pile, progress)
 
     fill_in(page, copies(1))
-    monkeypatch.setattr("trident.web.labels.label_pile", slow)
+    monkeypatch.setattr("trident.web.weight_store.label_pile", slow)
     page.click("#go")
     page.wait_for_selector("#status:has-text('Labelling')")
     assert page.locator(".class-name").first.is_disabled()
@@ -126,7 +126,7 @@ def test_cancelling_and_being_turned_down(page: Any, monkeypatch: pytest.MonkeyP
             break
         page.wait_for_timeout(20)
     assert stopped, "the server goes on working for nobody"
-    monkeypatch.setattr("trident.web.labels.label_pile", label_pile)
+    monkeypatch.setattr("trident.web.weight_store.label_pile", label_pile)
     page.route("**/api/label", lambda route: route.fulfill(status=503, json={"error": "too many others just now"}))
     page.click("#go")
     page.wait_for_selector("#problem:visible")

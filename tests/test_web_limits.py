@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from trident.labelling.labeller import Labelled, Labeller
+from trident.labelling.labelled import Labelled
+from trident.labelling.labeller import Labeller
 from trident.web.limits import Limits
 from web_server import (
     Site,
@@ -146,7 +147,7 @@ class Slow:
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
     found = Slow()
-    monkeypatch.setattr("trident.web.labels.label_pile", found)
+    monkeypatch.setattr("trident.web.weight_store.label_pile", found)
     yield found
     found.let_go.set()
 

@@ -22,6 +22,7 @@ from PIL import Image
 from conftest import TINY_BACKBONE, TINY_METHOD, TINY_RECIPE
 from trident.learning.checkpoint import Checkpoint, save_checkpoint
 from trident.web.app import make_app
+from trident.web.labels import Network
 from trident.web.limits import Limits
 from trident.web.serve import address_of, listen, make_server
 from trident.web.weight_store import WeightStore
@@ -76,7 +77,9 @@ def bomb(side: int = 30_000) -> bytes:
 
 
 def body_of(
-    labelled: Mapping[str, Sequence[File]], pile: Sequence[File], more: Sequence[tuple[str, File]] = ()
+    labelled: Mapping[str, Sequence[File]],
+    pile: Sequence[File],
+    more: Sequence[tuple[str, tuple[str | None, bytes]]] = (),
 ) -> tuple[bytes, str]:
     """A multipart body and its content type."""
     boundary = "a-line-that-no-picture-holds"
@@ -91,8 +94,10 @@ def body_of(
     for place, files in enumerate(labelled.values()):
         for name, content in files:
             add(f"labelled-{place}", content, name)
-    for field, (name, content) in [*[("pile", file) for file in pile], *more]:
-        add(field, content, name)
+    for name, content in pile:
+        add("pile", content, name)
+    for field, (filename, content) in more:
+        add(field, content, filename)
     return b"".join([*parts, f"--{boundary}--\r\n".encode()]), f"multipart/form-data; boundary={boundary}"
 
 
@@ -123,7 +128,7 @@ class Site:
         labelled: Mapping[str, Sequence[File]],
         pile: Sequence[File],
         path: str = "/api/label",
-        more: Sequence[tuple[str, File]] = (),
+        more: Sequence[tuple[str, tuple[str | None, bytes]]] = (),
         headers: Mapping[str, str] | None = None,
     ) -> tuple[int, dict[str, Any]]:
         body, kind = body_of(labelled, pile, more)
@@ -132,10 +137,11 @@ class Site:
 
 
 @contextmanager
-def site(weights: Path, limits: Limits | None = None, names: Sequence[str] = ()) -> Iterator[Site]:
-    """A server in a thread of this process."""
+def site(network: Path | Network, limits: Limits | None = None, names: Sequence[str] = ()) -> Iterator[Site]:
+    """A server in a thread of this process; a path is that of weights."""
+    loaded = WeightStore(str(network)) if isinstance(network, Path) else network
     with listen("127.0.0.1", 0) as listening:
-        server = make_server(make_app(WeightStore(str(weights)), limits or Limits(), "cpu", names))
+        server = make_server(make_app(loaded, limits or Limits(), names))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         try:

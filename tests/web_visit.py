@@ -22,6 +22,11 @@ DROP = """([selector, files]) => {
     }
 }"""
 
+BESIDE_THE_PAGE = """() => [...document.querySelectorAll('body *')].filter(e => {
+    const box = e.getBoundingClientRect();
+    return box.width > 0 && (box.right > window.innerWidth + 1 || box.left < -1);
+}).map(e => e.tagName + ' ' + e.className)"""
+
 
 @contextmanager
 def visit(browser: Any, address: str) -> Iterator[Any]:

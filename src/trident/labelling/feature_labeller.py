@@ -19,7 +19,7 @@ from trident.data.images import ImageSource, UnreadableImageError
 from trident.labelling.feature_cache import FeatureCache
 from trident.labelling.labelled import Labelled, check_labels
 from trident.labelling.picture_features import features_of
-from trident.labelling.typicality import LEAST_TYPICAL, typicality, unit
+from trident.labelling.typicality import LEAST_TYPICAL, typicality, typicality_alone, unit
 from trident.measuring.calibration import softmax
 from trident.methods.base import HeadOnFeatures
 from trident.methods.nearest_mean import NearestMean
@@ -29,6 +29,7 @@ from trident.tasks.task import Task
 
 MOST_LABELLED = 100_000
 ENOUGH_TOGETHER = 4  # pictures for each class; in smaller piles each picture is classified alone
+_AT_ONCE = 4096  # pictures computed at once, when each is classified alone
 
 
 @dataclass(frozen=True)
@@ -90,27 +91,21 @@ class FeatureLabeller:
         if not len(features):
             return Labelled(self.classes, np.zeros((0, len(self.classes))))
         features = unit(features)
-        # A single picture's typicality must not depend on the others: only labelled pictures give the median.
-        typical = self._typicality(features, together)
+        judge = typicality if together else typicality_alone
+        typical = judge(self.unit, self.labels, features, len(self.classes))
         taking_part = np.ones(len(features), bool) if typical is None else typical >= LEAST_TYPICAL
         probabilities = np.zeros((len(features), len(self.classes)))
         if together and taking_part.sum() >= ENOUGH_TOGETHER * len(self.classes):
-            logits = self._logits(self.method, features[taking_part])
-            probabilities[taking_part] = softmax(logits / self._temperature_together(logits))
+            places = np.flatnonzero(taking_part)
+            places = places[_order(features[places])]
+            logits = self._logits(self.method, features[places])
+            probabilities[places] = softmax(logits / self._temperature_together(logits))
         else:
             taking_part[:] = False
         if not taking_part.all():
-            logits = self._logits(self.alone, features[~taking_part])
+            logits = self._logits_alone(features[~taking_part])
             probabilities[~taking_part] = softmax(logits / self._temperature_alone)
         return Labelled(self.classes, probabilities, typicality=typical, least_typical=LEAST_TYPICAL)
-
-    def _typicality(self, features: np.ndarray, together: bool) -> np.ndarray | None:
-        n_classes = len(self.classes)
-        if together:
-            return typicality(self.unit, self.labels, features, n_classes)
-        parts = [typicality(self.unit, self.labels, features[i : i + 1], n_classes) for i in range(len(features))]
-        found = [part for part in parts if part is not None]
-        return np.concatenate(found) if len(found) == len(parts) else None
 
     def _logits(self, method: HeadOnFeatures, features: np.ndarray) -> np.ndarray:
         """(picture, class) float64."""
@@ -118,6 +113,17 @@ class FeatureLabeller:
         task = Task(images, torch.from_numpy(self.labels)[None], len(self.classes))
         with torch.no_grad():
             return np.asarray(method.head({}, images, task)[0].double().numpy())
+
+    def _logits_alone(self, features: np.ndarray) -> np.ndarray:
+        """The same with each picture alone: 64 bits, so that rounding does not depend on the others either."""
+        known = torch.from_numpy(self.unit).double()
+        labels = torch.from_numpy(self.labels)[None]
+        parts = []
+        for start in range(0, len(features), _AT_ONCE):
+            images = torch.cat([known, torch.from_numpy(features[start : start + _AT_ONCE]).double()])[None]
+            with torch.no_grad():
+                parts.append(self.alone.head({}, images, Task(images, labels, len(self.classes)))[0].numpy())
+        return np.concatenate(parts)
 
     @cached_property
     def unit(self) -> np.ndarray:
@@ -134,10 +140,16 @@ class FeatureLabeller:
         return math.exp(0.208 - 0.239 * math.log(self._shots))
 
     def _temperature_together(self, logits: np.ndarray) -> float:
-        """Piles that are hard to classify need a higher temperature: hard ones are told by the mean probability."""
-        sure = float(softmax(logits).max(1).mean())
-        return math.exp(4.177 - 0.335 * math.log(self._shots) - 3.640 * sure)
+        """Hard piles, whose pictures are not very similar to the class means, need a higher temperature."""
+        similarity = float(logits.max(1).mean()) / SoftKMeans().scale
+        return math.exp(1.729 - 0.334 * math.log(self._shots) - 2.612 * similarity)
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without the network, which is found again by its name."""
         return {key: value for key, value in self.__dict__.items() if key != "unit"}
+
+
+def _order(features: np.ndarray) -> np.ndarray:
+    """Indices that sort pictures by their features, so that rounding does not depend on the order of the pile."""
+    rows = np.ascontiguousarray(features)
+    return np.argsort(rows.view(np.dtype((np.void, rows.strides[0]))).ravel(), kind="stable")

@@ -8,7 +8,7 @@ import hashlib
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -20,11 +20,14 @@ from trident.files import atomic_file
 from trident.labelling.feature_cache import FeatureCache
 from trident.labelling.feature_labeller import FeatureLabeller
 from trident.methods.soft_kmeans import SoftKMeans
+from trident.recipes.loading import method_from
 
 SUFFIX = ".trident"
 _FORMAT = "trident-classifier-1"
 _MOST_BYTES = 2**31
 _MOST_CLASSES = 100_000
+_MOST_ROUNDS = 1000
+_LONGEST_NAME = 1000  # of a backbone
 
 
 def save_classifier(labeller: FeatureLabeller, path: Path) -> None:
@@ -52,26 +55,34 @@ def load_classifier(
     """Read a classifier. `backbone`: its name, which must be given again if it is a file or a Python function."""
     about, tensors = _read(path)
     try:
-        classes = tuple(str(name) for name in about["classes"])
+        classes = tuple(about["classes"])
         features, labels = tensors["features"], tensors["labels"]
-        name, fingerprint = str(about["backbone"]), str(about["fingerprint"])
-        method = SoftKMeans(**about["method"])
+        name, fingerprint = str(about["backbone"])[:_LONGEST_NAME], str(about["fingerprint"])
+        method = cast(SoftKMeans, method_from("soft-kmeans", about["method"]))
         fits = (
             features.ndim == 2
             and features.dtype == np.float32
             and labels.shape == features.shape[:1]
             and labels.dtype == np.int64
             and 0 < len(classes) <= _MOST_CLASSES
+            and all(isinstance(name, str) for name in classes)
+            and len(set(classes)) == len(classes)
             and len(labels) > 0
             and 0 <= labels.min() <= labels.max() < len(classes)
             and bool(np.isfinite(features).all())
+            and method.rounds <= _MOST_ROUNDS
         )
     except (KeyError, TypeError, ValueError, TridentError) as error:
         raise TridentError(f"{path} is not a classifier of trident: {error}") from error
     if not fits:
         raise TridentError(f"{path} is damaged: its features, labels and classes do not fit together")
-    return FeatureLabeller(_backbone(path, name, fingerprint, backbone, device), classes, features, labels, method,
-                           cache=cache)  # fmt: skip
+    network = _backbone(path, name, fingerprint, backbone, device)
+    if features.shape[1] != network.n_features:
+        raise TridentError(f"{path} is damaged: its features do not fit {network.name}")
+    try:
+        return FeatureLabeller(network, classes, features, labels, method, cache=cache)
+    except TridentError as error:
+        raise TridentError(f"{path} is damaged: {error}") from error
 
 
 def _backbone(path: Path, name: str, fingerprint: str, given: str | None, device: str) -> Pretrained:
@@ -96,7 +107,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         with safe_open(path, "numpy") as file:
             metadata = file.metadata() or {}
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a mapping
-    except (SafetensorError, OSError, TypeError, ValueError) as error:
+    except (SafetensorError, OSError, TypeError, ValueError, AttributeError) as error:
         raise TridentError(f"{path} is not a classifier of trident: {error}") from error
     if metadata.get("format") != _FORMAT:
         raise TridentError(f"{path} is not a classifier of trident, or one of another version")
@@ -105,7 +116,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         raise TridentError(f"{path} has been changed since it was written: its checksum does not match")
     try:
         about = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TridentError(f"{path} is not a classifier of trident: {error}") from error
     return about, tensors
 

@@ -11,6 +11,7 @@ import numpy as np
 # mixed in: 3 % of the pictures that belong to a class have less. See docs/results.md.
 LEAST_TYPICAL = 0.65
 _FEWEST = 5  # pictures needed for a median
+_AT_ONCE = 4096  # pictures compared at once
 
 
 def typicality(labelled: np.ndarray, labels: np.ndarray, pile: np.ndarray, n_classes: int) -> np.ndarray | None:
@@ -18,16 +19,36 @@ def typicality(labelled: np.ndarray, labels: np.ndarray, pile: np.ndarray, n_cla
 
     None if there are too few pictures to judge.
     """
-    sums = np.zeros((n_classes, labelled.shape[1]), np.float32)
-    np.add.at(sums, labels, labelled)
-    own = (pile @ unit(sums).T).max(1) if len(pile) else np.zeros(0)
-    others = sums[labels] - labelled  # of the other labelled pictures of the same class
-    several = np.bincount(labels, minlength=n_classes)[labels] > 1
-    of_labelled = (labelled[several] * unit(others[several])).sum(1)
+    own, of_labelled = _cosines(labelled, labels, pile, n_classes)
     known = np.concatenate([own, of_labelled])
     if len(known) < _FEWEST:
         return None
-    return np.asarray(own / max(float(np.median(known)), 1e-6), np.float64)
+    return own / max(float(np.median(known)), 1e-6)
+
+
+def typicality_alone(labelled: np.ndarray, labels: np.ndarray, pile: np.ndarray, n_classes: int) -> np.ndarray | None:
+    """The same as if each picture were a pile of its own."""
+    own, of_labelled = _cosines(labelled, labels, pile, n_classes)
+    if len(of_labelled) + 1 < _FEWEST:
+        return None
+    ordered = np.sort(of_labelled)
+    n = len(ordered) + 1  # with the picture itself
+    middle = [own.clip(ordered[place - 1], ordered[place]) for place in ((n - 1) // 2, n // 2)]
+    return own / np.mean(middle, 0).clip(1e-6)
+
+
+def _cosines(labelled: np.ndarray, labels: np.ndarray, pile: np.ndarray, n_classes: int) -> tuple[np.ndarray, ...]:
+    """The largest cosine of each picture of the pile, and of the labelled pictures whose class has others. float64."""
+    sums = np.zeros((n_classes, labelled.shape[1]), np.float32)
+    np.add.at(sums, labels, labelled)
+    means = unit(sums).astype(np.float64)
+    # 64 bits, in parts: rounding must not depend on the number of pictures.
+    parts = [pile[start : start + _AT_ONCE].astype(np.float64) @ means.T for start in range(0, len(pile), _AT_ONCE)]
+    own = np.concatenate([part.max(1) for part in parts]) if parts else np.zeros(0)
+    others = sums[labels] - labelled  # of the other labelled pictures of the same class
+    several = np.bincount(labels, minlength=n_classes)[labels] > 1
+    of_labelled = (labelled[several] * unit(others[several])).sum(1)
+    return own, of_labelled.astype(np.float64)
 
 
 def unit(rows: np.ndarray) -> np.ndarray:

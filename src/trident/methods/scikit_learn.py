@@ -35,7 +35,10 @@ class ScikitLearnHead(HeadOnFeatures):
 
 @dataclass(frozen=True)
 class LogisticRegressionHead(ScikitLearnHead):
-    """Logistic regression on features of unit length, fitted to the support set by scikit-learn."""
+    """Logistic regression on features of unit length, fitted to the support set by scikit-learn.
+
+    It minimises the cross-entropy of the support images plus ||W||^2 / (2 inverse_penalty). Queries are classified alone.
+    """
 
     about = About(
         "Logistic regression", "Cox 1958", "The Regression Analysis of Binary Sequences", trained_on="nothing"
@@ -51,7 +54,10 @@ class LogisticRegressionHead(ScikitLearnHead):
 
 @dataclass(frozen=True)
 class NearestNeighbours(ScikitLearnHead):
-    """The most frequent class among the nearest support images, found by scikit-learn."""
+    """The most frequent class among the nearest support images, found by scikit-learn.
+
+    Features have unit length, so the nearest images are those with the largest cosine. Queries are classified alone.
+    """
 
     about = About(
         "k nearest neighbours", "Cover & Hart 1967", "Nearest Neighbor Pattern Classification", trained_on="nothing"

@@ -9,6 +9,7 @@ from typing import Any
 from trident.backbones import BACKBONES
 from trident.errors import TridentError
 from trident.importing import imported
+from trident.methods.base import Method
 from trident.methods.registry import method_class, method_name
 from trident.recipes.files import nearest, read_recipe
 from trident.recipes.recipe import Recipe
@@ -35,6 +36,13 @@ def recipe_values(recipe: Recipe) -> dict[str, Any]:
     values["method"] = {"name": method_name(recipe.method), **values["method"]}
     values["backbone"] = {"name": _backbone_name(recipe.backbone), **values["backbone"]}
     return values
+
+
+def method_from(name: str, values: Any) -> Method:
+    """A method from plain values; every key and type is checked."""
+    if not isinstance(values, dict):
+        raise TridentError(f"'method' must be a table of settings, not {values!r}")
+    return typing.cast(Method, _build(Method, {**values, "name": name}, "method."))
 
 
 def with_overrides(recipe: Recipe, overrides: Sequence[str]) -> Recipe:

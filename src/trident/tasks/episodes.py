@@ -97,9 +97,8 @@ class EpisodeSampler:
     def _proportions(self, generator: np.random.Generator) -> np.ndarray:
         """The classes' shares of the queries."""
         if self.protocol.balance == "one_absent":
-            return np.r_[
-                np.full(self.spec.n_way - 1, 1 / (self.spec.n_way - 1)), 0.0
-            ]  # the classes are in random order
+            present = self.spec.n_way - 1
+            return np.array([1 / present] * present + [0.0])  # the classes are in random order
         # A separate generator, so that everything else is the same as in the balanced task.
         (counter,) = generator.spawn(1)
         return np.asarray(counter.dirichlet([self.protocol.dirichlet_alpha] * self.spec.n_way))

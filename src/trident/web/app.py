@@ -18,25 +18,25 @@ import trident
 from trident.data.images import silence_pillow
 from trident.errors import TridentError
 from trident.web.guard import Guard
-from trident.web.labels import Task, label, task_of
+from trident.web.labels import Network, Task, label, task_of
 from trident.web.latent_view import show_latents
 from trident.web.limits import Limits, RefusedError
 from trident.web.request_queue import Check, RequestQueue
 from trident.web.uploads import Receiver, Upload, drain
-from trident.web.weight_store import WeightStore
 
 STATIC = Path(__file__).parent / "static"
-Work = Callable[[Task, str, Check], dict[str, Any]]
+Work = Callable[[Network, Task, Check], dict[str, Any]]
 
 
-def make_app(weights: WeightStore, limits: Limits, device: str = "cpu", names: Iterable[str] = ()) -> ASGIApp:
+def make_app(network: Network, limits: Limits, names: Iterable[str] = ()) -> ASGIApp:
     """The whole server. `names`: accepted host names besides localhost and IP addresses."""
     silence_pillow()
     # Turn off the telemetry of newer FastAPI versions.
     silent: Any = dict.fromkeys(("tracing", "metrics", "logs", "operation_spans", "auto_configure"), False)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, telemetry=silent)
+    limits = limits.for_pictures_of(network.size**2 * network.channels)
     queue = RequestQueue(limits.at_once)
-    receiver = Receiver(limits, weights.size, weights.channels, ThreadPoolExecutor(1, "decode"))
+    receiver = Receiver(limits, network.size, network.channels, network.reduced, ThreadPoolExecutor(1, "decode"))
 
     async def answer(request: Request, work: Work) -> Response:
         stream = request.stream()
@@ -53,10 +53,10 @@ def make_app(weights: WeightStore, limits: Limits, device: str = "cpu", names: I
             return Response(status_code=400)  # the client is gone
 
     async def _worked_on(upload: Upload, work: Work) -> Response:
-        task = task_of(upload, weights)
+        task = task_of(upload)
         try:
             async with asyncio.timeout(limits.seconds):
-                return JSONResponse(await queue.work(lambda check: work(task, device, check)))
+                return JSONResponse(await queue.work(lambda check: work(network, task, check)))
         except TimeoutError:
             raise RefusedError(
                 503, f"this took longer than {limits.seconds:g} seconds and was stopped: send fewer pictures"
@@ -64,7 +64,12 @@ def make_app(weights: WeightStore, limits: Limits, device: str = "cpu", names: I
 
     @app.get("/api/about")
     async def about() -> dict[str, Any]:
-        return {"version": trident.__version__, "weights": weights.described(), "limits": asdict(limits)}
+        return {
+            "version": trident.__version__,
+            "weights": network.described(),
+            "hint": network.hint,
+            "limits": asdict(limits),
+        }
 
     @app.post("/api/label")
     async def label_request(request: Request) -> Response:

@@ -1,44 +1,48 @@
 """The answer to a request: a label or an error for each picture of the pile."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from PIL import Image
 
 from trident.data.images import key_of_pixels, naming_errors
 from trident.errors import NotFiniteError
-from trident.labelling.labeller import Labeller, label_pile
-from trident.learning.checkpoint import Checkpoint
+from trident.labelling.labelled import Labelled
 from trident.web.limits import RefusedError
 from trident.web.request_queue import Check
 from trident.web.uploads import Received, Upload
-from trident.web.weight_store import WeightStore, describe
 
 
 @dataclass(frozen=True)
 class Task:
     """A valid request: every class has a readable picture."""
 
-    weights: str
-    checkpoint: Checkpoint
     classes: tuple[str, ...]
-    pictures: np.ndarray  # (picture, size, size, channel) uint8
-    labels: np.ndarray  # (picture,) int64
+    examples: list[np.ndarray]  # each (size, size, channel) uint8
+    labels: np.ndarray  # (example,) int64
     upload: Upload
 
-    def labeller(self, device: str) -> Labeller:
-        return Labeller(self.checkpoint, self.classes, self.pictures, self.labels, device)
 
-    def described(self) -> dict[str, Any]:
-        return {
-            "classes": list(self.classes),
-            "weights": describe(self.weights, self.checkpoint),
-            "labelled": _labelled(self.upload),
-        }
+class Network(Protocol):
+    """What the server labels pictures with. It is loaded once, when the server starts."""
+
+    size: int  # pictures are scaled to this many pixels, height and width
+    channels: int
+    reduced: bool  # see `decode`
+    hint: str | None  # one line about what would label better
+
+    def described(self) -> list[dict[str, Any]]:
+        """For the page: everything that may be used."""
+
+    def described_for(self, task: Task) -> dict[str, Any]:
+        """For the page: what is used for this request."""
+
+    def label(self, task: Task, check: Check) -> Labelled:
+        """Label the pile, unreadable pictures included. `check` is called often and raises if the work should stop."""
 
 
-def task_of(upload: Upload, available: WeightStore) -> Task:
+def task_of(upload: Upload) -> Task:
     """Skips unreadable labelled pictures; it is an error if a class has no other."""
     readable = [(place, picture.pixels) for place, picture in upload.labelled if picture.pixels is not None]
     for place, name in enumerate(upload.classes):
@@ -48,30 +52,43 @@ def task_of(upload: Upload, available: WeightStore) -> Task:
             raise RefusedError(422, f"class '{name}' {why}", labelled=_labelled(upload))
     if not upload.pile:
         raise RefusedError(422, "there is no picture to label")
-    weights, checkpoint = available.fitting(len(readable), len(upload.classes))
-    pictures = np.stack([pixels for _, pixels in readable])
     labels = np.array([place for place, _ in readable], np.int64)
-    return Task(weights, checkpoint, tuple(upload.classes), pictures, labels, upload)
+    return Task(tuple(upload.classes), [pixels for _, pixels in readable], labels, upload)
 
 
-def label(task: Task, device: str, check: Check) -> dict[str, Any]:
-    """Label the pile. `check` is called after each chunk and raises if the work should stop."""
-    labeller = task.labeller(device)
+def label(network: Network, task: Task, check: Check) -> dict[str, Any]:
     check()
-    # Includes unreadable pictures, as `trident predict` does, so that chunks and labels are the same.
-    labelled = label_pile(labeller, [_Held(got) for got in task.upload.pile], lambda done, total: check())
-    readable = [place for place, picture in enumerate(task.upload.pile) if picture.pixels is not None]
+    labelled = network.label(task, check)
+    pile = task.upload.pile
+    readable = [place for place, picture in enumerate(pile) if picture.pixels is not None]
+    answer = described(network, task)
     if not np.isfinite(labelled.probabilities[readable]).all():
-        raise NotFiniteError(f"weights {task.weights}: the prediction is not finite")
-    return task.described() | {
+        raise NotFiniteError(f"{answer['weights']['name']}: the prediction is not finite")
+    return answer | {
         "pile": [
-            {
-                "name": picture.name,
-                "error": picture.error,
-                "ranking": None if picture.pixels is None else labelled.ranking(place),
-            }
-            for place, picture in enumerate(task.upload.pile)
+            {"name": picture.name, "error": picture.error}
+            | (_NOT_LABELLED if picture.pixels is None else _label(labelled, place))
+            for place, picture in enumerate(pile)
         ]
+    }
+
+
+def described(network: Network, task: Task) -> dict[str, Any]:
+    return {
+        "classes": list(task.classes),
+        "weights": network.described_for(task),
+        "labelled": _labelled(task.upload),
+    }
+
+
+_NOT_LABELLED = {"ranking": None, "none_of_these": False, "typicality": None}
+
+
+def _label(labelled: Labelled, place: int) -> dict[str, Any]:
+    return {
+        "ranking": labelled.ranking(place),
+        "none_of_these": labelled.belongs_to_none(place),
+        "typicality": None if labelled.typicality is None else float(labelled.typicality[place]),
     }
 
 
@@ -94,6 +111,10 @@ class _Held:
     def key(self) -> bytes:
         with naming_errors(self), self.open() as image:
             return key_of_pixels(image)
+
+
+def held(upload: Upload) -> list[_Held]:
+    return [_Held(received) for received in upload.pile]
 
 
 def _labelled(upload: Upload) -> list[dict[str, Any]]:

@@ -11,27 +11,33 @@ from trident.errors import NotFiniteError, TridentError
 from trident.labelling.labeller import CHUNK
 from trident.measuring.latents import as_array, latents_and_images, with_latents
 from trident.report.figures import picture
-from trident.web.labels import Task
+from trident.web.labels import Network, Task, described
 from trident.web.request_queue import Check
+from trident.web.weight_store import WeightStore
 
 
-def show_latents(task: Task, device: str, check: Check) -> dict[str, Any]:
+def show_latents(network: Network, task: Task, check: Check) -> dict[str, Any]:
     """For the labelled pictures and the first pictures of the pile, at most one chunk."""
+    if not isinstance(network, WeightStore):
+        raise TridentError(
+            "features of a pretrained backbone have no latents and no decoder: there is nothing to look at"
+        )
     pile = [(place, got.pixels) for place, got in enumerate(task.upload.pile) if got.pixels is not None][:CHUNK]
     if not pile:
         raise TridentError("there is no picture in the pile that can be read")
     queries = np.stack([pixels for _, pixels in pile])
     check()
-    labeller = task.labeller(device)
+    answer = described(network, task)
+    labeller = network.labeller(task)
     learner = with_latents(labeller.learner(len(queries)))
     found = latents_and_images(learner, labeller.parameters, labeller.task(queries))
     latents, painted = (as_array(part)[0] for part in found)
     if not (np.isfinite(latents).all() and np.isfinite(painted).all()):
-        raise NotFiniteError(f"weights {task.weights}: the latents are not finite")
+        raise NotFiniteError(f"{answer['weights']['name']}: the latents are not finite")
     points, shares = plane(latents)
     readable = [place for place, (_, got) in enumerate(task.upload.labelled) if got.pixels is not None]
     whose = [("labelled", place) for place in readable] + [("pile", place) for place, _ in pile]
-    stored = np.concatenate([task.pictures, queries])
+    stored = np.concatenate([labeller.pictures, queries])
     pictures = [
         {
             "from": kind,
@@ -42,7 +48,7 @@ def show_latents(task: Task, device: str, check: Check) -> dict[str, Any]:
         }
         for row, (kind, place) in enumerate(whose)
     ]
-    return task.described() | {"pictures": pictures, "shares": shares, "latents": latents.shape[1]}
+    return answer | {"pictures": pictures, "shares": shares, "latents": latents.shape[1]}
 
 
 def plane(latents: np.ndarray) -> tuple[np.ndarray, list[float]]:

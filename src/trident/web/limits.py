@@ -1,6 +1,6 @@
 """The limits of a request, and the error for refused requests."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trident.errors import TridentError
@@ -19,10 +19,10 @@ class RefusedError(TridentError):
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one request, except `at_once`. Pictures are decoded as they arrive, so long requests need no more memory."""
+    """Of one request, except `at_once` and `held_bytes`. Pictures are decoded and made small as they arrive."""
 
     classes: int = 50
-    labelled: int = 100  # they are in memory with every chunk of the pile
+    labelled: int = 100  # with weights of Conv4 they are in memory with every chunk of the pile
     pictures: int = 300  # labelled ones and the pile together
     file_bytes: int = 20 * MEGA
     request_bytes: int = 500 * MEGA
@@ -30,6 +30,12 @@ class Limits:
     upload_seconds: float = 120
     seconds: float = 120  # waiting and working
     at_once: int = 16  # requests that are received, waiting or worked on
+    held_bytes: int = 1000 * MEGA  # decoded pictures of all of them
+
+    def for_pictures_of(self, n_bytes: int) -> "Limits":
+        """With fewer requests at once if pictures of this size would take more memory than allowed."""
+        fitting = self.held_bytes // (self.pictures * n_bytes)
+        return replace(self, at_once=max(1, min(self.at_once, fitting)))
 
     def check_pictures(self, labelled: int, pile: int) -> None:
         if labelled > self.labelled:

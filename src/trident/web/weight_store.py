@@ -1,20 +1,30 @@
-"""The server's weights, read once."""
+"""Labels by weights of Conv4, which are read once."""
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from trident.backbones.conv4 import conv4_of
 from trident.errors import TridentError
-from trident.labelling.labeller import refuse_positional
+from trident.labelling.labelled import Labelled
+from trident.labelling.labeller import Labeller, label_pile, refuse_positional
 from trident.learning.checkpoint import Checkpoint, load_checkpoint
+from trident.web.labels import Task, held
+from trident.web.request_queue import Check
 from trident.weights import weight_names, weights_for
 
 _MANY = 1000
 
 
 class WeightStore:
-    def __init__(self, weights: str = "auto"):
+    """The pile is classified in chunks."""
+
+    reduced = False  # as `trident predict` decodes for Conv4
+
+    def __init__(self, weights: str = "auto", device: str = "cpu", hint: str | None = None):
         """`weights`: a name or a path; `auto`: chosen by the number of labelled pictures."""
+        self._device, self.hint = device, hint
         self._auto = weights == "auto"
         wanted = {weights_for(n, 1) for n in (1, _MANY)} if self._auto else {weights}
         self._known: dict[str, Checkpoint] = {}
@@ -35,6 +45,20 @@ class WeightStore:
             return name, self._known[name]
         return next(iter(self._known.items()))
 
+    def label(self, task: Task, check: Check) -> Labelled:
+        # Includes unreadable pictures, as `trident predict` does, so that chunks and labels are the same.
+        return label_pile(self.labeller(task), held(task.upload), lambda done, total: check())
+
+    def labeller(self, task: Task) -> Labeller:
+        _, checkpoint = self._fitting(task)
+        return Labeller(checkpoint, task.classes, np.stack(task.examples), task.labels, self._device)
+
+    def described_for(self, task: Task) -> dict[str, Any]:
+        return describe(*self._fitting(task))
+
+    def _fitting(self, task: Task) -> tuple[str, Checkpoint]:
+        return self.fitting(len(task.examples), len(task.classes))
+
     def described(self) -> list[dict[str, Any]]:
         return [describe(name, checkpoint) for name, checkpoint in self._known.items()]
 
@@ -44,6 +68,7 @@ def describe(name: str, checkpoint: Checkpoint) -> dict[str, Any]:
         "name": name,
         "described": checkpoint.described(),
         "size": conv4_of(checkpoint.recipe.backbone, "the page").image_size,
+        "features": False,
         "latents": "latents" in checkpoint.recipe.method.about.analyses,
         "included": name in weight_names(),
     }

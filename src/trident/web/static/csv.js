@@ -1,19 +1,22 @@
-// The labels as CSV, with the columns of `trident predict` and said_by: the model, or you.
+// The labels as CSV: the table of `trident predict`, with what the visitor said in the column `correction`.
 
-import { inPile, nameOf } from "./state.js";
+import { NONE, inPile, labelOf, nameOf } from "./state.js";
 
-const HEAD = ["path", "label", "probability", "runner_up", "runner_up_probability", "said_by"];
+const HEAD = ["path", "label", "probability", "runner_up", "runner_up_probability", "best_guess"];
+HEAD.push("none_of_these", "typicality", "correction");
 
 export function table() {
-  const rows = [HEAD];
-  for (const picture of inPile()) {
-    if (picture.said) rows.push([path(picture.name), nameOf(picture.said), "", "", "", "you"]);
-    else if (picture.ranking) {
-      const [[first, sure], [second, lesser]] = picture.ranking;
-      rows.push([path(picture.name), nameOf(first), sure.toFixed(4), nameOf(second), lesser.toFixed(4), "model"]);
-    }
-  }
-  return rows.map((row) => `${row.map(quoted).join(",")}\n`).join("");
+  const rows = inPile().filter(labelOf).map((picture) => [path(picture.name), ...cells(picture)]);
+  return [HEAD, ...rows].map((row) => `${row.map(quoted).join(",")}\n`).join("");
+}
+
+function cells(picture) {
+  const label = labelOf(picture);
+  const [name, none] = label === NONE ? ["", "yes"] : [nameOf(label), ""];
+  if (picture.said) return [name, none ? "0.0000" : "1.0000", "", "0.0000", name, none, "", nameOf(label)];
+  const [[first, sure], [second, lesser]] = picture.ranking;
+  const typical = picture.typicality?.toFixed(3) ?? "";
+  return [name, sure.toFixed(4), nameOf(second), lesser.toFixed(4), nameOf(first), none, typical, ""];
 }
 
 // Spreadsheets read such names as formulas, so ./ is put before them.

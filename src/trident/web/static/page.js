@@ -162,12 +162,14 @@ function show() {
   const pile = state.inPile();
   const bad = pile.filter((picture) => picture.error).length;
   const said = pile.filter((picture) => picture.said).length;
+  const none = pile.filter((picture) => state.labelOf(picture) === state.NONE).length;
   byId("pile-count").textContent = [
     counted(pile.length, "picture"),
+    none ? `${none} in none of the classes` : "",
     said ? counted(said, "correction") : "",
     bad ? `${bad} cannot be read` : "",
   ].filter(Boolean).join(", ");
-  byId("results-tools").hidden = !pile.some((picture) => picture.ranking || picture.said);
+  byId("results-tools").hidden = !pile.some(state.labelOf);
   byId("empty-pile").hidden = pile.length === 0;
   byId("pile").classList.toggle("stale", labelledBefore && changed);
   byId("go").textContent = labelledBefore ? "Label again" : "Label the pile";
@@ -228,8 +230,11 @@ function labelled(answer, sent) {
   const ids = new Map(answer.classes.map((name, place) => [name, sent.classIds[place]]));
   answer.labelled.forEach((one, place) => (sent.labelled[place].error = one.error));
   answer.pile.forEach((one, place) => {
-    sent.pile[place].error = one.error;
-    sent.pile[place].ranking = one.ranking?.map(([name, share]) => [ids.get(name), share]) ?? null;
+    const picture = sent.pile[place];
+    picture.error = one.error;
+    picture.ranking = one.ranking?.map(([name, share]) => [ids.get(name), share]) ?? null;
+    picture.atypical = one.none_of_these;
+    picture.typicality = one.typicality;
   });
   labelledBefore = true;
   changed = false;
@@ -237,7 +242,9 @@ function labelled(answer, sent) {
   sort();
   const bad = [...answer.labelled, ...answer.pile].filter((one) => one.error).length;
   const done = answer.pile.filter((one) => one.ranking).length;
-  say(`${counted(done, "picture")} labelled${bad ? `, ${bad} cannot be read` : ""}.`);
+  const none = answer.pile.filter((one) => one.none_of_these).length;
+  const more = [none && `, ${none} in none of the classes`, bad && `, ${bad} cannot be read`].filter(Boolean).join("");
+  say(`${counted(done, "picture")} labelled${more}.`);
 }
 
 function looked(answer, sent) {
@@ -274,12 +281,17 @@ byId("empty-pile").addEventListener("click", () => {
 });
 takesFiles(byId("pile"), state.PILE);
 document.addEventListener("paste", pasted);
+// Only this tab has the pictures and the corrections: ask before they are lost.
+window.addEventListener("beforeunload", (event) => {
+  if (state.pictures.size > 0) event.preventDefault();
+});
 // Dropping a picture in the wrong place must not make the browser leave the page.
 for (const kind of ["dragover", "drop"]) document.addEventListener(kind, (event) => event.preventDefault());
 
 try {
   const found = await about();
   limits = found.limits;
+  byId("hint").textContent = found.hint ? `For whoever runs this server: ${found.hint}.` : "";
   showWeights(found.weights);
   byId("limits").textContent =
     `Limits: ${limits.pictures} pictures, ${limits.labelled} of them examples, ${limits.classes} classes, ` +

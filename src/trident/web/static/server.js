@@ -2,6 +2,9 @@
 
 import { classes, examples, nameOf, toLabel } from "./state.js";
 
+// Lets the server recognise pictures that this tab sent before. Nobody else knows it.
+const tab = [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+
 export async function about() {
   const answer = await fetch("api/about");
   if (!answer.ok) throw new Error(`The server answered ${answer.status}.`);
@@ -12,6 +15,7 @@ export async function about() {
 export function gathered() {
   const form = new FormData();
   const labelled = [];
+  form.append("tab", tab);
   for (const one of classes) form.append("class", nameOf(one.id));
   examples().forEach((ofClass, place) => {
     for (const picture of ofClass) {

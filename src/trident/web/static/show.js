@@ -9,7 +9,7 @@ export const cards = new Map(); // class id -> its element
 export const byId = (id) => document.getElementById(id);
 export const copyOf = (id) => byId(id).content.firstElementChild.cloneNode(true);
 export const placeOf = (id) => state.classes.findIndex((one) => one.id === id);
-export const colourOf = (id) => COLOURS[placeOf(id) % COLOURS.length];
+export const colourOf = (id) => (id === state.NONE ? "transparent" : COLOURS[placeOf(id) % COLOURS.length]);
 
 // ---- words
 
@@ -50,39 +50,58 @@ export function showPicture(picture) {
   tile.classList.toggle("bad", Boolean(picture.error));
   tile.querySelector(".error").textContent = picture.error ?? "";
   if (picture.home !== state.PILE) return;
+  const label = state.labelOf(picture);
   tile.classList.toggle("corrected", Boolean(picture.said));
+  tile.classList.toggle("none", label === state.NONE);
   const verdict = tile.querySelector(".verdict");
-  verdict.hidden = !picture.said && !picture.ranking;
+  verdict.hidden = !label;
   if (verdict.hidden) return;
-  const [label, sure] = picture.said ? [picture.said, 1] : picture.ranking[0];
   tile.style.setProperty("--swatch", colourOf(label));
   tile.querySelector(".label").textContent = state.nameOf(label);
-  tile.querySelector(".percent").textContent = picture.said ? "your label" : percent(sure);
-  const meter = tile.querySelector(".confidence");
-  meter.setAttribute("aria-valuenow", Math.round(100 * sure));
-  meter.setAttribute("aria-label", `Probability of ${state.nameOf(label)}`);
-  meter.hidden = Boolean(picture.said);
-  meter.firstElementChild.style.width = `${100 * sure}%`;
-  const second = picture.said ? null : picture.ranking[1];
-  tile.querySelector(".second").textContent = second
-    ? `or ${state.nameOf(second[0])}, ${percent(second[1])}`
-    : "";
+  showHowSure(picture, label, tile);
   const select = tile.querySelector(".correct");
   const options = [["", picture.said ? "undo" : "correct it …"]];
   options.push(...state.classes.map((one) => [one.id, `it is ${state.nameOf(one.id)}`]));
+  options.push([state.NONE, `it is ${state.NONE_NAME}`]);
   select.replaceChildren(...options.map(([value, text]) => new Option(text, value)));
   select.value = picture.said ?? "";
 }
 
+// The probability, and the second best class. For a picture of none of the classes: the best class.
+function showHowSure(picture, label, tile) {
+  const none = label === state.NONE;
+  const [first, second] = picture.said ? [[label, 1]] : picture.ranking;
+  const sure = first[1];
+  const guess = ([id, share]) => `${state.nameOf(id)}, ${percent(share)}`;
+  tile.querySelector(".percent").textContent = picture.said ? "your label" : none ? "" : percent(sure);
+  const meter = tile.querySelector(".confidence");
+  meter.setAttribute("aria-valuenow", Math.round(100 * sure));
+  meter.setAttribute("aria-label", `Probability of ${state.nameOf(first[0])}`);
+  meter.hidden = Boolean(picture.said) || none;
+  meter.firstElementChild.style.width = `${100 * sure}%`;
+  const other = none ? `best guess: ${guess(first)}` : second && `or ${guess(second)}`;
+  tile.querySelector(".second").textContent = picture.said ? "" : other;
+}
+
+// The order of `trident predict --least-sure-first`: pictures of none of the classes, and your own labels last.
+function certainty(picture) {
+  if (picture.said) return 2;
+  if (!picture.ranking) return -2;
+  return picture.ranking[0][1] - (picture.atypical ? 1 : 0);
+}
+
 export function sort() {
   const how = byId("sort").value;
-  const sure = (picture) => (picture.said ? 2 : picture.ranking ? picture.ranking[0][1] : -1);
-  const label = (picture) => picture.said ?? picture.ranking?.[0][0];
+  const sure = certainty;
+  const place = (picture) => {
+    const label = state.labelOf(picture);
+    return label === state.NONE ? state.classes.length : placeOf(label);
+  };
   const order = {
     added: () => 0,
     unsure: (a, b) => sure(a) - sure(b),
     sure: (a, b) => sure(b) - sure(a),
-    label: (a, b) => placeOf(label(a)) - placeOf(label(b)) || sure(b) - sure(a),
+    label: (a, b) => place(a) - place(b) || sure(b) - sure(a),
   }[how];
   byId("pile-pictures").append(...state.inPile().sort(order).map((picture) => tiles.get(picture.id)));
 }
@@ -91,12 +110,17 @@ export function sort() {
 
 export function showWeights(all) {
   const code = (text) => Object.assign(document.createElement("code"), { textContent: text });
-  const parts = all.flatMap((one) => [code(one.name), ` (${one.described})`, " or "]).slice(0, -1);
-  parts.unshift(all.length > 1 ? "Weights, chosen by the number of examples: " : "Weights: ", "");
+  const parts = all.flatMap((one) => [code(one.name), one.described && ` (${one.described})`, " or "]).slice(0, -1);
+  const features = all[0].features;
+  const many = all.length > 1;
+  parts.unshift(features ? "Features of " : many ? "Weights, chosen by the number of examples: " : "Weights: ");
   parts.push(`. Pictures are scaled to ${all[0].size}x${all[0].size} pixels. `);
   if (all[0].included) {
     parts.push("They were trained on photographs of everyday things and animals, and do worse on drawings and scans. ");
     parts.push("For their measured accuracy, run ", code(`trident weights ${all[0].name}`), ".");
   }
   byId("weights").replaceChildren(...parts);
+  byId("by-features").hidden = !features;
+  byId("by-weights").hidden = features;
+  byId("curious").hidden = !all.some((one) => one.latents);
 }

@@ -1,8 +1,10 @@
 // The visitor's classes and pictures. They are stored only here, in the browser.
 
 export const PILE = "pile";
+export const NONE = "none"; // in place of a class: the picture belongs to none
+export const NONE_NAME = "none of these"; // as `trident predict` writes and reads it
 export const classes = []; // {id, name, fallback}
-export const pictures = new Map(); // id -> {id, file, name, home, said, error, ranking, thumbnail}
+export const pictures = new Map(); // id -> a picture, see `addPicture`
 let next = 0;
 
 export function addClass() {
@@ -24,19 +26,24 @@ export function removeClass(id) {
 }
 
 export function nameOf(id) {
+  if (id === NONE) return NONE_NAME;
   const found = classes.find((one) => one.id === id);
   return found.name.trim().replace(/\s+/g, " ") || found.fallback;
 }
 
-// `home` is the pile or a class; `said` is the visitor's class for a picture of the pile.
+// `home` is the pile or a class. For a picture of the pile, `said` is the visitor's class or NONE; `ranking`, `atypical`
+// and `typicality` are the network's answer.
 export function addPicture(file, name, home) {
-  const picture = { id: `picture-${++next}`, file, name, home, said: null, error: null, ranking: null, thumbnail: null };
+  const answer = { error: null, ranking: null, atypical: false, typicality: null };
+  const picture = { id: `picture-${++next}`, file, name, home, said: null, thumbnail: null, ...answer };
   pictures.set(picture.id, picture);
   return picture;
 }
 
 export const inPile = () => [...pictures.values()].filter((picture) => picture.home === PILE);
 export const examplesOf = (id) => [...pictures.values()].filter((picture) => (picture.said ?? picture.home) === id);
+// The visitor's word, or the network's; undefined if there is neither.
+export const labelOf = (picture) => picture.said ?? (picture.ranking && picture.atypical ? NONE : picture.ranking?.[0][0]);
 export const toLabel = () => inPile().filter((picture) => !picture.said && !picture.error);
 export const examples = () => classes.map((one) => examplesOf(one.id).filter((picture) => !picture.error));
 
@@ -48,6 +55,7 @@ export function hindrance(limits) {
   const labelled = examples().flat().length;
   if (classes.length < 2) return "Add a class: at least two are needed.";
   if (twice !== undefined) return `Two classes are called “${twice}”: give each its own name.`;
+  if (names.includes(NONE_NAME)) return `“${NONE_NAME}” cannot be the name of a class: choose it below a picture instead.`;
   if (empty) {
     const unread = examplesOf(empty.id).length > 0;
     return `“${nameOf(empty.id)}” has no picture${unread ? " that can be read" : ""} yet: add one.`;

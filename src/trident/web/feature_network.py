@@ -1,0 +1,88 @@
+"""Labels by the features of a pretrained backbone."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trident.backbones.pretrained import BATCH, Pretrained
+from trident.data.images import key_of
+from trident.labelling.feature_labeller import FeatureLabeller
+from trident.labelling.labelled import Labelled
+from trident.web.feature_memory import FeatureMemory
+from trident.web.labels import Task
+from trident.web.limits import MEGA
+from trident.web.request_queue import Check
+
+MEMORY = 50 * MEGA  # bytes of features that are not forgotten
+
+
+class FeatureNetwork:
+    """The pile is classified as a whole. Features are not kept on disk."""
+
+    channels = 3
+    reduced = True  # as `trident predict` decodes for backbones
+    hint: str | None = None
+
+    def __init__(self, backbone: Pretrained):
+        # Without folders: visitors do not see the server's paths.
+        kind, colon, file = backbone.name.partition(":")
+        self._backbone = (
+            replace(backbone, name=f"onnx:{Path(file).name}") if (kind, colon) == ("onnx", ":") else backbone
+        )
+        self._memory = FeatureMemory(MEMORY)
+        self.size = backbone.facts.image_size
+
+    def described(self) -> list[dict[str, Any]]:
+        facts = self._backbone.facts
+        return [
+            {
+                "name": self._backbone.name,
+                "described": "" if facts.trained_on == "not said" else f"trained on {facts.trained_on}",
+                "size": self.size,
+                "features": True,
+                "latents": False,
+                "included": False,
+            }
+        ]
+
+    def described_for(self, task: Task) -> dict[str, Any]:
+        return self.described()[0]
+
+    def label(self, task: Task, check: Check) -> Labelled:
+        pile = [(place, got.pixels) for place, got in enumerate(task.upload.pile) if got.pixels is not None]
+        n, places = len(task.examples), [place for place, _ in pile]
+        features = self._features([*task.examples, *(pixels for _, pixels in pile)], task.upload.tab, check)
+        check()
+        labeller = FeatureLabeller(self._backbone, task.classes, features[:n], task.labels)
+        found = labeller.label_features(features[n:])
+        probabilities = np.full((len(task.upload.pile), len(task.classes)), np.nan)
+        probabilities[places] = found.probabilities
+        typical = None
+        if found.typicality is not None:
+            typical = np.full(len(task.upload.pile), np.nan)
+            typical[places] = found.typicality
+        return replace(found, probabilities=probabilities, typicality=typical)
+
+    def _features(self, pictures: Sequence[np.ndarray], tab: str, check: Check) -> np.ndarray:
+        """(picture, feature). Those that the same tab sent before are not computed again."""
+        features = np.zeros((len(pictures), self._backbone.n_features), np.float32)
+        # The tab is a part of the key, so nobody can find out what others have sent.
+        keys = [key_of(tab.encode(), pixels.tobytes()) if tab else b"" for pixels in pictures]
+        missing = []
+        for place, key in enumerate(keys):
+            known = self._memory.get(key) if key else None
+            if known is None:
+                missing.append(place)
+            else:
+                features[place] = known
+        for start in range(0, len(missing), BATCH):
+            check()
+            batch = missing[start : start + BATCH]
+            features[batch] = self._backbone.features(np.stack([pictures[place] for place in batch]))
+            for place in batch:
+                if keys[place]:
+                    self._memory.put(keys[place], features[place])
+        return features

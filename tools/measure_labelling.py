@@ -1,0 +1,141 @@
+"""Measure labelling beyond accuracy: `python tools/measure_labelling.py none|suggest|calibration STORE[:SPLIT] ...`.
+
+`none`: how well pictures that belong to none of the classes are told from those that do. The first store has the
+classes; the strangers come from its other classes and from the stores after it. `suggest`: accuracy on the pile after
+labelling the suggested pictures, and after labelling as many random ones. `calibration`: the expected calibration error
+of the probabilities that `trident predict` gives. Stores are made by `trident data prepare --features`.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+from sklearn.metrics import roc_auc_score
+
+from trident.backbones.pretrained import BACKBONES, Pretrained
+from trident.data.store import open_store
+from trident.labelling.feature_labeller import FeatureLabeller
+from trident.labelling.suggesting import suggest
+from trident.labelling.typicality import LEAST_TYPICAL, unit
+
+TASKS, WAYS, SEED = 200, 5, 0
+
+
+def main() -> None:
+    what, *places = sys.argv[1:]
+    stores = [classes_of(place) for place in places]
+    {"none": none_of_these, "suggest": suggestions, "calibration": calibration}[what](stores)
+
+
+def classes_of(place: str) -> tuple[str, list[np.ndarray]]:
+    """The name of a store and split, and the features of each class."""
+    name, _, split = place.partition(":")
+    store = open_store(Path(name))
+    entries = store.classes_of(split or "val")
+    return f"{store.dataset} {split or 'val'}", [
+        unit(np.array(store.images[entry.start : entry.start + entry.count])) for entry in entries
+    ]
+
+
+def labeller_of(features: np.ndarray, labels: np.ndarray, n_classes: int) -> FeatureLabeller:
+    facts = next(iter(BACKBONES.values())).facts
+    backbone = Pretrained("cached features", facts, features.shape[1], "", lambda pixels: pixels)
+    return FeatureLabeller(backbone, tuple(map(str, range(n_classes))), features, labels)
+
+
+def none_of_these(stores: list[tuple[str, list[np.ndarray]]]) -> None:
+    """15 pictures of each class and 8 strangers in each pile."""
+    (name, classes), *others = stores
+    for shots in (1, 5):
+        for stranger, pool in [(f"other classes of {name}", None), *others]:
+            areas, lost, found = [], [], []
+            for task in range(TASKS):
+                random = np.random.default_rng((SEED, shots, task))
+                chosen = random.choice(len(classes), WAYS, replace=False)
+                drawn = [classes[c][random.permutation(len(classes[c]))] for c in chosen]
+                rest = [c for c in range(len(classes)) if c not in chosen]
+                strangers = np.concatenate([classes[c] for c in rest] if pool is None else pool)
+                strangers = strangers[random.choice(len(strangers), 8, replace=False)]
+                members = np.concatenate([some[shots : shots + 15] for some in drawn])
+                support = np.concatenate([some[:shots] for some in drawn])
+                labeller = labeller_of(support, np.repeat(np.arange(WAYS), shots), WAYS)
+                typical = labeller.label_features(np.concatenate([members, strangers])).typicality
+                assert typical is not None
+                is_member = np.arange(len(typical)) < len(members)
+                areas.append(roc_auc_score(is_member, typical))
+                lost.append(np.mean(typical[is_member] < LEAST_TYPICAL))
+                found.append(np.mean(typical[~is_member] < LEAST_TYPICAL))
+            protocol = f"{name}, {WAYS}-way {shots}-shot, 15 pictures of each class and 8 of {stranger}, {TASKS} tasks"
+            marked = f"{100 * np.mean(found):.1f} % of the strangers, {100 * np.mean(lost):.1f} % of the others"
+            print(f"{protocol}: AUROC {np.mean(areas):.3f} ± {half_width(areas):.3f}; marked: {marked}")
+
+
+def suggestions(stores: list[tuple[str, list[np.ndarray]]]) -> None:
+    """Piles with 10 to 39 pictures of each class. Accuracy is that of all pictures that are still unlabelled."""
+    for name, classes in stores:
+        for shots in (1, 5):
+            for number in (5, 10, 20):
+                accuracy: dict[str, list[float]] = {"before": [], "random": [], "suggested": []}
+                for task in range(TASKS):
+                    random = np.random.default_rng((SEED, shots, task))
+                    features: list[np.ndarray] = []
+                    labels: list[int] = []
+                    first: list[int] = []
+                    for way, c in enumerate(random.choice(len(classes), WAYS, replace=False)):
+                        count = min(len(classes[c]), shots + int(random.integers(10, 40)))
+                        first += list(range(len(labels), len(labels) + shots))
+                        features.append(classes[c][random.permutation(len(classes[c]))[:count]])
+                        labels += [way] * count
+                    everything, truth = np.concatenate(features), np.array(labels)
+                    pile = np.setdiff1d(np.arange(len(truth)), first)
+                    before = labeller_of(everything[first], truth[first], WAYS).label_features(everything[pile])
+                    accuracy["before"].append(np.mean(before.probabilities.argmax(1) == truth[pile]))
+                    chosen = suggest(everything[first], everything[pile], before.probabilities, number)
+                    drawn = random.choice(len(pile), number, replace=False)
+                    for kind, new in (("random", drawn), ("suggested", chosen)):
+                        known, rest = np.r_[first, pile[new]], np.delete(pile, new)
+                        after = labeller_of(everything[known], truth[known], WAYS).label_features(everything[rest])
+                        accuracy[kind].append(np.mean(after.probabilities.argmax(1) == truth[rest]))
+                difference = np.array(accuracy["suggested"]) - np.array(accuracy["random"])
+                shown = ", ".join(f"{kind} {100 * np.mean(values):.1f}" for kind, values in accuracy.items())
+                print(
+                    f"{name}, {WAYS}-way {shots}-shot, {number} more labels, {TASKS} tasks: {shown}; difference "
+                    f"{100 * difference.mean():+.1f} ± {100 * half_width(difference):.1f}"
+                )
+
+
+def calibration(stores: list[tuple[str, list[np.ndarray]]]) -> None:
+    """Balanced piles with 10 pictures of each class, ten bins of confidence."""
+    for name, classes in stores:
+        for shots in (1, 5):
+            for together in (True, False):
+                sure: list[np.ndarray] = []
+                right: list[np.ndarray] = []
+                for task in range(TASKS):
+                    random = np.random.default_rng((SEED, shots, task))
+                    chosen = random.choice(len(classes), WAYS, replace=False)
+                    drawn = [classes[c][random.permutation(len(classes[c]))[: shots + 10]] for c in chosen]
+                    support = np.concatenate([some[:shots] for some in drawn])
+                    labeller = labeller_of(support, np.repeat(np.arange(WAYS), shots), WAYS)
+                    pile = np.concatenate([some[shots:] for some in drawn])
+                    found = labeller.label_features(pile, together).probabilities
+                    sure.append(found.max(1))
+                    right.append(found.argmax(1) == np.repeat(np.arange(WAYS), [len(some) - shots for some in drawn]))
+                confidence, correct = np.concatenate(sure), np.concatenate(right)
+                bins = np.minimum((confidence * 10).astype(int), 9)
+                gaps = [abs((confidence - correct)[bins == b].sum()) for b in range(10)]
+                how = "together" if together else "each alone"
+                print(
+                    f"{name}, {WAYS}-way {shots}-shot, 10 pictures of each class, {how}, {TASKS} tasks: ECE "
+                    f"{sum(gaps) / len(confidence):.3f}, accuracy {100 * correct.mean():.1f} %, mean probability "
+                    f"{100 * confidence.mean():.1f} %"
+                )
+
+
+def half_width(values: "list[float] | np.ndarray") -> float:
+    """Of the 95 % interval of a mean."""
+    return float(1.96 * np.std(values, ddof=1) / np.sqrt(len(values)))
+
+
+if __name__ == "__main__":
+    main()
