@@ -23,7 +23,7 @@ from trident.measuring.validation import validate
 from trident.methods import trident_features
 from trident.methods.nearest_mean import NearestMean
 from trident.methods.soft_kmeans import SoftKMeans
-from trident.methods.trident_features import TERMS, TRAINING_MEAN, TridentOnFeatures, for_each_task
+from trident.methods.trident_features import TERMS, TRAINING_MEAN, TridentOnFeatures
 from trident.nn.parameters import Parameters
 from trident.recipes.recipe import Recipe
 from trident.settings import EpisodeSpec, TrainingSettings
@@ -148,7 +148,7 @@ def test_the_network_counts_on_pictures_like_those_of_training_only() -> None:
     like, unlike = trained(), trained()
     unlike[TRAINING_MEAN] = torch.linspace(-1, 1, SIZE, dtype=torch.float64)
     for parameters, expected in ((like, 1.0), (unlike, 0.0)):
-        trust = METHOD.trust(for_each_task(parameters, 2), task.images, task)
+        trust = METHOD.trust(parameters, task.images, task)
         torch.testing.assert_close(trust, torch.full((2, 1, 1), expected, dtype=torch.float64))
     no_network = unlike | {key: torch.zeros_like(unlike[key]) for key in ("label.loc.weight", "label.loc.bias")}
     found = METHOD.head(unlike, task.images, task)
@@ -170,7 +170,7 @@ def test_predictions_are_averaged_over_draws_of_noise() -> None:
 
 
 def test_attention_in_parts_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    task, parameters = batch_of().task, for_each_task(trained(), 2)
+    task, parameters = batch_of().task, trained()
     whole = METHOD.attention(parameters, task.images)
     monkeypatch.setattr(trident_features, "IMAGES_AT_ONCE", 4)
     torch.testing.assert_close(METHOD.attention(parameters, task.images), whole)
@@ -179,7 +179,7 @@ def test_attention_in_parts_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None
 def test_attention_is_the_equation() -> None:
     """Of one image: a mean of the others, weighted by the exponential of scaled cosines."""
     features, parameters = batch_of().task.images, trained()
-    found = METHOD.attention(for_each_task(parameters, 2), features)
+    found = METHOD.attention(parameters, features)
     others = [i for i in range(features.shape[1]) if i != 5]
     cosines = F.cosine_similarity(features[1, 5][None], features[1, others], dim=1)
     weights = (parameters["attention.scale"] * cosines).exp()

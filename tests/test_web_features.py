@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from ablation_grids import Answer
 from conftest import assert_one_line_error
-from helpers_placeholder
 from trident.backbones.pretrained import BACKBONES, BATCH, DEFAULT, Pretrained, find_backbone
 from trident.data.images import ImageFile
 from trident.labelling.making import HINT, make_labeller

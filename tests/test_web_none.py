@@ -54,7 +54,7 @@ def test_pictures_of_none_of_the_classes(seen: Any, tmp_path: Path) -> None:
     row = table(seen, tmp_path)[12]
     assert (row["label"], row["none_of_these"], row["correction"]) == ("", "yes", "")
     assert row["best_guess"] in COLOURS and 0 <= float(row["typicality"]) < 0.65
-    assert f"{float(row['probability']):.0%}".replace("%", " %") in guess
+    assert f"{float(row['probability']):.0%}".replace("%", "\u00a0%") in guess
 
     seen.select_option("#sort", label="least sure first")
     assert shown(seen)[0][0] == "grey.png"

@@ -62,14 +62,17 @@ def measured(head: str, store: ImageStore, split: str, pile: str, shots: int, ta
     model = load_checkpoint(head if trained else f"features-{head.removesuffix('-plain')}")
     recipe = model.recipe
     method = replace(recipe.method, **PLAIN) if head.endswith("-plain") else recipe.method
+    protocol = PILES[pile]
     if pile == "alone":
         method = method.for_few_queries()
+        # Such a method gives each query the same answer in company, and much faster.
+        protocol = protocol if method.about.transductive else {}
     recipe = replace(
         recipe,
         method=method,
         backbone=FrozenBackbone(store.features_of, int(store.images.shape[1])),
         episode=replace(recipe.episode, n_shot=shots),
-        protocol=replace(recipe.protocol, **PILES[pile]),
+        protocol=replace(recipe.protocol, **protocol),
     )
     return evaluate(replace(model, recipe=recipe), store, split=split, tasks=tasks, seed=seed)
 

@@ -10,10 +10,15 @@ COLUMN = "correction"
 
 
 def read_corrections(path: Path) -> dict[str, str]:
-    """The corrected class of each corrected picture, by its path as the table has it."""
+    """The corrected class of each corrected picture, by its path as the table has it.
+
+    Spreadsheets may put a byte order mark at the start, or semicolons in place of commas.
+    """
     try:
-        with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
-            table = csv.DictReader(file)
+        with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+            head = file.readline()
+            file.seek(0)
+            table = csv.DictReader(file, delimiter=";" if "," not in head and ";" in head else ",")
             columns = table.fieldnames or []
             if "path" not in columns or COLUMN not in columns:
                 raise TridentError(

@@ -1,6 +1,7 @@
 """TRIDENT on features: its two latents between a frozen backbone's features and a head that compares class means."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -48,17 +49,17 @@ class TridentOnFeatures(HeadOnFeatures):
 
     The features f stay as they are. Learned, with x = f / ||f|| * sqrt(number of features):
 
-        q(z_semantic | f)             mean and variance are linear in x
+        q(z_semantic | f)             a linear layer on x
         q(z_label | f, z_semantic)    mean:  h + attention over the h of the task's other images
                                       h = g + trust * network(g, z_semantic),   g = x * (1 + AttFEX's mask)
         p(f | z_label, z_semantic)    a network that reconstructs x
 
     The mask and the attention depend on all images of the task, but not on their order. Queries are classified from
     z_label as by nearest mean or, with refinements=soft-kmeans, as by soft k-means. Training minimises the mean of both
-    cross-entropies. Before training, mask, attention and network are 0: z_label is x, and the predictions are exactly
-    those of nearest mean or soft k-means.
+    cross-entropies. Before training, mask, attention and network are 0: z_label is x, and the predictions are those of
+    nearest mean or soft k-means.
 
-    The network knows the kind of pictures it was trained on. On others it does harm. So it only counts as far as the
+    The network knows the kind of pictures it was trained on. On others it may do harm. So it only counts as far as the
     support images resemble the training images: trust is 0 if their cosines with training images are, in the mean,
     below `trust_from` times the cosines between training images, and 1 above `trust_to` times.
     """
@@ -152,18 +153,19 @@ class TridentOnFeatures(HeadOnFeatures):
     # Inference, classification and reconstruction.
 
     def infer(self, parameters: Parameters, features: Tensor, task: Task, draw: int, trust: Tensor | float) -> Latents:
-        """Latents of all images, with draw number `draw` of the queries' noise. Parameters are (task, ...)."""
-        n_features = features.shape[2]
+        """Latents of all images, with draw number `draw` of the queries' noise."""
+        n_features, of_all = features.shape[2], for_each_task(parameters, 1)
 
         def noise(latent: str) -> Tensor | None:
             names = [f"support/0/{latent}", f"query/{draw}/{latent}"]
             return torch.cat([task.noise[name] for name in names], 1) if task.noise else None
 
-        semantic = self.semantic_head(n_features)(parameters, features)
+        semantic = Gaussian(*apart(self.semantic_head(n_features)(of_all, together(features)), features))
         z_semantic = sample(semantic, noise("semantic"))
         masked = features * (1 + self.mask(parameters, features, task))
-        hidden = self.label_layer(n_features)(parameters, torch.cat([masked, z_semantic], 2))
-        residual = self.label_head(n_features)(parameters, activate(hidden, ACTIVATION))
+        hidden = self.label_layer(n_features)(of_all, together(torch.cat([masked, z_semantic], 2)))
+        found = self.label_head(n_features)(of_all, activate(hidden, ACTIVATION))
+        residual = Gaussian(*apart(found, features))
         own = masked + trust * residual.loc
         label = Gaussian(own + self.attention(parameters, own), residual.log_var)
         return Latents(semantic, label, z_semantic, sample(label, noise("label")))
@@ -175,14 +177,15 @@ class TridentOnFeatures(HeadOnFeatures):
         have no height and width, so AttFEX's attention between maps is left out.
         """
         of_task = TaskFeatures(features[:, :, None, None], task.support_labels, task.n_way)
-        found = self.extractor(parameters, of_task)  # (task, attfex_width_m, feature)
+        of_each = for_each_task(parameters, len(features))
+        found = self.extractor(of_each, of_task)  # (task, attfex_width_m, feature)
         for layer in self.mask_layers:
-            found = torch.bmm(parameters[f"{layer.name}.weight"], activate(found, ACTIVATION))
+            found = torch.bmm(of_each[f"{layer.name}.weight"], activate(found, ACTIVATION))
         return found
 
     def attention(self, parameters: Parameters, features: Tensor) -> Tensor:
         """What each image takes from those that look like it: (task, image, feature), the same."""
-        strength, scale = (parameters[f"attention.{name}"][:, None, None] for name in ("strength", "scale"))
+        strength, scale = parameters["attention.strength"], parameters["attention.scale"]
         unit, n_images = F.normalize(features, dim=2), features.shape[1]
         found = []
         for start in range(0, n_images, IMAGES_AT_ONCE):
@@ -193,10 +196,10 @@ class TridentOnFeatures(HeadOnFeatures):
 
     def trust(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         """How much the network counts: (task, 1, 1), from 0 to 1."""
-        mean = parameters[TRAINING_MEAN]  # (task, feature)
+        mean = parameters[TRAINING_MEAN]  # (feature,)
         support = F.normalize(features[:, task.support], dim=2).mean(1)  # (task, feature)
         # Mean cosine with the training images, as a share of the mean cosine between them.
-        similarity = (support * mean).sum(1) / mean.square().sum(1).clamp(min=1e-6)
+        similarity = support @ mean / mean.square().sum().clamp(min=1e-6)
         return ((similarity - self.trust_from) / (self.trust_to - self.trust_from)).clamp(0, 1)[:, None, None]
 
     def classify(self, z_label: Tensor, task: Task) -> Tensor:
@@ -207,11 +210,12 @@ class TridentOnFeatures(HeadOnFeatures):
     def decode(self, parameters: Parameters, latents: Latents) -> Tensor:
         """Features (task, image, feature)."""
         first, last = self.decoder(latents.z_label.shape[2])
-        codes = torch.cat([latents.z_label, latents.z_semantic], 2)
-        return last(parameters, activate(first(parameters, codes), ACTIVATION))
+        codes, of_all = torch.cat([latents.z_label, latents.z_semantic], 2), for_each_task(parameters, 1)
+        found = last(of_all, activate(first(of_all, together(codes)), ACTIVATION))
+        return apart([found], codes)[0]
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
-        parameters, features = for_each_task(parameters, len(features)), scaled(features)
+        features = scaled(features)
         trust = self.trust(parameters, features, task)
         draws = sum(name.startswith("query/") and name.endswith("/label") for name in task.noise)
         found = [self.infer(parameters, features, task, draw, trust).z_label for draw in range(max(1, draws))]
@@ -222,7 +226,7 @@ class TridentOnFeatures(HeadOnFeatures):
         return torch.logsumexp(log_probabilities, 0) - math.log(len(logits))
 
     def training(self, parameters: Parameters, features: Tensor, task: Task, labels: Labels) -> tuple[Tensor, Losses]:
-        parameters, features = for_each_task(parameters, len(features)), scaled(features)
+        features = scaled(features)
         latents = self.infer(parameters, features, task, 0, trust=1.0)
         refined = replace(self, refinements="soft-kmeans").classify(latents.z_label, task)
         alone = replace(self, refinements="none").classify(latents.z_label, task)
@@ -261,5 +265,15 @@ def sample(of: Gaussian, noise: Tensor | None) -> Tensor:
 
 
 def for_each_task(parameters: Parameters, n_tasks: int) -> Parameters:
-    """The same parameters for every task: (...) -> (task, ...), without a copy."""
+    """The same parameters for every task, as layers want them: (...) -> (task, ...), without a copy."""
     return {key: value.expand(n_tasks, *value.shape) for key, value in parameters.items()}
+
+
+def together(rows: Tensor) -> Tensor:
+    """The images of all tasks as those of one, because all share their weights: (task, image, ...) -> (1, row, ...)."""
+    return rows.flatten(0, 1)[None]
+
+
+def apart(found: Iterable[Tensor], like: Tensor) -> list[Tensor]:
+    """What was found for them, (1, row, ...), for the images of each task: (task, image, ...)."""
+    return [each.reshape(*like.shape[:2], -1) for each in found]

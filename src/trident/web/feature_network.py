@@ -34,6 +34,8 @@ class FeatureNetwork:
         )
         self._memory = FeatureMemory(MEMORY)
         self.size = backbone.facts.image_size
+        # The first batch takes seconds longer than others: better now than with the first visitor.
+        self._backbone.features(np.zeros((1, self.size, self.size, self.channels), np.uint8))
 
     def described(self) -> list[dict[str, Any]]:
         facts = self._backbone.facts

@@ -17,10 +17,10 @@ export const counted = (n, what) => `${n} ${what}${n === 1 ? "" : "s"}`;
 export const megabytes = (bytes) => `${Math.round(bytes / 1e5) / 10} MB`;
 const sentence = (text) => `${text[0].toUpperCase()}${text.slice(1)}${/[.!?]$/.test(text) ? "" : "."}`;
 
-// Never 0 % or 100 %.
+// Never 0 % or 100 %. The space does not break.
 function percent(share) {
-  if (share > 0.995) return ">99 %";
-  return share < 0.005 ? "<1 %" : `${Math.round(100 * share)} %`;
+  const whole = Math.round(100 * share);
+  return `${share > 0.995 ? ">99" : share < 0.005 ? "<1" : whole}\u00a0%`;
 }
 
 export function say(text) {

