@@ -40,13 +40,15 @@ class Slow(Colours):
     """The same, but slow, and it leaves a trace of each picture."""
 
     def forward(self, pictures: Tensor) -> Tensor:
-        if torch.jit.is_tracing():
+        if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
             raise RuntimeError("a trace would not be slow")
         time.sleep(float(os.environ.get(PAUSE, "0")))
         found = super().forward(pictures)
         if SEEN in os.environ:
             with Path(os.environ[SEEN]).open("a") as file:
-                file.writelines(hashlib.sha256(one.contiguous().numpy().tobytes()).hexdigest() + "\n" for one in pictures)
+                file.writelines(
+                    hashlib.sha256(one.contiguous().numpy().tobytes()).hexdigest() + "\n" for one in pictures
+                )
         return found
 
 

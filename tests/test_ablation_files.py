@@ -72,7 +72,9 @@ def test_settings_that_vary_together_crossed_with_one_more(tmp_path: Path) -> No
     assert settings_of(grid) == [(4, 3, 1.0), (4, 3, None), (8, 1, 1.0), (8, 1, None)]
     assert list(grid.labels) == ["training.tasks_per_step", "method.inner_steps", "training.clip_norm"]
     assert grid.cells[1].name == "tasks_per_step-4-inner_steps-3-clip_norm-none"
-    assert {(cell.recipe.training.steps, cell.recipe.backbone.channels) for cell in grid.cells} == {(7, 3)}
+    assert {(cell.recipe.training.steps, setting_of(cell.recipe, "backbone.channels")) for cell in grid.cells} == {
+        (7, 3)
+    }
     assert (grid.evaluation.split, grid.evaluation.tasks) == ("test", 5)
 
 
@@ -87,7 +89,8 @@ def test_cells_one_by_one(tmp_path: Path) -> None:
     cells = '[[cells]]\nname = "as-it-is"\n[[cells]]\nname = "large"\nbackbone.channels = 8\nmethod.inner_steps = 2\n'
     grid = load_grid(str(grid_file(tmp_path, TINY_GRID + cells)))
     assert [cell.name for cell in grid.cells] == ["as-it-is", "large"]
-    found = [(cell.recipe.backbone.channels, setting_of(cell.recipe, "method.inner_steps")) for cell in grid.cells]
+    keys = ("backbone.channels", "method.inner_steps")
+    found = [tuple(setting_of(cell.recipe, key) for key in keys) for cell in grid.cells]
     assert found == settings_of(grid) == [(4, 1), (8, 2)]
 
 

@@ -26,7 +26,6 @@ from trident.labelling.making import chosen_backbone, make_labeller
 from trident.labelling.picture_features import features_of
 from trident.labelling.suggesting import suggest
 from trident.labelling.typicality import LEAST_TYPICAL, typicality, typicality_alone, unit
-from trident.methods.nearest_mean import NearestMean
 
 LITE0 = "efficientnet-lite0"
 
@@ -236,7 +235,10 @@ def test_more_labelled_pictures_and_new_classes(tmp_path: Path) -> None:
     labeller = make_labeller({name: [HeldImage(name, picture(name, 5))] for name in ("red", "blue")}, NAME)
     assert isinstance(labeller, FeatureLabeller)
     more = labeller.with_pictures(
-        {"green": [HeldImage("x", picture("green", place)) for place in range(2)], "red": [HeldImage("y", picture("red", 8))]}
+        {
+            "green": [HeldImage("x", picture("green", place)) for place in range(2)],
+            "red": [HeldImage("y", picture("red", 8))],
+        }
     )
     assert more.classes == ("red", "blue", "green")
     assert more.labels.tolist() == [0, 1, 2, 2, 0]
@@ -328,16 +330,16 @@ def test_the_classifier_in_threads() -> None:
 
 
 def test_the_default_classifier_uses_pretrained_features_and_the_cache() -> None:
-    model = TridentClassifier(device="cpu")
     names = ["red", "blue"]
-    model.fit([picture(name, 0) for name in names], names)
-    assert isinstance(model.labeller_, FeatureLabeller)
-    assert model.labeller_.backbone.name == LITE0
-    assert model.labeller_.cache is not None
-    assert model.labeller_.cache.size()[0] >= 2
-    assert TridentClassifier(backbone=NAME, cache=False).fit([picture(n, 0) for n in names], names).labeller_.cache is None
+    pictures = [picture(name, 0) for name in names]
+    labeller = TridentClassifier(device="cpu").fit(pictures, names).labeller_
+    assert isinstance(labeller, FeatureLabeller)
+    assert labeller.backbone.name == LITE0
+    assert labeller.cache is not None and labeller.cache.size()[0] >= 2
+    without = TridentClassifier(backbone=NAME, cache=False).fit(pictures, names).labeller_
+    assert isinstance(without, FeatureLabeller) and without.cache is None
     with pytest.raises(TridentError, match="cannot be used with backbone"):
-        TridentClassifier("mini-5w1s-set", backbone=NAME).fit([picture(n, 0) for n in names], names)
+        TridentClassifier("mini-5w1s-set", backbone=NAME).fit(pictures, names)
 
 
 # What to label next
@@ -376,4 +378,3 @@ def test_a_labeller_says_what_it_is(backbone: Pretrained, tmp_path: Path) -> Non
     assert kept.keeps_features
     (tmp_path / "file").write_bytes(b"")
     assert not replace(labeller, cache=FeatureCache(tmp_path / "file")).keeps_features
-    assert isinstance(labeller.alone, NearestMean)

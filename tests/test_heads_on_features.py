@@ -1,7 +1,6 @@
 """The heads on features that learn nothing beforehand, each against its docstring, written as loops in float64."""
 
 import math
-from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -70,7 +69,7 @@ def length(vector: Array) -> float:
 
 
 def shares_by_integration(counts: Array, n_points: int = 4000) -> Array:
-    """The mean share under a Dirichlet prior whose concentration a has the density a^0.5 over log a, 10^-1.5 .. 10^3."""
+    """The mean share under a Dirichlet prior whose concentration a has the density a^0.5 in log a, 10^-1.5 to 10^3."""
     n, total = len(counts), float(sum(counts))
     shares, weight = np.zeros(n), 0.0
     logs = []
@@ -207,9 +206,7 @@ def test_paddle_is_what_it_says(penalty: float) -> None:
     method = Paddle(rounds=5, penalty=penalty)
     found = probabilities(logits_of(method, features, labels))
     for task in range(len(features)):
-        np.testing.assert_allclose(
-            found[task], paddle_by_loops(method, features[task], labels[task], N_WAY), atol=1e-9
-        )
+        np.testing.assert_allclose(found[task], paddle_by_loops(method, features[task], labels[task], N_WAY), atol=1e-9)
 
 
 def alpha_tim_loss(method: AlphaTim, f: list[Array], labels: Array, w: Array) -> float:
@@ -222,7 +219,7 @@ def alpha_tim_loss(method: AlphaTim, f: list[Array], labels: Array, w: Array) ->
         return (1 - sum(float(x) ** method.alpha for x in p)) / (method.alpha - 1)
 
     n = len(labels)
-    fit = -sum(math.log(p_of(row)[label]) for row, label in zip(f[:n], labels, strict=True)) / n
+    fit = -sum(math.log(float(p_of(row)[label])) for row, label in zip(f[:n], labels, strict=True)) / n
     of_queries = [p_of(row) for row in f[n:]]
     return fit + float(np.mean([entropy(p) for p in of_queries])) - entropy(np.mean(of_queries, 0))
 
@@ -276,11 +273,18 @@ def test_nearest_mean_is_what_it_says() -> None:
                 assert found[task, i, c] == pytest.approx(3.0 * float(row @ mean) / length(mean), abs=1e-12)
 
 
+def test_a_class_with_many_support_images_is_not_preferred() -> None:
+    """A query in the middle between two classes, one of which has nine times as many support images."""
+    features = np.array([[[1.0, 0.0]] + [[0.0, 1.0]] * 9 + [[1.0, 1.0]]])
+    found = probabilities(logits_of(LogisticRegressionHead(), features, np.array([[0] + [1] * 9]), 2))
+    np.testing.assert_allclose(found, 0.5, atol=1e-3)
+
+
 def test_scikit_learn_s_classifiers_are_scikit_learn_s() -> None:
     features, labels = some_features()
     n = labels.shape[1]
     pairs: list[tuple[HeadOnFeatures, Any]] = [
-        (LogisticRegressionHead(2.0), LogisticRegression(C=2.0, max_iter=1000)),
+        (LogisticRegressionHead(2.0), LogisticRegression(C=2.0, class_weight="balanced", max_iter=1000)),
         (NearestNeighbours(1), KNeighborsClassifier(1)),
         (NearestNeighbours(5), KNeighborsClassifier(5)),
     ]
@@ -320,7 +324,9 @@ def test_the_order_of_the_queries_does_not_matter(name: str) -> None:
     n = labels.shape[1]
     order = np.random.default_rng(1).permutation(features.shape[1] - n)
     one = probabilities(logits_of(HEADS[name], features, labels))
-    other = probabilities(logits_of(HEADS[name], np.concatenate([features[:, :n], features[:, n:][:, order]], 1), labels))
+    other = probabilities(
+        logits_of(HEADS[name], np.concatenate([features[:, :n], features[:, n:][:, order]], 1), labels)
+    )
     np.testing.assert_allclose(other, one[:, order], atol=1e-6)
 
 
@@ -332,7 +338,9 @@ def test_the_order_of_the_classes_and_of_the_support_images_does_not_matter(name
     renamed, order = generator.permutation(N_WAY), generator.permutation(n)
     one = probabilities(logits_of(HEADS[name], features, labels))
     other = probabilities(
-        logits_of(HEADS[name], np.concatenate([features[:, :n][:, order], features[:, n:]], 1), renamed[labels][:, order])
+        logits_of(
+            HEADS[name], np.concatenate([features[:, :n][:, order], features[:, n:]], 1), renamed[labels][:, order]
+        )
     )
     # scikit-learn stops at a tolerance of its own, and where votes are equal the order decides.
     tolerance = 1e-3 if name == "logistic regression" else 1e-6

@@ -12,6 +12,7 @@ import pytest
 
 import trident.nn.conv_layer as conv_layer
 from conftest import TINY_METHOD, TINY_RECIPE, assert_one_line_error, tiny_store
+from trident.backbones.conv4 import conv4_of
 from trident.data.store import ImageStore, store_in_memory, write_store
 from trident.errors import TridentError
 from trident.labelling.labeller import ENOUGH_TOGETHER, MOST_LABELLED, Labeller
@@ -42,7 +43,7 @@ def narrow(running: dict[str, Any]) -> dict[str, Any]:
 
 def labeller(checkpoint: Checkpoint, n_labelled: int, seed: int) -> tuple[Labeller, np.ndarray]:
     """With random pictures, and some more of them."""
-    backbone = checkpoint.recipe.backbone
+    backbone = conv4_of(checkpoint.recipe.backbone, "a test")
     generator = np.random.default_rng(seed)
     shape = (n_labelled + 7, backbone.image_size, backbone.image_size, backbone.image_channels)
     pictures = generator.integers(0, 256, shape, np.uint8)

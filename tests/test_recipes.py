@@ -9,7 +9,15 @@ from trident.errors import TridentError
 from trident.methods.protonet import ProtoNet
 from trident.methods.trident.method import Trident
 from trident.recipes.files import recipe_names
-from trident.recipes.loading import full_key, load_recipe, recipe_from, recipe_values, setting_help, setting_types
+from trident.recipes.loading import (
+    full_key,
+    load_recipe,
+    recipe_from,
+    recipe_values,
+    setting_help,
+    setting_of,
+    setting_types,
+)
 from trident.recipes.recipe import Recipe
 from trident.settings import setting
 
@@ -34,7 +42,7 @@ def test_the_papers_hyperparameter_table() -> None:
         assert (recipe.training.tasks_per_step, recipe.method.inner_steps) == (20, 5)
         assert recipe.method.attention_activation == (n_shot == 5)
         assert recipe.method.decoder_batch_norm == (name in ("mini-5w5s", "tiered-5w1s"))
-        assert recipe.backbone.activation == ("relu" if name == "tiered-5w1s" else "leaky_relu")
+        assert setting_of(recipe, "backbone.activation") == ("relu" if name == "tiered-5w1s" else "leaky_relu")
 
 
 @pytest.mark.parametrize("name", recipe_names())

@@ -16,7 +16,8 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import save
 
-from conftest import Answer, assert_one_line_error
+from ablation_grids import Answer
+from conftest import assert_one_line_error
 from stand_in_backbone import NAME, PATH, made_up, picture, save_pictures
 from trident.backbones.pretrained import find_backbone
 from trident.data.images import ImageFile
@@ -64,7 +65,15 @@ def test_the_same_probabilities_in_a_new_process(tmp_path: Path, backbone: str) 
     save_classifier(labeller, tmp_path / "colours.trident")
     save_pictures(tmp_path / "pile", dict.fromkeys(NAMES, 5), first=500)
     files = sorted((tmp_path / "pile").iterdir())
-    call = [sys.executable, "-c", READ_AND_LABEL, tmp_path / "colours.trident", backbone, tmp_path / "found.npz", *files]
+    call = [
+        sys.executable,
+        "-c",
+        READ_AND_LABEL,
+        tmp_path / "colours.trident",
+        backbone,
+        tmp_path / "found.npz",
+        *files,
+    ]
     done = subprocess.run(list(map(str, call)), env=os.environ | PATH, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     found = np.load(tmp_path / "found.npz")
@@ -192,7 +201,7 @@ FORGED: dict[str, Callable[[dict[str, Any], dict[str, np.ndarray]], Any]] = {
     "label below 0": lambda about, tensors: tensors["labels"].__setitem__(0, -1),
     "labels of other bits": lambda about, tensors: tensors.update(labels=tensors["labels"].astype(np.int32)),
     "a class without pictures": lambda about, tensors: about["classes"].append("yellow"),
-    "one class": lambda about, tensors: (about.update(classes=["red"]), tensors["labels"].fill(0)),
+    "one class": lambda about, tensors: about.update(classes=["red"]) or tensors.update(labels=np.zeros(9, np.int64)),
     "no classes": lambda about, tensors: about.update(classes=[]),
     "two of one name": lambda about, tensors: about.update(classes=["red", "red", "blue"]),
     "a class that is a number": lambda about, tensors: about.update(classes=["red", 3, "blue"]),
@@ -320,4 +329,5 @@ def test_labels_become_text(tmp_path: Path) -> None:
     again = TridentClassifier.load(tmp_path / "numbers.trident", backbone=NAME, cache=False)
     assert list(again.classes_) == ["2", "3", "10"]
     assert list(again.predict([picture("red", 9)])) == [str(model.predict([picture("red", 9)])[0])]
+    assert isinstance(again.labeller_, FeatureLabeller)
     assert again.labeller_.backbone.fingerprint == find_backbone(NAME).fingerprint

@@ -3,7 +3,6 @@
 import functools
 import io
 import json
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +25,7 @@ from trident.web.feature_network import FeatureNetwork
 from trident.web.limits import Limits
 from trident.web.networks import open_network
 from trident.web.weight_store import WeightStore
-from web_backbone import NAME
+from web_backbone import NAME, Counting
 from web_server import COLOURS, File, Site, body_of, command, picture, pile, site, three_classes, until
 
 GREY = ("grey.png", picture((150, 150, 150), 5))
@@ -135,20 +134,6 @@ def test_there_are_no_latents_to_look_at(by_features: Site) -> None:
 def test_the_folder_of_an_onnx_file_is_not_shown(backbone: Pretrained) -> None:
     network = FeatureNetwork(replace(backbone, name="onnx:/home/somebody/secret/eyes.onnx"))
     assert network.described()[0]["name"] == "onnx:eyes.onnx"
-
-
-class Counting:
-    """In place of a backbone's network: counts the pictures, and waits if it is told to."""
-
-    def __init__(self, backbone: Pretrained) -> None:
-        self.computed, self.let_go = 0, threading.Event()
-        self._compute = backbone.compute
-        self.let_go.set()
-
-    def __call__(self, pixels: np.ndarray) -> np.ndarray:
-        self.computed += int(pixels.any((1, 2, 3)).sum())  # what fills up a batch is black
-        self.let_go.wait(10)
-        return self._compute(pixels)
 
 
 def test_a_tab_that_labels_again_waits_for_new_pictures_only(backbone: Pretrained) -> None:

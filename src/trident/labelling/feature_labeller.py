@@ -23,11 +23,13 @@ from trident.labelling.typicality import LEAST_TYPICAL, typicality, typicality_a
 from trident.measuring.calibration import softmax
 from trident.methods.base import HeadOnFeatures
 from trident.methods.nearest_mean import NearestMean
+from trident.methods.scikit_learn import LogisticRegressionHead
 from trident.methods.soft_kmeans import SoftKMeans
 from trident.progress import Progress
 from trident.tasks.task import Task
 
 MOST_LABELLED = 100_000
+_MOST_FOR_REGRESSION = 2000  # labelled pictures
 ENOUGH_TOGETHER = 4  # pictures for each class; in smaller piles each picture is classified alone
 _AT_ONCE = 4096  # pictures computed at once, when each is classified alone
 
@@ -41,7 +43,6 @@ class FeatureLabeller:
     features: np.ndarray  # (picture, feature) float32, of the labelled pictures
     labels: np.ndarray  # (picture,) int64: indices into `classes`
     method: HeadOnFeatures = field(default_factory=SoftKMeans)
-    alone: HeadOnFeatures = field(default_factory=NearestMean)
     cache: FeatureCache | None = None
 
     def __post_init__(self) -> None:
@@ -122,12 +123,17 @@ class FeatureLabeller:
         for start in range(0, len(features), _AT_ONCE):
             images = torch.cat([known, torch.from_numpy(features[start : start + _AT_ONCE]).double()])[None]
             with torch.no_grad():
-                parts.append(self.alone.head({}, images, Task(images, labels, len(self.classes)))[0].numpy())
+                parts.append(self.method_alone.head({}, images, Task(images, labels, len(self.classes)))[0].numpy())
         return np.concatenate(parts)
 
     @cached_property
     def unit(self) -> np.ndarray:
         return unit(self.features)
+
+    @property
+    def method_alone(self) -> HeadOnFeatures:
+        """For single pictures: logistic regression is a little better, but takes long with many labelled pictures."""
+        return LogisticRegressionHead() if len(self.labels) <= _MOST_FOR_REGRESSION else NearestMean()
 
     @property
     def _shots(self) -> float:
@@ -137,7 +143,9 @@ class FeatureLabeller:
     # balanced and not. They change no label.
     @property
     def _temperature_alone(self) -> float:
-        return math.exp(0.208 - 0.239 * math.log(self._shots))
+        if isinstance(self.method_alone, NearestMean):
+            return math.exp(0.208 - 0.239 * math.log(self._shots))
+        return math.exp(-1.555 + 0.264 * math.log(self._shots))
 
     def _temperature_together(self, logits: np.ndarray) -> float:
         """Hard piles, whose pictures are not very similar to the class means, need a higher temperature."""

@@ -34,7 +34,7 @@ def typicality_alone(labelled: np.ndarray, labels: np.ndarray, pile: np.ndarray,
     ordered = np.sort(of_labelled)
     n = len(ordered) + 1  # with the picture itself
     middle = [own.clip(ordered[place - 1], ordered[place]) for place in ((n - 1) // 2, n // 2)]
-    return own / np.mean(middle, 0).clip(1e-6)
+    return np.asarray(own / np.mean(middle, 0).clip(1e-6))
 
 
 def _cosines(labelled: np.ndarray, labels: np.ndarray, pile: np.ndarray, n_classes: int) -> tuple[np.ndarray, ...]:

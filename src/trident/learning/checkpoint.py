@@ -110,6 +110,8 @@ def untrained(recipe: Recipe) -> Checkpoint:
     """A checkpoint of a method that has nothing to learn."""
     if recipe.method.about.trained_on != "nothing":
         raise TridentError(f"{recipe.name} must be trained first: trident train {recipe.name} --out RUN")
+    if recipe.shapes():
+        raise TridentError(f"{recipe.name} has a backbone without weights: backbone.name must be frozen")
     provenance = {"data": None, "dataset": None, "fingerprint": ""}
     return Checkpoint(recipe, {}, recipe.model.initial_running(), 0, provenance=provenance)
 
@@ -117,13 +119,13 @@ def untrained(recipe: Recipe) -> Checkpoint:
 def load_checkpoint(path: Path | str) -> Checkpoint:
     """From a file, or from a run's folder: its best weights, or its last ones if there are no best ones yet.
 
-    If there is no such file or folder, it may be the name of included weights, or of a recipe whose method needs no
-    training.
+    It may also be the name of included weights, or a recipe whose method needs no training, by its name or as a TOML
+    file.
     """
     path = Path(path)
     if not path.exists() and str(path) in weight_names():
         path = weights_file(str(path))
-    if not path.exists() and str(path) in recipe_names():
+    if path.suffix == ".toml" or (not path.exists() and str(path) in recipe_names()):
         return untrained(load_recipe(str(path)))
     if path.is_dir():
         found = [path / name for name in (BEST, LAST) if (path / name).is_file()]

@@ -22,7 +22,9 @@ def check_run(recipe: Recipe, store: ImageStore) -> None:
     """Check that the recipe can be trained on these data."""
     about, training = recipe.method.about, recipe.in_training()
     if about.trained_on == "nothing":
-        raise TridentError(f"{about.title} is not trained: use it on the features of trained weights")
+        raise TridentError(
+            f"{about.title} needs no training: measure it with 'trident evaluate {recipe.name} --data STORE'"
+        )
     if training.protocol.batch_norm == "running":
         raise TridentError(
             "protocol.batch_norm is 'running': these statistics are gathered in training and serve evaluation only; "

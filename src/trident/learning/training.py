@@ -205,6 +205,8 @@ def _summed(chunks: list[Gradient]) -> Gradient:
 
 def _moved(running: Parameters, result: Gradient, step: int, omitted: bool) -> Parameters:
     """Running statistics after a step: a plain average at first, so that the initial values do not count."""
+    if not result.statistics:
+        return running
     seen = {key: value[result.finite] if omitted else value for key, value in result.statistics.items()}
     moved = torch._foreach_lerp(
         [running[key] for key in seen],

@@ -37,7 +37,8 @@ class ScikitLearnHead(HeadOnFeatures):
 class LogisticRegressionHead(ScikitLearnHead):
     """Logistic regression on features of unit length, fitted to the support set by scikit-learn.
 
-    It minimises the cross-entropy of the support images plus ||W||^2 / (2 inverse_penalty). Queries are classified alone.
+    It minimises the cross-entropy of the support images plus ||W||^2 / (2 inverse_penalty). All classes have the same
+    weight, whatever their numbers of support images. Queries are classified alone.
     """
 
     about = About(
@@ -49,7 +50,9 @@ class LogisticRegressionHead(ScikitLearnHead):
         require_positive(self, "method", "inverse_penalty")
 
     def estimator(self) -> Any:
-        return _imported("linear_model").LogisticRegression(C=self.inverse_penalty, max_iter=1000)
+        return _imported("linear_model").LogisticRegression(
+            C=self.inverse_penalty, class_weight="balanced", max_iter=1000
+        )
 
 
 @dataclass(frozen=True)

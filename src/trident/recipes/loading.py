@@ -107,7 +107,10 @@ def setting_help(recipe: Recipe) -> dict[str, str]:
 def after_training(recipe: Recipe) -> set[str]:
     """The settings that may be changed for trained weights: how they are measured, and how the method predicts."""
     own = {f"method.{entry.name}" for entry in dataclasses.fields(recipe.method) if entry.metadata["after_training"]}
-    return own | {key for key in setting_types(recipe) if key.split(".")[0] in ("episode", "protocol", "views")}
+    sections = {"episode", "protocol", "views"}
+    if recipe.method.about.trained_on == "nothing":
+        sections.add("backbone")  # nothing was trained on its features
+    return own | {key for key in setting_types(recipe) if key.split(".")[0] in sections}
 
 
 def _sections(recipe: Recipe) -> list[tuple[str, Any]]:

@@ -27,11 +27,10 @@ class FeatureNetwork:
     hint: str | None = None
 
     def __init__(self, backbone: Pretrained):
-        # Without folders: visitors do not see the server's paths.
-        kind, colon, file = backbone.name.partition(":")
-        self._backbone = (
-            replace(backbone, name=f"onnx:{Path(file).name}") if (kind, colon) == ("onnx", ":") else backbone
-        )
+        kind, _, file = backbone.name.partition(":")
+        if kind == "onnx":  # without folders: visitors do not see the server's paths
+            backbone = replace(backbone, name=f"onnx:{Path(file).name}")
+        self._backbone = backbone
         self._memory = FeatureMemory(MEMORY)
         self.size = backbone.facts.image_size
         # The first batch takes seconds longer than others: better now than with the first visitor.
