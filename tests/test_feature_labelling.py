@@ -211,15 +211,14 @@ def test_twenty_thousand_pictures(backbone: Pretrained) -> None:
     features, labels = made_up(20, 1005, 640, spread=1.5)
     labeller, pile, truth = split_up(backbone, features, labels, [5] * 20)
     assert len(pile) == 20_000
+    tracemalloc.start()  # sees the memory of numpy, not that of torch
     start = time.process_time()
     found = labeller.label_features(pile)
     assert time.process_time() - start < 10
-    assert (found.probabilities.argmax(1) == truth).mean() > 0.99
-    tracemalloc.start()  # sees numpy's memory, and torch's where it is shared with numpy
-    labeller.label_features(pile)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 5 * pile.nbytes
+    assert peak < 4 * pile.nbytes
+    assert (found.probabilities.argmax(1) == truth).mean() > 0.99
 
 
 def test_alone_is_fast_with_many_labelled_pictures(backbone: Pretrained) -> None:

@@ -216,7 +216,7 @@ def alpha_tim_loss(method: AlphaTim, f: list[Array], labels: Array, w: Array) ->
     def entropy(p: Array) -> float:
         if method.alpha == 1:
             return -sum(float(x) * math.log(x) for x in p)
-        return (1 - sum(float(x) ** method.alpha for x in p)) / (method.alpha - 1)
+        return (1 - sum(math.pow(x, method.alpha) for x in p)) / (method.alpha - 1)
 
     n = len(labels)
     fit = -sum(math.log(float(p_of(row)[label])) for row, label in zip(f[:n], labels, strict=True)) / n

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 
 from trident.backbones.pretrained import BATCH, Pretrained
-from trident.data.images import decode
 from trident.data.prepare import read_dataset
 from trident.data.readers import Dataset
 from trident.data.store import ImageStore, class_table, open_store, write_store
@@ -35,7 +34,7 @@ def _features(dataset: Dataset, backbone: Pretrained, progress: Progress | None)
     sources = [source for entry in dataset.classes for source in entry.sources]
     for start in range(0, len(sources), BATCH):
         part = sources[start : start + BATCH]
-        pixels = np.stack([decode(source, backbone.facts.image_size, 3) for source in part])
+        pixels = np.stack([backbone.decoded(source) for source in part])
         yield from backbone.features(pixels)
         if progress:
             progress(start + len(part), len(sources))

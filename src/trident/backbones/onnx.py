@@ -5,6 +5,7 @@ pixels are scaled is not in an ONNX file. If it is not the usual way of networks
 TOML file of the same name beside it, `dinov2.toml` beside `dinov2.onnx`:
 
     image_size = 224             # only needed if the input has no fixed size
+    middle = 1.0                 # the part of a picture's centre square that it looks at
     mean = [123.7, 116.3, 103.5] # of pixels from 0 to 255
     std = [58.4, 57.1, 57.4]
     licence = "Apache-2.0"

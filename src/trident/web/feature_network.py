@@ -32,7 +32,7 @@ class FeatureNetwork:
             backbone = replace(backbone, name=f"onnx:{Path(file).name}")
         self._backbone = backbone
         self._memory = FeatureMemory(MEMORY)
-        self.size = backbone.facts.image_size
+        self.size, self.middle = backbone.facts.image_size, backbone.facts.middle
         # The first batch takes seconds longer than others: better now than with the first visitor.
         self._backbone.features(np.zeros((1, self.size, self.size, self.channels), np.uint8))
 

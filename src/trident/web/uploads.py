@@ -81,6 +81,7 @@ class Receiver:
     size: int
     channels: int
     reduced: bool  # see `decode`
+    middle: float
     decoding: Executor
 
     async def receive(self, stream: AsyncIterator[bytes], content_type: str, content_length: str | None) -> Upload:
@@ -122,7 +123,7 @@ class Receiver:
             most = megabytes(self.limits.file_bytes)
             return Received(name, None, f"{name}: it has more than {most}: shrink it first")
         sent = _Sent(name, bytes(part.content), self.limits.pixels)
-        work = partial(decode, sent, self.size, self.channels, reduced=self.reduced)
+        work = partial(decode, sent, self.size, self.channels, reduced=self.reduced, middle=self.middle)
         try:
             return Received(name, await asyncio.get_running_loop().run_in_executor(self.decoding, work))
         except UnreadableImageError as error:

@@ -20,6 +20,7 @@ _MANY = 1000
 class WeightStore:
     """The pile is classified in chunks."""
 
+    middle = 1.0
     reduced = False  # as `trident predict` decodes for Conv4
 
     def __init__(self, weights: str = "auto", device: str = "cpu", hint: str | None = None):
