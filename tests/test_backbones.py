@@ -108,7 +108,9 @@ def test_a_pictures_features_do_not_depend_on_the_others(lite0: Pretrained) -> N
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_the_list_says_what_the_networks_are(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each network as it is loaded, on one picture: what makes it fast takes long."""
-    monkeypatch.setattr(efficientnet, "from_module", lambda name, facts, weights, module, device: module.eval())
+    monkeypatch.setattr(
+        efficientnet, "from_weights", lambda name, facts, n_features, weights, make, device: make().eval()
+    )
     listed = BACKBONES[f"efficientnet-lite{number}"]
     module: Any = efficientnet.load(f"efficientnet-lite{number}", listed.facts, "cpu")
     size = listed.facts.image_size
@@ -376,7 +378,7 @@ def test_the_settings_of_an_onnx_file(tmp_path: Path) -> None:
     pixels = noise(2, 32)
     assert np.abs(found.features(pixels) - expected_of_onnx(pixels, (1, 2, 3), (4, 5, 6))).max() < 1e-4
     (tmp_path / "a.toml").write_text("size = 32")
-    assert "unknown setting 'size'; there are image_size, mean" in message(name)
+    assert "unknown setting 'size'; there are image_size, middle, mean" in message(name)
     (tmp_path / "a.toml").write_text("image_size = ")
     assert f"cannot read {tmp_path / 'a.toml'}" in message(name)
     (tmp_path / "a.toml").write_text("image_size = 'large'")

@@ -14,6 +14,7 @@ from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
 from stand_in_backbone import COLOURS, NAME, made_up, picture, save_pictures
+from trident.backbones import torch_module
 from trident.backbones.pretrained import BATCH, Pretrained, find_backbone
 from trident.data.images import ImageFile, UnreadableImageError
 from trident.data.pictures import HeldImage
@@ -328,13 +329,18 @@ def test_the_classifier_in_threads() -> None:
         np.testing.assert_array_equal(one, expected)
 
 
-def test_the_default_classifier_uses_pretrained_features_and_the_cache() -> None:
+def test_the_default_classifier_uses_pretrained_features_and_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["red", "blue"]
     pictures = [picture(name, 0) for name in names]
     labeller = TridentClassifier(device="cpu").fit(pictures, names).labeller_
     assert isinstance(labeller, FeatureLabeller)
     assert labeller.backbone.name == LITE0
     assert labeller.cache is not None and labeller.cache.size()[0] >= 2
+    with monkeypatch.context() as patch:  # with cached features the network is not even made
+        patch.setattr(torch_module, "_compiled", None)
+        again = TridentClassifier(device="cpu").fit(pictures, names).labeller_
+        assert isinstance(again, FeatureLabeller)
+        np.testing.assert_array_equal(again.features, labeller.features)
     without = TridentClassifier(backbone=NAME, cache=False).fit(pictures, names).labeller_
     assert isinstance(without, FeatureLabeller) and without.cache is None
     with pytest.raises(TridentError, match="cannot be used with backbone"):
@@ -350,22 +356,32 @@ def test_suggestions_are_uncertain_and_different_from_each_other(backbone: Pretr
     labeller, pile, _ = split_up(backbone, features, labels, [1] * 4)
     between = [features[labels == a][:8] + features[labels == b][:8] for a, b in ((0, 1), (2, 3))]
     pile = unit(np.concatenate([pile, *between]))
-    probabilities = labeller.label_features(pile).probabilities
-    chosen = suggest(labeller.unit, pile, probabilities, 10)
+    found = labeller.label_features(pile)
+    chosen = suggest(labeller.unit, pile, found, 10)
     assert len(set(chosen)) == 10
     groups = [range(120, 128), range(128, 136)]
     assert {next(place for place, group in enumerate(groups) if one in group) for one in chosen[:2]} == {0, 1}
-    assert suggest(labeller.unit, pile, probabilities, 3) == chosen[:3]
-    assert len(suggest(labeller.unit, pile[:4], probabilities[:4], 10)) == 4
-    assert suggest(labeller.unit, pile[:0], probabilities[:0], 10) == []
+    assert suggest(labeller.unit, pile, found, 3) == chosen[:3]
+    assert len(suggest(labeller.unit, pile[:4], labeller.label_features(pile[:4]), 10)) == 4
+    assert suggest(labeller.unit, pile[:0], labeller.label_features(pile[:0]), 10) == []
+
+
+def test_pictures_of_no_class_are_not_suggested(backbone: Pretrained) -> None:
+    features, labels = made_up(4, 31, spread=0.1)
+    labeller, pile, _ = split_up(backbone, features, labels, [1] * 4)
+    strangers = np.random.default_rng(0).standard_normal((8, pile.shape[1])).astype(np.float32)
+    pile = unit(np.concatenate([pile, strangers]))
+    found = labeller.label_features(pile)
+    assert all(found.belongs_to_none(place) for place in range(len(pile) - 8, len(pile)))
+    assert max(suggest(labeller.unit, pile, found, 20)) < len(pile) - 8
 
 
 def test_suggestions_of_a_large_pile_are_quick(backbone: Pretrained) -> None:
     labeller, pile, _ = split_up(backbone, *made_up(10, 1201, 64), [1] * 10)
     pile = unit(pile)
-    probabilities = labeller.label_features(pile).probabilities
+    found = labeller.label_features(pile)
     start = time.process_time()
-    assert len(set(suggest(labeller.unit, pile, probabilities, 20))) == 20
+    assert len(set(suggest(labeller.unit, pile, found, 20))) == 20
     assert time.process_time() - start < 5
 
 

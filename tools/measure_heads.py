@@ -2,6 +2,7 @@
 
 The stores are made by `trident data prepare --features`. Every result keeps its protocol. Heads that are slow can be
 left to another call with `--heads` and `--tasks`; results are added to the file, and what it has is not measured again.
+Without stores, the file is printed as tables.
 """
 
 import argparse
@@ -34,7 +35,7 @@ PLAIN: dict[str, Any] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("stores", nargs="+")
+    parser.add_argument("stores", nargs="*")
     parser.add_argument("--heads", nargs="+", default=HEADS)
     parser.add_argument("--piles", nargs="+", default=list(PILES))
     parser.add_argument("--shots", nargs="+", type=int, default=[1, 5])
@@ -42,6 +43,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     results = json.loads(asked.out.read_text()) if asked.out.exists() else {}
+    if not asked.stores:
+        print_tables(results)
     for place in asked.stores:
         name, _, split = place.partition(":")
         store = open_store(Path(name))
@@ -55,6 +58,22 @@ def main() -> None:
                     results[key] = result.to_json() | {"head": head, "pile": pile, "features_of": store.features_of}
                     asked.out.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
                     print(f"{key}: {result.accuracy:.2f} ± {result.ci95:.2f}", flush=True)
+
+
+def print_tables(results: dict[str, dict[str, Any]]) -> None:
+    """One table for each dataset: a row for each head, a column for each kind of pile and number of shots."""
+    parts = [key.split(" | ") for key in results]
+    for data in dict.fromkeys(part[0] for part in parts):
+        heads = dict.fromkeys(part[3] for part in parts if part[0] == data)
+        shots = sorted({part[2] for part in parts if part[0] == data}, key=int)
+        piles = [pile for pile in PILES if any(part[:2] == [data, pile] for part in parts)]
+        print(f"\n{data}, shots {' / '.join(shots)}\n\n| head | {' | '.join(piles)} |\n|{'---|' * (len(piles) + 1)}")
+        for head in heads:
+            cells = []
+            for pile in piles:
+                found = [results.get(f"{data} | {pile} | {shot} | {head}") for shot in shots]
+                cells.append(" / ".join(f"{one['accuracy']:.1f} ± {one['ci95']:.1f}" if one else "" for one in found))
+            print(f"| {head} | {' | '.join(cells)} |")
 
 
 def measured(head: str, store: ImageStore, split: str, pile: str, shots: int, tasks: int, seed: int) -> Evaluation:

@@ -90,7 +90,7 @@ def suggestions(stores: list[tuple[str, list[np.ndarray]]]) -> None:
                     pile = np.setdiff1d(np.arange(len(truth)), first)
                     before = labeller_of(everything[first], truth[first], WAYS).label_features(everything[pile])
                     accuracy["before"].append(np.mean(before.probabilities.argmax(1) == truth[pile]))
-                    chosen = suggest(everything[first], everything[pile], before.probabilities, number)
+                    chosen = suggest(everything[first], everything[pile], before, number)
                     drawn = random.choice(len(pile), number, replace=False)
                     for kind, new in (("random", drawn), ("suggested", chosen)):
                         known, rest = np.r_[first, pile[new]], np.delete(pile, new)

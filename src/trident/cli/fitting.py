@@ -97,7 +97,7 @@ def suggest(
     readable = [place for place in range(len(pile)) if place not in failures]
     features = unit(features[readable])
     labelled = labeller.label_features(features)
-    chosen = choose(labeller.unit, features, labelled.probabilities, number)
+    chosen = choose(labeller.unit, features, labelled, number)
     found = [(str(pile[readable[place]].path), *labelled.ranking(place)[0]) for place in chosen]
     if as_json:
         print(json.dumps([{"path": path, "best_guess": label, "probability": p} for path, label, p in found]))

@@ -112,8 +112,7 @@ class TridentClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         labeller = self._by_features()
         sources = sources_of(X)
         features = unit(labeller.raw_features(sources))
-        probabilities = labeller.label_features(features).probabilities
-        return np.array(suggest(labeller.unit, features, probabilities, n), np.int64)
+        return np.array(suggest(labeller.unit, features, labeller.label_features(features), n), np.int64)
 
     def save(self, path: str | Path) -> None:
         """Write the fitted classifier to a file that ends in .trident. Labels become text."""

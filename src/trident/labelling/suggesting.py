@@ -9,17 +9,21 @@ choice j is the one that raises the uncertainty-weighted sum of these similariti
 
 import numpy as np
 
+from trident.labelling.labelled import Labelled
+
 CANDIDATES = 2000  # the most uncertain pictures, of which the suggestions are chosen
 _REPRESENTED = 5000  # pictures of a larger pile that the choices should stand for, drawn at random
 
 
-def suggest(labelled: np.ndarray, pile: np.ndarray, probabilities: np.ndarray, n: int) -> list[int]:
-    """Indices of at most `n` pictures of the pile, the best first.
+def suggest(labelled: np.ndarray, pile: np.ndarray, found: Labelled, n: int) -> list[int]:
+    """Indices of at most `n` pictures of the pile, the best first. Those that belong to no class come last.
 
-    `labelled` (picture, feature) and `pile` (picture, feature) have unit length; `probabilities` are (picture, class).
+    `labelled` (picture, feature) and `pile` (picture, feature) have unit length; `found` are the labels of the pile.
     """
-    ordered = np.sort(probabilities, 1)
+    ordered = np.sort(found.probabilities, 1)
     uncertainty = (1 - ordered[:, -1] + ordered[:, -2]).astype(np.float32)
+    if found.typicality is not None:
+        uncertainty[found.typicality < found.least_typical] = 0
     candidates = np.sort(np.argsort(-uncertainty, kind="stable")[:CANDIDATES])
     represented = np.arange(len(pile))
     if len(pile) > _REPRESENTED:

@@ -43,9 +43,10 @@ class SoftKMeans(HeadOnFeatures):
     scale: float = setting(10.0, "of cosines in the logits", after_training=True)
     support_weight: float = setting(1.5, "weight of a support image in its class mean", after_training=True)
     centre: Literal["classes", "task", "support"] = setting(
-        "classes", "subtracted from features: the mean of the class means, of all images, or of the support images",
+        "classes",
+        "subtracted from features: the mean of the class means, of all images, or of the support set's class means",
         after_training=True,
-    )  # fmt: skip
+    )
     class_sizes: Literal["learned", "equal"] = setting(
         "learned", "shares of the classes among the queries: judged from the queries, or taken as equal",
         after_training=True,
