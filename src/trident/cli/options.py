@@ -111,12 +111,14 @@ def data_of(recipe: "Recipe", given: str | None, checkpoint: "Checkpoint | None"
 def open_fitting_data(given: str | None, checkpoint: "Checkpoint", measured: "ImageStore") -> "ImageStore":
     """The store to fit a temperature on: the training data, unless another store is given.
 
-    Exported weights do not contain its path. The measured store is used if it holds the same data.
+    Exported weights do not contain its path. The measured store is used if it holds the same data, and for methods
+    that are not trained: the temperature is fitted on its validation classes.
     """
     if given is not None:
         return open_data(data_of(checkpoint.recipe, given, checkpoint))
     provenance = checkpoint.provenance
-    if measured.fingerprint == provenance["fingerprint"]:
+    untrained = checkpoint.recipe.method.about.trained_on == "nothing"
+    if untrained or measured.fingerprint == provenance["fingerprint"]:
         return measured
     try:
         return open_data(data_of(checkpoint.recipe, None, checkpoint))
