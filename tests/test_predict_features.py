@@ -349,7 +349,15 @@ def start(folder: Path, seen: str, pause: float) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "trident", "predict", "--backbone", SLOW, "--support", "support"]
     command += ["--query", "pile", "--out", "labels.csv"]
     environment = os.environ | PATH | {SEEN: str(folder / seen), PAUSE: str(pause)}
-    return subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True)
+    # A shell starts jobs in the background with Ctrl-C turned off, and tests may be such a job.
+    return subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
 
 
 def lines_in(path: Path) -> list[str]:
