@@ -21,11 +21,10 @@ from conftest import (
     tiny_store,
     tiny_tasks,
 )
-from trident.engines.learner import for_each_task
 from trident.learning.inner_loop import InnerLoopLearner
 from trident.methods.inner_loop import InnerState, adam_step
 from trident.methods.trident.method import Trident
-from trident.nn.parameters import Parameters
+from trident.nn.parameters import Parameters, for_each_task
 from trident.tasks.task import Batch, Labels
 
 LATENTS = ("semantic", "label")

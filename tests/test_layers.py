@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from conftest import doubles
-from trident.engines.learner import for_each_task
 from trident.nn import batch_norm, conv_layer, convolution, winograd
 from trident.nn.activation import activate
 from trident.nn.attfex import Attfex, Positional, TaskFeatures
@@ -19,7 +18,7 @@ from trident.nn.conv4 import Conv4
 from trident.nn.conv_layer import ConvLayer
 from trident.nn.convolution import LARGE, convolve, convolve_patches, patches_of
 from trident.nn.gaussian import Gaussian
-from trident.nn.parameters import Parameters
+from trident.nn.parameters import Parameters, for_each_task
 from trident.nn.resampling import max_pool, upsample
 
 TASKS, IMAGES, CHANNELS = 2, 3, 4

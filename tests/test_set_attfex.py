@@ -11,12 +11,11 @@ from torch import Tensor
 
 from conftest import TINY_EPISODE, doubles, initial, tiny_learner, tiny_tasks
 from test_inner_loop import assert_exact
-from trident.engines.learner import for_each_task
 from trident.learning.inner_loop import InnerLoopLearner
 from trident.measuring.prediction import predict
 from trident.methods.trident.network import Network
 from trident.nn.attfex import TaskFeatures
-from trident.nn.parameters import Parameters
+from trident.nn.parameters import Parameters, for_each_task
 from trident.settings import EpisodeSpec
 from trident.tasks.task import Task
 

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from conftest import TINY_BACKBONE, TINY_EPISODE, TINY_METHOD, doubles, initial, tiny_tasks
-from trident.engines.learner import for_each_task
 from trident.methods.trident.latents import Inferred, Latents
 from trident.methods.trident.network import Network
 from trident.methods.trident.objective import TERMS, ObjectiveSettings, evidence_lower_bound
@@ -18,7 +17,7 @@ from trident.methods.trident.parts import PROTOTYPE_SCALE, UNIT_SCALE
 from trident.methods.trident.settings import TridentSettings
 from trident.nn.batch_norm import BatchNormStatistics
 from trident.nn.gaussian import Gaussian
-from trident.nn.parameters import Parameters
+from trident.nn.parameters import Parameters, for_each_task
 from trident.recipes.loading import load_recipe
 from trident.tasks.task import Task
 

@@ -19,6 +19,7 @@ from trident.labelling.suggesting import suggest
 from trident.labelling.typicality import LEAST_TYPICAL, unit
 
 TASKS, WAYS, SEED = 200, 5, 0
+TASKS_TO_SUGGEST = 100  # each labels three piles
 
 
 def main() -> None:
@@ -76,7 +77,7 @@ def suggestions(stores: list[tuple[str, list[np.ndarray]]]) -> None:
         for shots in (1, 5):
             for number in (5, 10, 20):
                 accuracy: dict[str, list[float]] = {"before": [], "random": [], "suggested": []}
-                for task in range(TASKS):
+                for task in range(TASKS_TO_SUGGEST):
                     random = np.random.default_rng((SEED, shots, task))
                     features: list[np.ndarray] = []
                     labels: list[int] = []
@@ -99,7 +100,7 @@ def suggestions(stores: list[tuple[str, list[np.ndarray]]]) -> None:
                 difference = np.array(accuracy["suggested"]) - np.array(accuracy["random"])
                 shown = ", ".join(f"{kind} {100 * np.mean(values):.1f}" for kind, values in accuracy.items())
                 print(
-                    f"{name}, {WAYS}-way {shots}-shot, {number} more labels, {TASKS} tasks: {shown}; difference "
+                    f"{name}, {WAYS}-way {shots}-shot, {number} more labels, {TASKS_TO_SUGGEST} tasks: {shown}; difference "
                     f"{100 * difference.mean():+.1f} ± {100 * half_width(difference):.1f}"
                 )
 

@@ -96,7 +96,7 @@ def _on_device(pixels: np.ndarray, device: str) -> Tensor:
 
 
 def _traced(network: nn.Module, found: Tensor, example: Tensor, other: Tensor) -> nn.Module:
-    """Half as slow again without this. A module that cannot be traced runs as it is.
+    """The network as a frozen trace, which is faster. A module that cannot be traced runs as it is.
 
     It is traced with one picture of one batch, because that is fast, and compared on another batch, `example`, for
     which the network gave `found`. A module that makes decisions by its input would be traced wrongly: tracing warns

@@ -69,11 +69,6 @@ class Setting:
         return BatchNormStatistics(self.batch_norm, task.n_support, self.running or {})
 
 
-def for_each_task(parameters: Parameters, n_tasks: int) -> Parameters:
-    """The same parameters for every task: (...) -> (task, ...), without a copy."""
-    return {key: value.expand(n_tasks, *value.shape) for key, value in parameters.items()}
-
-
 def only_finite(values: Tensor, finite: Tensor) -> Tensor:
     """Values (task, ...) with zeros for the tasks that are not finite."""
     return torch.where(finite.view(-1, *(1,) * (values.dim() - 1)), values, 0.0)

@@ -9,13 +9,12 @@ from trident.engines.learner import (
     Gradient,
     Setting,
     accuracy_of,
-    for_each_task,
     matrix_products,
     mean_prediction,
 )
 from trident.methods.base import HeadModel
 from trident.methods.inner_loop import Encodings
-from trident.nn.parameters import Parameters
+from trident.nn.parameters import Parameters, for_each_task
 from trident.tasks.task import Batch, Task
 
 

@@ -18,13 +18,12 @@ from trident.engines.learner import (
     Gradient,
     Setting,
     accuracy_of,
-    for_each_task,
     matrix_products,
     mean_prediction,
     only_finite,
 )
 from trident.methods.inner_loop import Encodings, InnerLoopMethod, InnerLoopModel, InnerState
-from trident.nn.parameters import Parameters
+from trident.nn.parameters import Parameters, for_each_task
 from trident.tasks.task import Batch, Task
 
 

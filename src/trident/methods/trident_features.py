@@ -17,7 +17,7 @@ from trident.nn.activation import activate
 from trident.nn.attfex import Classes, TaskFeatures
 from trident.nn.gaussian import Gaussian, GaussianHead
 from trident.nn.linear import Linear
-from trident.nn.parameters import Parameters
+from trident.nn.parameters import Parameters, for_each_task
 from trident.settings import EpisodeSpec, require, require_at_least, require_positive, setting
 from trident.tasks.source import NoiseShapes
 from trident.tasks.task import Labels, Task
@@ -262,11 +262,6 @@ def scaled(features: Tensor) -> Tensor:
 def sample(of: Gaussian, noise: Tensor | None) -> Tensor:
     """Without noise, the mean."""
     return of.loc if noise is None else of.sample(noise)
-
-
-def for_each_task(parameters: Parameters, n_tasks: int) -> Parameters:
-    """The same parameters for every task, as layers want them: (...) -> (task, ...), without a copy."""
-    return {key: value.expand(n_tasks, *value.shape) for key, value in parameters.items()}
 
 
 def together(rows: Tensor) -> Tensor:

@@ -28,3 +28,8 @@ def uniform(shape: tuple[int, ...], fan_in: int, generator: torch.Generator) -> 
         return start
     bound = 1 / math.sqrt(fan_in)
     return start.uniform_(-bound, bound, generator=generator)
+
+
+def for_each_task(parameters: Parameters, n_tasks: int) -> Parameters:
+    """The same parameters for every task: (...) -> (task, ...), without a copy."""
+    return {key: value.expand(n_tasks, *value.shape) for key, value in parameters.items()}

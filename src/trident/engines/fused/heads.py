@@ -10,9 +10,9 @@ from trident.engines.fused.encoder import Encoded, FusedEncoder
 from trident.engines.fused.layout import Layout
 from trident.engines.fused.replay import Recordings, computing
 from trident.engines.fused.storage import PRODUCTS, pictures_of, slope_of
-from trident.engines.learner import Gradient, Setting, accuracy_of, for_each_task, mean_prediction
+from trident.engines.learner import Gradient, Setting, accuracy_of, mean_prediction
 from trident.methods.base import HeadModel
-from trident.nn.parameters import Parameters
+from trident.nn.parameters import Parameters, for_each_task
 from trident.tasks.task import Batch, Task
 
 

@@ -15,10 +15,10 @@ from torch import Tensor
 from trident.engines.fused.layout import Layout
 from trident.engines.fused.network import FusedEncodings, FusedNetwork, Images, Pass
 from trident.engines.fused.replay import Recordings, computing
-from trident.engines.learner import Gradient, Setting, accuracy_of, for_each_task, mean_prediction, only_finite
+from trident.engines.learner import Gradient, Setting, accuracy_of, mean_prediction, only_finite
 from trident.methods.inner_loop import InnerState
 from trident.methods.trident.network import Network
-from trident.nn.parameters import Parameters
+from trident.nn.parameters import Parameters, for_each_task
 from trident.tasks.task import Batch, Task
 
 
