@@ -100,8 +100,8 @@ def suggestions(stores: list[tuple[str, list[np.ndarray]]]) -> None:
                 difference = np.array(accuracy["suggested"]) - np.array(accuracy["random"])
                 shown = ", ".join(f"{kind} {100 * np.mean(values):.1f}" for kind, values in accuracy.items())
                 print(
-                    f"{name}, {WAYS}-way {shots}-shot, {number} more labels, {TASKS_TO_SUGGEST} tasks: {shown}; difference "
-                    f"{100 * difference.mean():+.1f} ± {100 * half_width(difference):.1f}"
+                    f"{name}, {WAYS}-way {shots}-shot, {number} more labels, {TASKS_TO_SUGGEST} tasks: {shown}; "
+                    f"difference {100 * difference.mean():+.1f} ± {100 * half_width(difference):.1f}"
                 )
 
 
