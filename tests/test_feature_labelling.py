@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
+from made_up_latents import made_up_latents
 from stand_in_backbone import COLOURS, NAME, made_up, picture, save_pictures
 from trident.backbones import torch_module
 from trident.backbones.pretrained import BATCH, Pretrained, find_backbone
@@ -23,12 +25,17 @@ from trident.labelling import feature_labeller, picture_features
 from trident.labelling.classifier import TridentClassifier
 from trident.labelling.feature_cache import FeatureCache
 from trident.labelling.feature_labeller import ENOUGH_TOGETHER, FeatureLabeller
+from trident.labelling.label_latents import LabelLatents, latents_for
 from trident.labelling.making import chosen_backbone, make_labeller
 from trident.labelling.picture_features import features_of
 from trident.labelling.suggesting import suggest
 from trident.labelling.typicality import LEAST_TYPICAL, typicality, typicality_alone, unit
+from trident.methods.trident_features import TRAINING_MEAN
+from trident.tasks.task import Task
 
 LITE0 = "efficientnet-lite0"
+SIZE = 64  # of made-up features
+with_latents = pytest.mark.parametrize("latents", [None, made_up_latents(SIZE)], ids=["features", "latents"])
 
 
 @pytest.fixture(scope="module")
@@ -37,18 +44,56 @@ def backbone() -> Pretrained:
 
 
 def split_up(
-    backbone: Pretrained, features: np.ndarray, labels: np.ndarray, shots: list[int]
+    backbone: Pretrained,
+    features: np.ndarray,
+    labels: np.ndarray,
+    shots: list[int],
+    latents: LabelLatents | None = None,
 ) -> tuple[FeatureLabeller, np.ndarray, np.ndarray]:
     """The first pictures of each class are labelled ones, the others the pile."""
     known = np.concatenate([np.flatnonzero(labels == c)[:n] for c, n in enumerate(shots)])
     rest = np.setdiff1d(np.arange(len(labels)), known)
     classes = tuple(f"class {c}" for c in range(len(shots)))
-    return FeatureLabeller(backbone, classes, features[known], labels[known]), features[rest], labels[rest]
+    return FeatureLabeller(backbone, classes, features[known], labels[known], latents), features[rest], labels[rest]
 
 
-def test_the_order_of_the_pile_does_not_matter(backbone: Pretrained) -> None:
+def test_latents_are_compared_instead_of_features(backbone: Pretrained) -> None:
+    """The same as soft k-means, or logistic regression, on the means of z_label."""
+    labeller, pile, _ = split_up(backbone, *made_up(4, 30, spread=1.6), [1, 2, 3, 4], made_up_latents(SIZE))
+    plain = replace(labeller, latents=None)
+    assert labeller.latents is not None
+    images = torch.from_numpy(np.concatenate([labeller.unit, unit(pile)]))[None]
+    task = Task(images, torch.from_numpy(labeller.labels)[None], 4)
+    means = labeller.latents.method.label_means(labeller.latents.parameters, images, task)[0].numpy()
+    compared = replace(plain, features=means[: len(labeller.labels)])
+    for together in (True, False):
+        found = labeller.logits(unit(pile), together)
+        expected = compared.logits(unit(means[len(labeller.labels) :]), together)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
+        assert np.abs(found - plain.logits(unit(pile), together)).max() > 0.1
+
+
+def test_pictures_unlike_those_of_training_are_compared_by_their_features(backbone: Pretrained) -> None:
+    latents = made_up_latents(SIZE, trust_from=50.0)
+    latents.parameters["attfex.mask.weight"].zero_()
+    labeller, pile, _ = split_up(backbone, *made_up(4, 30, spread=1.6), [1, 2, 3, 4], latents)
+    found, plain = (one.label_features(pile).probabilities for one in (labeller, replace(labeller, latents=None)))
+    np.testing.assert_allclose(found, plain, rtol=0, atol=1e-5)
+
+
+def test_the_trained_latents_are_for_features_of_their_own_backbone() -> None:
+    latents = latents_for(LITE0)
+    assert latents is not None
+    assert latents.method.mask_from == "support"
+    assert latents.parameters[TRAINING_MEAN].norm() > 0.1
+    assert latents_for("efficientnet-lite2") is None
+    assert latents_for(NAME) is None
+
+
+@with_latents
+def test_the_order_of_the_pile_does_not_matter(backbone: Pretrained, latents: LabelLatents | None) -> None:
     """Bit by bit: not even by rounding. The pile is a hard one, with pictures that belong to no class."""
-    labeller, pile, _ = split_up(backbone, *made_up(6, 60, spread=1.6), [1, 2, 3, 4, 5, 6])
+    labeller, pile, _ = split_up(backbone, *made_up(6, 60, spread=1.6), [1, 2, 3, 4, 5, 6], latents)
     pile = np.concatenate([pile, -pile[:9]])
     found = labeller.label_features(pile)
     assert found.typicality is not None
@@ -82,8 +127,9 @@ def test_many_classes_and_unequal_shots_are_refined_together(backbone: Pretraine
     assert accuracy > accuracy_alone + 0.2
 
 
-def test_alone_means_alone(backbone: Pretrained) -> None:
-    labeller, pile, _ = split_up(backbone, *made_up(5, 30, spread=1.2), [2, 2, 2, 2, 3])
+@with_latents
+def test_alone_means_alone(backbone: Pretrained, latents: LabelLatents | None) -> None:
+    labeller, pile, _ = split_up(backbone, *made_up(5, 30, spread=1.2), [2, 2, 2, 2, 3], latents)
     pile = np.concatenate([pile, -pile[:5]])
     found = labeller.label_features(pile, together=False)
     assert found.typicality is not None

@@ -18,6 +18,7 @@ from safetensors.numpy import save
 
 from ablation_grids import Answer
 from conftest import assert_one_line_error
+from made_up_latents import made_up_latents
 from stand_in_backbone import NAME, made_up, picture, save_pictures
 from trident.backbones.pretrained import find_backbone
 from trident.data.images import ImageFile
@@ -50,7 +51,7 @@ def labelled_by(backbone: str) -> FeatureLabeller:
 
 @pytest.fixture(scope="module")
 def labeller() -> FeatureLabeller:
-    return labelled_by(NAME)
+    return replace(labelled_by(NAME), latents=made_up_latents(32))
 
 
 @pytest.fixture
@@ -81,6 +82,13 @@ def test_what_is_saved_is_all_there(file: Path, labeller: FeatureLabeller) -> No
     assert again.method == labeller.method
     np.testing.assert_array_equal(again.features, labeller.features)
     np.testing.assert_array_equal(again.labels, labeller.labels)
+    assert again.latents is not None and labeller.latents is not None
+    assert again.latents.method == labeller.latents.method
+    assert again.latents.parameters.keys() == labeller.latents.parameters.keys()
+    for key, value in labeller.latents.parameters.items():
+        np.testing.assert_array_equal(again.latents.parameters[key], value)
+    save_classifier(replace(labeller, latents=None), file)
+    assert load_classifier(file, backbone=NAME).latents is None
     changed = replace(labeller, method=SoftKMeans(rounds=3, scale=7.0, centre="task"))
     save_classifier(changed, file)
     assert load_classifier(file, backbone=NAME).method == changed.method
@@ -167,7 +175,7 @@ def forge(file: Path, about: Any, tensors: dict[str, np.ndarray]) -> None:
     for key in sorted(tensors):
         digest.update(f"{key} {tensors[key].dtype.str} {tensors[key].shape}".encode())
         digest.update(np.ascontiguousarray(tensors[key]).tobytes())
-    metadata = {"format": "trident-classifier-1", "trident": text, "checksum": digest.hexdigest()}
+    metadata = {"format": "trident-classifier-2", "trident": text, "checksum": digest.hexdigest()}
     file.write_bytes(save(tensors, metadata))
 
 
@@ -207,6 +215,16 @@ FORGED: dict[str, Callable[[dict[str, Any], dict[str, np.ndarray]], Any]] = {
     "endless rounds": lambda about, tensors: about["method"].update(rounds=2**40),
     "a scale of NaN": lambda about, tensors: about["method"].update(scale=float("nan")),
     "a centre that is none": lambda about, tensors: about["method"].update(centre="there"),
+    "no word on latents": lambda about, tensors: about.pop("latents"),
+    "latents that are text": lambda about, tensors: about.update(latents="os.system"),
+    "wider latents": lambda about, tensors: about["latents"].update(label_width=10**12),
+    "latents too wide to count": lambda about, tensors: about["latents"].update(label_width=10**30),
+    "latents without weights": lambda about, tensors: tensors.pop("latents/label.loc.weight"),
+    "more weights": lambda about, tensors: tensors.update({"latents/more": np.zeros(3, np.float32)}),
+    "latents of another size": lambda about, tensors: tensors.update(
+        {"latents/training_mean": np.zeros(31, np.float32)}
+    ),
+    "weights of NaN": lambda about, tensors: tensors["latents/label.loc.weight"].__setitem__((0, 0), np.nan),
     "no backbone": lambda about, tensors: about.pop("backbone"),
     "another fingerprint": lambda about, tensors: about.update(fingerprint="0" * 64),
 }
@@ -232,7 +250,7 @@ def test_tensors_of_odd_types_are_refused(file: Path) -> None:
 
     for kind in (torch.bfloat16, torch.float8_e4m3fn, torch.complex64):
         tensors = {"features": torch.zeros(9, 32, dtype=kind), "labels": torch.arange(9) % 3}
-        file.write_bytes(save_torch(tensors, {"format": "trident-classifier-1"}))
+        file.write_bytes(save_torch(tensors, {"format": "trident-classifier-2"}))
         refused(file)
 
 

@@ -7,7 +7,6 @@ from typing import Literal
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from conftest import Silent, doubles
@@ -20,8 +19,8 @@ from trident.learning.run_start import start_run
 from trident.learning.training import train
 from trident.measuring.evaluate import evaluate
 from trident.measuring.validation import validate
-from trident.methods import trident_features
 from trident.methods.nearest_mean import NearestMean
+from trident.methods.scikit_learn import LogisticRegressionHead
 from trident.methods.soft_kmeans import SoftKMeans
 from trident.methods.trident_features import TERMS, TRAINING_MEAN, TridentOnFeatures
 from trident.nn.parameters import Parameters
@@ -31,9 +30,9 @@ from trident.tasks.task import Batch, Labels, Task
 
 SIZE = 12
 METHOD = TridentOnFeatures(
-    semantic_latents=3, label_width=5, decoder_width=4, attfex_width_m=6, attfex_width_n=4, refinements="none"
+    semantic_latents=3, label_width=5, decoder_width=4, attfex_width_m=6, attfex_width_n=4, classifier="nearest-mean"
 )
-REFINED = replace(METHOD, refinements="soft-kmeans")
+REFINED = replace(METHOD, classifier="soft-kmeans")
 BACKBONE = FrozenBackbone(size=SIZE)
 EPISODE = EpisodeSpec(n_way=3, n_shot=2, n_query=4)
 episodes = pytest.mark.parametrize("episode", [EPISODE, EpisodeSpec(2, 1, 1), EpisodeSpec(5, 3, 2)])
@@ -73,7 +72,8 @@ def without_noise(task: Task) -> Task:
 @episodes
 def test_before_training_it_is_nearest_mean_or_soft_k_means(episode: EpisodeSpec) -> None:
     task = without_noise(batch_of(episode).task)
-    for method, plain in ((METHOD, NearestMean()), (REFINED, SoftKMeans())):
+    regression = replace(METHOD, classifier="logistic-regression")
+    for method, plain in ((METHOD, NearestMean()), (REFINED, SoftKMeans()), (regression, LogisticRegressionHead())):
         for parameters in (untrained(), untrained() | {TRAINING_MEAN: trained()[TRAINING_MEAN]}):
             found = method.head(parameters, task.images, task)
             torch.testing.assert_close(found, plain.head({}, task.images, task), rtol=1e-9, atol=1e-9)
@@ -113,7 +113,7 @@ def test_all_parts_of_the_head_learn_from_the_start() -> None:
     learner = HeadLearner(METHOD.model(BACKBONE, EPISODE))
     start = {key: value for key, value in untrained().items() if key != TRAINING_MEAN}
     found = learner.gradient(start, batch_of()).gradient
-    for key in ("label.loc.weight", "attfex.mask.weight", "attention.strength", "decoder.0.weight"):
+    for key in ("label.loc.weight", "attfex.mask.weight", "decoder.0.weight"):
         assert found[key].abs().max() > 0, key
 
 
@@ -169,26 +169,16 @@ def test_predictions_are_averaged_over_draws_of_noise() -> None:
     assert (of_draw(0) - of_draw(1)).abs().max() > 1e-3
 
 
-def test_attention_in_parts_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    task, parameters = batch_of().task, trained()
-    whole = METHOD.attention(parameters, task.images)
-    monkeypatch.setattr(trident_features, "IMAGES_AT_ONCE", 4)
-    torch.testing.assert_close(METHOD.attention(parameters, task.images), whole)
-
-
-def test_attention_is_the_equation() -> None:
-    """Of one image: a mean of the others, weighted by the exponential of scaled cosines."""
-    features, parameters = batch_of().task.images, trained()
-    found = METHOD.attention(parameters, features)
-    others = [i for i in range(features.shape[1]) if i != 5]
-    cosines = F.cosine_similarity(features[1, 5][None], features[1, others], dim=1)
-    weights = (parameters["attention.scale"] * cosines).exp()
-    expected = parameters["attention.strength"] * (weights[:, None] * features[1, others]).sum(0) / weights.sum()
-    torch.testing.assert_close(found[1, 5], expected)
-
-
-def test_few_queries_refine_nothing() -> None:
-    assert REFINED.for_few_queries() == METHOD
+def test_few_queries_are_classified_alone() -> None:
+    """Each query gets the same answer with and without the others."""
+    alone = REFINED.for_few_queries()
+    task = without_noise(batch_of().task)
+    together = alone.head(trained(), task.images, task)
+    for query in range(task.n_queries):
+        images = torch.cat([task.images[:, task.support], task.images[:, task.n_support + query, None]], 1)
+        found = alone.head(trained(), images, Task(images, task.support_labels, task.n_way))
+        torch.testing.assert_close(found[:, 0], together[:, query])
+    assert (together - METHOD.head(trained(), task.images, task)).abs().max() > 1e-3
     assert "soft-kmeans" in REFINED.describe() and "soft-kmeans" not in METHOD.describe()
 
 
@@ -227,11 +217,11 @@ def test_training_finds_the_directions_that_say_nothing(tmp_path: Path) -> None:
     train(start, store, tmp_path / "run", "cpu", Silent(), validate)
     end = load_checkpoint(tmp_path / "run")
 
-    def accuracy(of: Checkpoint, refinements: Literal["none", "soft-kmeans"]) -> float:
-        recipe = replace(of.recipe, method=replace(method, refinements=refinements))
+    def accuracy(of: Checkpoint, classifier: Literal["nearest-mean", "soft-kmeans"]) -> float:
+        recipe = replace(of.recipe, method=replace(method, classifier=classifier))
         return evaluate(replace(of, recipe=recipe), store, split="test", tasks=60, seed=0).accuracy
 
-    found = {way: (accuracy(start, way), accuracy(end, way)) for way in ("none", "soft-kmeans")}
+    found = {way: (accuracy(start, way), accuracy(end, way)) for way in ("nearest-mean", "soft-kmeans")}
     print(found)
-    assert found["none"][1] > found["none"][0] + 6
+    assert found["nearest-mean"][1] > found["nearest-mean"][0] + 6
     assert found["soft-kmeans"][1] > found["soft-kmeans"][0]

@@ -2,7 +2,8 @@
 
 The stores are made by `trident data prepare --features`. Every result keeps its protocol. Heads that are slow can be
 left to another call with `--heads` and `--tasks`; results are added to the file, and what it has is not measured again.
-Without stores, the file is printed as tables.
+Without stores, the file is printed as tables, with paired differences between TRIDENT and the best head that is not
+trained.
 """
 
 import argparse
@@ -11,19 +12,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from trident.backbones.frozen import FrozenBackbone
+from trident.backbones.pretrained import DEFAULT
 from trident.data.store import ImageStore, open_store
 from trident.learning.checkpoint import load_checkpoint
-from trident.measuring.evaluate import Evaluation, evaluate
+from trident.measuring.evaluate import Evaluation, evaluate, mean_and_interval
+from trident.methods.trident_features import TridentOnFeatures
 
 PILES: dict[str, dict[str, Any]] = {
     "balanced": {"balance": "balanced"},
     "Dirichlet(2)": {"balance": "dirichlet", "dirichlet_alpha": 2.0},
     "Dirichlet(0.5)": {"balance": "dirichlet", "dirichlet_alpha": 0.5},
     "one class absent": {"balance": "one_absent"},
-    "alone": {"queries_at_once": "one"},
+    "alone": {"balance": "balanced"},
 }
-HEADS = ("nearest-mean", "nearest-neighbours", "logistic-regression", "soft-kmeans-plain", "paddle", "soft-kmeans")
+UNTRAINED = ("nearest-mean", "nearest-neighbours", "logistic-regression", "soft-kmeans-plain", "paddle", "soft-kmeans")
 PLAIN: dict[str, Any] = {
     "centre": "task",
     "class_sizes": "equal",
@@ -36,7 +41,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("stores", nargs="*")
-    parser.add_argument("--heads", nargs="+", default=HEADS)
+    parser.add_argument("--heads", nargs="+", default=[*UNTRAINED, "trident"])
     parser.add_argument("--piles", nargs="+", default=list(PILES))
     parser.add_argument("--shots", nargs="+", type=int, default=[1, 5])
     parser.add_argument("--tasks", type=int, default=400)
@@ -51,11 +56,14 @@ def main() -> None:
         for pile in asked.piles:
             for shots in asked.shots:
                 for head in asked.heads:
+                    if head == "trident" and store.features_of != DEFAULT:
+                        continue  # it was trained on features of that backbone
                     key = f"{store.dataset} {store.features_of} {split or 'val'} | {pile} | {shots} | {head}"
                     if key in results:
                         continue
                     result = measured(head, store, split or "val", pile, shots, asked.tasks, asked.seed)
-                    results[key] = result.to_json() | {"head": head, "pile": pile, "features_of": store.features_of}
+                    own = {"head": head, "pile": pile, "features_of": store.features_of}
+                    results[key] = result.to_json() | own | {"of_tasks": result.predictions.accuracies.tolist()}
                     asked.out.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
                     print(f"{key}: {result.accuracy:.2f} ± {result.ci95:.2f}", flush=True)
 
@@ -74,6 +82,19 @@ def print_tables(results: dict[str, dict[str, Any]]) -> None:
                 found = [results.get(f"{data} | {pile} | {shot} | {head}") for shot in shots]
                 cells.append(" / ".join(f"{one['accuracy']:.1f} ± {one['ci95']:.1f}" if one else "" for one in found))
             print(f"| {head} | {' | '.join(cells)} |")
+        if "trident" in heads:
+            cells = [" / ".join(difference(results, data, pile, shot) for shot in shots) for pile in piles]
+            print(f"| difference | {' | '.join(cells)} |")
+
+
+def difference(results: dict[str, dict[str, Any]], data: str, pile: str, shots: str) -> str:
+    """TRIDENT's accuracy minus that of soft k-means or, alone, of logistic regression, on the same tasks."""
+    other = "logistic-regression" if pile == "alone" else "soft-kmeans"
+    found = [results.get(f"{data} | {pile} | {shots} | {head}") for head in ("trident", other)]
+    if found[0] is None or found[1] is None:
+        return ""
+    mean, half = mean_and_interval(np.subtract(*(one["of_tasks"] for one in found if one)))
+    return f"{mean:+.2f} ± {half:.2f}"
 
 
 def measured(head: str, store: ImageStore, split: str, pile: str, shots: int, tasks: int, seed: int) -> Evaluation:
@@ -81,17 +102,17 @@ def measured(head: str, store: ImageStore, split: str, pile: str, shots: int, ta
     model = load_checkpoint(head if trained else f"features-{head.removesuffix('-plain')}")
     recipe = model.recipe
     method = replace(recipe.method, **PLAIN) if head.endswith("-plain") else recipe.method
-    protocol = PILES[pile]
-    if pile == "alone":
-        method = method.for_few_queries()
-        # Such a method gives each query the same answer in company, and much faster.
-        protocol = protocol if method.about.transductive else {}
+    if pile == "alone":  # methods that give a query the same answer whatever other queries there are
+        if isinstance(method, TridentOnFeatures):
+            method = replace(method, classifier="logistic-regression")
+        else:
+            method = method.for_few_queries()
     recipe = replace(
         recipe,
         method=method,
         backbone=FrozenBackbone(store.features_of, int(store.images.shape[1])),
         episode=replace(recipe.episode, n_shot=shots),
-        protocol=replace(recipe.protocol, **protocol),
+        protocol=replace(recipe.protocol, **PILES[pile]),
     )
     return evaluate(replace(model, recipe=recipe), store, split=split, tasks=tasks, seed=seed)
 

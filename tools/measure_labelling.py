@@ -1,37 +1,50 @@
-"""Measure labelling beyond accuracy: `python tools/measure_labelling.py none|suggest|calibration STORE[:SPLIT] ...`.
+"""Measure labelling beyond accuracy: `python tools/measure_labelling.py WHAT STORE[:SPLIT] ...`.
+
+WHAT is one of these:
 
 `none`: how well pictures that belong to none of the classes are told from those that do. The first store has the
-classes; the strangers come from its other classes and from the stores after it. `suggest`: accuracy on the pile after
-labelling the suggested pictures, and after labelling as many random ones. `calibration`: the expected calibration error
-of the probabilities that `trident predict` gives. Stores are made by `trident data prepare --features`.
+classes; the strangers come from its other classes and from the stores after it.
+`suggest`: accuracy on the pile after labelling the suggested pictures, and after labelling as many random ones.
+`calibration`: the expected calibration error of the probabilities that `trident predict` gives.
+`temperatures`: fits the numbers in `labelling/feature_labeller.py` that these probabilities depend on.
+
+Stores are made by `trident data prepare --features efficientnet-lite0`.
 """
 
+import math
 import sys
 from pathlib import Path
 
 import numpy as np
+from scipy.optimize import minimize
 from sklearn.metrics import roc_auc_score
 
-from trident.backbones.pretrained import BACKBONES, Pretrained
+from trident.backbones.pretrained import BACKBONES, DEFAULT, Pretrained
 from trident.data.store import open_store
 from trident.labelling.feature_labeller import FeatureLabeller
+from trident.labelling.label_latents import latents_for
 from trident.labelling.suggesting import suggest
 from trident.labelling.typicality import LEAST_TYPICAL, unit
+from trident.measuring.calibration import softmax
+from trident.methods.soft_kmeans import SoftKMeans
 
 TASKS, WAYS, SEED = 200, 5, 0
+TASKS_TO_FIT = 60  # for each number of shots
 TASKS_TO_SUGGEST = 100  # each labels three piles
 
 
 def main() -> None:
     what, *places = sys.argv[1:]
     stores = [classes_of(place) for place in places]
-    {"none": none_of_these, "suggest": suggestions, "calibration": calibration}[what](stores)
+    measures = {"none": none_of_these, "suggest": suggestions, "calibration": calibration, "temperatures": temperatures}
+    measures[what](stores)
 
 
 def classes_of(place: str) -> tuple[str, list[np.ndarray]]:
     """The name of a store and split, and the features of each class."""
     name, _, split = place.partition(":")
     store = open_store(Path(name))
+    assert store.features_of == DEFAULT, f"{name} has no features of {DEFAULT}"
     entries = store.classes_of(split or "val")
     return f"{store.dataset} {split or 'val'}", [
         unit(np.array(store.images[entry.start : entry.start + entry.count])) for entry in entries
@@ -39,9 +52,8 @@ def classes_of(place: str) -> tuple[str, list[np.ndarray]]:
 
 
 def labeller_of(features: np.ndarray, labels: np.ndarray, n_classes: int) -> FeatureLabeller:
-    facts = next(iter(BACKBONES.values())).facts
-    backbone = Pretrained("cached features", facts, features.shape[1], "", lambda pixels: pixels)
-    return FeatureLabeller(backbone, tuple(map(str, range(n_classes))), features, labels)
+    backbone = Pretrained(DEFAULT, BACKBONES[DEFAULT].facts, features.shape[1], "", lambda pixels: pixels)
+    return FeatureLabeller(backbone, tuple(map(str, range(n_classes))), features, labels, latents_for(DEFAULT))
 
 
 def none_of_these(stores: list[tuple[str, list[np.ndarray]]]) -> None:
@@ -131,6 +143,41 @@ def calibration(stores: list[tuple[str, list[np.ndarray]]]) -> None:
                     f"{sum(gaps) / len(confidence):.3f}, accuracy {100 * correct.mean():.1f} %, mean probability "
                     f"{100 * confidence.mean():.1f} %"
                 )
+
+
+def temperatures(stores: list[tuple[str, list[np.ndarray]]]) -> None:
+    """Minimise the cross-entropy of piles of 50 pictures, of balanced, Dirichlet(2) and Dirichlet(0.5) sizes."""
+    logits: dict[bool, list[np.ndarray]] = {True: [], False: []}  # of each pile, (picture, class)
+    inputs: dict[bool, list[list[float]]] = {True: [], False: []}
+    truths: list[np.ndarray] = []
+    for _, classes in stores:
+        for shots in (1, 2, 5, 10, 20):
+            for task in range(TASKS_TO_FIT):
+                random = np.random.default_rng((SEED, shots, task))
+                chosen = random.choice(len(classes), WAYS, replace=False)
+                drawn = [classes[c][random.permutation(len(classes[c]))] for c in chosen]
+                alpha = (math.inf, 2.0, 0.5)[task % 3]
+                shares = np.full(WAYS, 1 / WAYS) if alpha == math.inf else random.dirichlet([alpha] * WAYS)
+                piles = [some[shots:][: round(10 * WAYS * share)] for some, share in zip(drawn, shares, strict=True)]
+                support = np.concatenate([some[:shots] for some in drawn])
+                labeller = labeller_of(support, np.repeat(np.arange(WAYS), shots), WAYS)
+                for together in (True, False):
+                    found = labeller.logits(np.concatenate(piles), together)
+                    logits[together].append(found)
+                    similarity = found.max(1).mean() / SoftKMeans().scale
+                    inputs[together].append([1.0, math.log(shots), similarity] if together else [1.0, math.log(shots)])
+                truths.append(np.repeat(np.arange(WAYS), [len(pile) for pile in piles]))
+    for together, name in ((True, "together"), (False, "each alone")):
+
+        def loss(weights: np.ndarray, together: bool = together) -> float:
+            total = 0.0
+            for pile, values, truth in zip(logits[together], inputs[together], truths, strict=True):
+                chances = softmax(pile / math.exp(np.dot(weights, values)))
+                total -= float(np.log(chances[np.arange(len(truth)), truth].clip(1e-12)).mean())
+            return total / len(truths)
+
+        found = minimize(loss, np.zeros(len(inputs[together][0])), method="Nelder-Mead")
+        print(f"{name}: {np.round(found.x, 3)}, mean cross-entropy {found.fun:.4f}")
 
 
 def half_width(values: "list[float] | np.ndarray") -> float:

@@ -17,6 +17,7 @@ import torch
 from trident.backbones.pretrained import Pretrained
 from trident.data.images import ImageSource, UnreadableImageError
 from trident.labelling.feature_cache import FeatureCache
+from trident.labelling.label_latents import LabelLatents
 from trident.labelling.labelled import Labelled, check_labels
 from trident.labelling.picture_features import features_of
 from trident.labelling.typicality import LEAST_TYPICAL, typicality, typicality_alone, unit
@@ -36,12 +37,16 @@ _AT_ONCE = 4096  # pictures computed at once, when each is classified alone
 
 @dataclass(frozen=True)
 class FeatureLabeller:
-    """A frozen backbone, the features of the labelled pictures, and the methods that classify others."""
+    """A frozen backbone, the features of the labelled pictures, and the methods that classify others.
+
+    With `latents`, the label latents of the features are classified instead of the features themselves.
+    """
 
     backbone: Pretrained
     classes: tuple[str, ...]
     features: np.ndarray  # (picture, feature) float32, of the labelled pictures
     labels: np.ndarray  # (picture,) int64: indices into `classes`
+    latents: LabelLatents | None = None
     method: HeadOnFeatures = field(default_factory=SoftKMeans)
     cache: FeatureCache | None = None
 
@@ -49,7 +54,8 @@ class FeatureLabeller:
         check_labels(self.classes, self.labels, MOST_LABELLED)
 
     def described(self) -> str:
-        return f"features of {self.backbone.name}, {self.method.about.title.lower()}"
+        latents = "TRIDENT's label latents, " if self.latents else ""
+        return f"features of {self.backbone.name}, {latents}{self.method.about.title.lower()}"
 
     @property
     def keeps_features(self) -> bool:
@@ -99,32 +105,29 @@ class FeatureLabeller:
         if together and taking_part.sum() >= ENOUGH_TOGETHER * len(self.classes):
             places = np.flatnonzero(taking_part)
             places = places[_order(features[places])]
-            logits = self._logits(self.method, features[places])
+            logits = self.logits(features[places])
             probabilities[places] = softmax(logits / self._temperature_together(logits))
         else:
             taking_part[:] = False
         if not taking_part.all():
-            logits = self._logits_alone(features[~taking_part])
+            logits = self.logits(features[~taking_part], together=False)
             probabilities[~taking_part] = softmax(logits / self._temperature_alone)
         return Labelled(self.classes, probabilities, typicality=typical, least_typical=LEAST_TYPICAL)
 
-    def _logits(self, method: HeadOnFeatures, features: np.ndarray) -> np.ndarray:
-        """(picture, class) float64."""
-        images = torch.from_numpy(np.concatenate([self.unit, features]))[None]
+    def logits(self, features: np.ndarray, together: bool = True) -> np.ndarray:
+        """Features of unit length (picture, feature) -> (picture, class) float64, before the temperature."""
+        if together:
+            return self._compared(self.method, features)
+        # 64 bits, so that even rounding does not depend on the other pictures.
+        parts = [features[start : start + _AT_ONCE].astype(np.float64) for start in range(0, len(features), _AT_ONCE)]
+        return np.concatenate([self._compared(self.method_alone, part) for part in parts])
+
+    def _compared(self, method: HeadOnFeatures, features: np.ndarray) -> np.ndarray:
+        images = torch.from_numpy(np.concatenate([self.unit.astype(features.dtype), features]))[None]
         task = Task(images, torch.from_numpy(self.labels)[None], len(self.classes))
         with torch.no_grad():
-            return np.asarray(method.head({}, images, task)[0].double().numpy())
-
-    def _logits_alone(self, features: np.ndarray) -> np.ndarray:
-        """The same with each picture alone: 64 bits, so that rounding does not depend on the others either."""
-        known = torch.from_numpy(self.unit).double()
-        labels = torch.from_numpy(self.labels)[None]
-        parts = []
-        for start in range(0, len(features), _AT_ONCE):
-            images = torch.cat([known, torch.from_numpy(features[start : start + _AT_ONCE]).double()])[None]
-            with torch.no_grad():
-                parts.append(self.method_alone.head({}, images, Task(images, labels, len(self.classes)))[0].numpy())
-        return np.concatenate(parts)
+            compared = self.latents(images, task) if self.latents else images
+            return np.asarray(method.head({}, compared, task)[0].double().numpy())
 
     @cached_property
     def unit(self) -> np.ndarray:
@@ -139,18 +142,18 @@ class FeatureLabeller:
     def _shots(self) -> float:
         return len(self.labels) / len(self.classes)
 
-    # The temperatures were fitted on tasks of CUB's training and validation classes, DTD and RSSCN7 with 1 to 20 shots,
-    # balanced and not. They change no label.
+    # The temperatures were fitted by tools/measure_labelling.py on tasks of CUB's validation classes,
+    # DTD and RSSCN7, with 1 to 20 shots, balanced and not. They change no label.
     @property
     def _temperature_alone(self) -> float:
         if isinstance(self.method_alone, NearestMean):
             return math.exp(0.208 - 0.239 * math.log(self._shots))
-        return math.exp(-1.555 + 0.264 * math.log(self._shots))
+        return math.exp(-1.554 + 0.270 * math.log(self._shots))
 
     def _temperature_together(self, logits: np.ndarray) -> float:
         """Hard piles, whose pictures are not very similar to the class means, need a higher temperature."""
         similarity = float(logits.max(1).mean()) / SoftKMeans().scale
-        return math.exp(1.729 - 0.334 * math.log(self._shots) - 2.612 * similarity)
+        return math.exp(1.494 - 0.335 * math.log(self._shots) - 2.033 * similarity)
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without the network, which is found again by its name."""

@@ -11,6 +11,7 @@ from trident.data.images import ImageSource, UnreadableImageError
 from trident.errors import TridentError
 from trident.labelling.feature_cache import FeatureCache, cache_folder
 from trident.labelling.feature_labeller import FeatureLabeller
+from trident.labelling.label_latents import latents_for
 from trident.labelling.labelled import PictureLabeller
 from trident.labelling.labeller import Labeller, read_labelled
 from trident.labelling.picture_features import features_of
@@ -60,4 +61,4 @@ def feature_labeller(
     if failures:
         raise UnreadableImageError(next(iter(failures.values())))
     labels = np.repeat(np.arange(len(by_class)), [len(some) for some in by_class.values()]).astype(np.int64)
-    return FeatureLabeller(network, tuple(by_class), features, labels, cache=cache)
+    return FeatureLabeller(network, tuple(by_class), features, labels, latents_for(network.name), cache=cache)

@@ -1,4 +1,5 @@
-"""Saved classifiers: the features of the labelled pictures, their labels, and which backbone made them.
+"""Saved classifiers: the features of the labelled pictures, their labels, which backbone made them, and the weights of
+the label latents, if there are any.
 
 The file is a safetensors file, which runs no code when it is read. It holds no pictures. A checksum covers everything
 in it, and the backbone's fingerprint makes sure that features of another network are never compared with it.
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
@@ -19,11 +21,14 @@ from trident.errors import TridentError
 from trident.files import atomic_file
 from trident.labelling.feature_cache import FeatureCache
 from trident.labelling.feature_labeller import FeatureLabeller
+from trident.labelling.label_latents import LabelLatents
 from trident.methods.soft_kmeans import SoftKMeans
+from trident.methods.trident_features import TridentOnFeatures
 from trident.recipes.loading import method_from
 
 SUFFIX = ".trident"
-_FORMAT = "trident-classifier-1"
+_FORMAT = "trident-classifier-2"
+_LATENTS = "latents/"  # how the names of their weights begin
 _MOST_BYTES = 2**31
 _MOST_CLASSES = 100_000
 _MOST_ROUNDS = 1000
@@ -36,12 +41,15 @@ def save_classifier(labeller: FeatureLabeller, path: Path) -> None:
         raise TridentError(f"{path}: the file of a classifier must end in {SUFFIX}")
     if not isinstance(labeller.method, SoftKMeans):
         raise TridentError(f"a classifier with the method {labeller.method.about.title} cannot be saved")
+    latents = labeller.latents
     tensors = {"features": np.ascontiguousarray(labeller.features), "labels": np.ascontiguousarray(labeller.labels)}
+    tensors |= {_LATENTS + key: value.numpy() for key, value in (latents.parameters if latents else {}).items()}
     about = {
         "classes": list(labeller.classes),
         "backbone": labeller.backbone.name,
         "fingerprint": labeller.backbone.fingerprint,
         "method": asdict(labeller.method),
+        "latents": asdict(latents.method) if latents else None,
     }
     text = json.dumps(about, sort_keys=True)
     metadata = {"format": _FORMAT, "trident": text, "checksum": _checksum(text, tensors)}
@@ -72,7 +80,8 @@ def load_classifier(
             and bool(np.isfinite(features).all())
             and method.rounds <= _MOST_ROUNDS
         )
-    except (KeyError, TypeError, ValueError, TridentError) as error:
+        latents = _latents(about["latents"], tensors, features.shape[-1])
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError, TridentError) as error:
         raise TridentError(f"{path} is not a classifier of trident: {error}") from error
     if not fits:
         raise TridentError(f"{path} is damaged: its features, labels and classes do not fit together")
@@ -80,9 +89,29 @@ def load_classifier(
     if features.shape[1] != network.n_features:
         raise TridentError(f"{path} is damaged: its features do not fit {network.name}")
     try:
-        return FeatureLabeller(network, classes, features, labels, method, cache=cache)
+        return FeatureLabeller(network, classes, features, labels, latents, method, cache)
     except TridentError as error:
         raise TridentError(f"{path} is damaged: {error}") from error
+
+
+def _latents(settings: dict[str, Any] | None, tensors: dict[str, np.ndarray], n_features: int) -> LabelLatents | None:
+    found = {
+        key.removeprefix(_LATENTS): torch.from_numpy(value)
+        for key, value in tensors.items()
+        if key.startswith(_LATENTS)
+    }
+    if settings is None:
+        return None
+    method = cast(TridentOnFeatures, method_from("trident-features", settings))
+    with torch.device("meta"):  # shapes without values, however large the settings want them
+        expected = method.initial(n_features, torch.Generator()) | method.initial_statistics(n_features)
+    for key in sorted(expected.keys() | found.keys()):
+        own, wanted = found.get(key), expected.get(key)
+        if own is None or wanted is None or own.shape != wanted.shape or own.dtype != wanted.dtype:
+            raise ValueError(f"the weights '{key}' of its label latents do not fit their settings")
+        if not bool(own.isfinite().all()):
+            raise ValueError(f"the weights '{key}' of its label latents are not finite")
+    return LabelLatents(method, found)
 
 
 def _backbone(path: Path, name: str, fingerprint: str, given: str | None, device: str) -> Pretrained:

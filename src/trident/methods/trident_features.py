@@ -12,6 +12,7 @@ from torch import Tensor
 from trident.backbones.base import Backbone
 from trident.methods.base import About, HeadModel, HeadOnFeatures, Losses, cross_entropy
 from trident.methods.nearest_mean import NearestMean
+from trident.methods.scikit_learn import LogisticRegressionHead
 from trident.methods.soft_kmeans import SoftKMeans
 from trident.nn.activation import activate
 from trident.nn.attfex import Classes, TaskFeatures
@@ -23,8 +24,8 @@ from trident.tasks.source import NoiseShapes
 from trident.tasks.task import Labels, Task
 
 ACTIVATION = "leaky_relu"
+IMAGES_AT_ONCE = 4096
 LOG_VAR_BOUND = 8.0  # log-variances are squashed into (-8, 8), so that none overflows
-IMAGES_AT_ONCE = 1024  # in the attention, whose weights are a square matrix of images
 TERMS = ("classification", "reconstruction", "label_kl", "semantic_kl")  # of the loss
 TRAINING_MEAN = "training_mean"  # of the training images' features of unit length
 
@@ -50,14 +51,13 @@ class TridentOnFeatures(HeadOnFeatures):
     The features f stay as they are. Learned, with x = f / ||f|| * sqrt(number of features):
 
         q(z_semantic | f)             a linear layer on x
-        q(z_label | f, z_semantic)    mean:  h + attention over the h of the task's other images
-                                      h = g + trust * network(g, z_semantic),   g = x * (1 + AttFEX's mask)
+        q(z_label | f, z_semantic)    mean:  g + trust * network(g, z_semantic),   g = x * (1 + AttFEX's mask)
         p(f | z_label, z_semantic)    a network that reconstructs x
 
-    The mask and the attention depend on all images of the task, but not on their order. Queries are classified from
-    z_label as by nearest mean or, with refinements=soft-kmeans, as by soft k-means. Training minimises the mean of both
-    cross-entropies. Before training, mask, attention and network are 0: z_label is x, and the predictions are those of
-    nearest mean or soft k-means.
+    The mask depends on all images of the task, or on the support images alone, but never on their order. Queries are
+    classified by their z_label with one of the other heads. Training minimises the mean of the cross-entropies of
+    nearest mean and soft k-means. Before training, mask and network are 0: z_label is x, and the predictions are those
+    of the other head.
 
     The network knows the kind of pictures it was trained on. On others it may do harm. So it only counts as far as the
     support images resemble the training images: trust is 0 if their cosines with training images are, in the mean,
@@ -75,16 +75,19 @@ class TridentOnFeatures(HeadOnFeatures):
     decoder_width: int = setting(64, "hidden units of the decoder")
     attfex_width_m: int = setting(16, "feature maps that AttFEX's W_M extracts from the images of a task")
     attfex_width_n: int = setting(8, "feature maps that W_N makes of them")
-    initial_log_var: float = setting(-3.0, "start of the log-variances; a feature's mean square is 1")
+    initial_log_var: float = setting(-5.0, "start of the log-variances; a feature's mean square is 1")
     classification_weight: float = setting(100.0, "weight of the queries' cross-entropy")
     reconstruction_weight: float = setting(0.01, "weight of the squared error of a feature, summed over its numbers")
     label_kl_weight: float = setting(0.001, "weight of the divergence of q(z_label) from a standard normal")
     semantic_kl_weight: float = setting(0.01, "weight of the divergence of q(z_semantic) from a standard normal")
+    mask_from: Literal["task", "support"] = setting(
+        "task", "images whose statistics make AttFEX's mask: all of the task, or the support images", True
+    )
     trust_from: float = setting(0.6, "similarity to training images from which the network counts", after_training=True)
     trust_to: float = setting(0.8, "similarity to training images from which it counts fully", after_training=True)
-    scale: float = setting(20.0, "of cosines in the logits, without refinements", after_training=True)
-    refinements: Literal["none", "soft-kmeans"] = setting(
-        "soft-kmeans", "class means stay as they are, or move towards the queries as in soft k-means", True
+    scale: float = setting(20.0, "of cosines in the logits of nearest-mean", after_training=True)
+    classifier: Literal["soft-kmeans", "nearest-mean", "logistic-regression"] = setting(
+        "soft-kmeans", "what classifies z_label; soft-kmeans classifies the queries together", True
     )
 
     def __post_init__(self) -> None:
@@ -104,10 +107,10 @@ class TridentOnFeatures(HeadOnFeatures):
         return FeaturesModel(self, backbone)
 
     def for_few_queries(self) -> "TridentOnFeatures":
-        return replace(self, refinements="none")
+        return replace(self, classifier="nearest-mean", mask_from="support")
 
     def describe(self) -> str:
-        return "no refinements" if self.refinements == "none" else f"refined by {self.refinements}"
+        return f"label latents classified by {self.classifier}"
 
     # The parts. The names of a part's parameters begin with the part's name.
 
@@ -141,8 +144,7 @@ class TridentOnFeatures(HeadOnFeatures):
         for layer in (*self.mask_layers, *self.decoder(n_features)):
             start |= layer.initial(generator)
         zero = ("label.loc.weight", "label.loc.bias", "attfex.mask.weight")
-        start |= {key: torch.zeros_like(start[key]) for key in zero}
-        return start | {"attention.strength": torch.tensor(0.0), "attention.scale": torch.tensor(10.0)}
+        return start | {key: torch.zeros_like(start[key]) for key in zero}
 
     def initial_statistics(self, n_features: int) -> Parameters:
         return {TRAINING_MEAN: torch.zeros(n_features)}
@@ -152,47 +154,32 @@ class TridentOnFeatures(HeadOnFeatures):
 
     # Inference, classification and reconstruction.
 
-    def infer(self, parameters: Parameters, features: Tensor, task: Task, draw: int, trust: Tensor | float) -> Latents:
-        """Latents of all images, with draw number `draw` of the queries' noise."""
-        n_features, of_all = features.shape[2], for_each_task(parameters, 1)
-
-        def noise(latent: str) -> Tensor | None:
-            names = [f"support/0/{latent}", f"query/{draw}/{latent}"]
-            return torch.cat([task.noise[name] for name in names], 1) if task.noise else None
-
-        semantic = Gaussian(*apart(self.semantic_head(n_features)(of_all, together(features)), features))
-        z_semantic = sample(semantic, noise("semantic"))
-        masked = features * (1 + self.mask(parameters, features, task))
+    def infer(
+        self, parameters: Parameters, images: Tensor, mask: Tensor, trust: Tensor | float, noise: Parameters
+    ) -> Latents:
+        """Latents of some of a task's images, (task, image, feature), with noise by latent; {}: their means."""
+        n_features, of_all = images.shape[2], for_each_task(parameters, 1)
+        semantic = Gaussian(*apart(self.semantic_head(n_features)(of_all, together(images)), images))
+        z_semantic = sample(semantic, noise.get("semantic"))
+        masked = images * (1 + mask)
         hidden = self.label_layer(n_features)(of_all, together(torch.cat([masked, z_semantic], 2)))
-        found = self.label_head(n_features)(of_all, activate(hidden, ACTIVATION))
-        residual = Gaussian(*apart(found, features))
-        own = masked + trust * residual.loc
-        label = Gaussian(own + self.attention(parameters, own), residual.log_var)
-        return Latents(semantic, label, z_semantic, sample(label, noise("label")))
+        residual = Gaussian(*apart(self.label_head(n_features)(of_all, activate(hidden, ACTIVATION)), images))
+        label = Gaussian(masked + trust * residual.loc, residual.log_var)
+        return Latents(semantic, label, z_semantic, sample(label, noise.get("label")))
 
     def mask(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
-        """AttFEX's mask (task, 1, feature), from statistics of the task.
+        """AttFEX's mask (task, 1, feature), from statistics of the features, which begin with the support set's.
 
         The same weights serve all features, so what they learn holds for other kinds of pictures, too. The features
         have no height and width, so AttFEX's attention between maps is left out.
         """
-        of_task = TaskFeatures(features[:, :, None, None], task.support_labels, task.n_way)
+        images = features if self.mask_from == "task" else features[:, task.support]
+        of_task = TaskFeatures(images[:, :, None, None], task.support_labels, task.n_way)
         of_each = for_each_task(parameters, len(features))
         found = self.extractor(of_each, of_task)  # (task, attfex_width_m, feature)
         for layer in self.mask_layers:
             found = torch.bmm(of_each[f"{layer.name}.weight"], activate(found, ACTIVATION))
         return found
-
-    def attention(self, parameters: Parameters, features: Tensor) -> Tensor:
-        """What each image takes from those that look like it: (task, image, feature), the same."""
-        strength, scale = parameters["attention.strength"], parameters["attention.scale"]
-        unit, n_images = F.normalize(features, dim=2), features.shape[1]
-        found = []
-        for start in range(0, n_images, IMAGES_AT_ONCE):
-            similarity = scale * unit[:, start : start + IMAGES_AT_ONCE] @ unit.mT  # (task, image, other image)
-            similarity.diagonal(start, 1, 2).fill_(-math.inf)  # no image attends to itself
-            found.append(similarity.softmax(2) @ features)
-        return strength * torch.cat(found, 1)
 
     def trust(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         """How much the network counts: (task, 1, 1), from 0 to 1."""
@@ -204,8 +191,23 @@ class TridentOnFeatures(HeadOnFeatures):
 
     def classify(self, z_label: Tensor, task: Task) -> Tensor:
         """(task, image, feature) -> query logits (task, query, n_way)."""
-        head = SoftKMeans() if self.refinements == "soft-kmeans" else NearestMean(self.scale)
-        return head.head({}, z_label, task)
+        heads: dict[str, HeadOnFeatures] = {
+            "soft-kmeans": SoftKMeans(),
+            "nearest-mean": NearestMean(self.scale),
+            "logistic-regression": LogisticRegressionHead(),
+        }
+        return heads[self.classifier].head({}, z_label, task)
+
+    def label_means(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
+        """Means of z_label, (task, image, feature), a limited number of images at once."""
+        support = scaled(features[:, task.support])
+        trust = self.trust(parameters, support, task)
+        mask = self.mask(parameters, support if self.mask_from == "support" else scaled(features), task)
+        found = torch.empty_like(features)
+        for start in range(0, features.shape[1], IMAGES_AT_ONCE):
+            part = slice(start, start + IMAGES_AT_ONCE)
+            found[:, part] = self.infer(parameters, scaled(features[:, part]), mask, trust, {}).label.loc
+        return found
 
     def decode(self, parameters: Parameters, latents: Latents) -> Tensor:
         """Features (task, image, feature)."""
@@ -215,21 +217,22 @@ class TridentOnFeatures(HeadOnFeatures):
         return apart([found], codes)[0]
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
-        features = scaled(features)
-        trust = self.trust(parameters, features, task)
         draws = sum(name.startswith("query/") and name.endswith("/label") for name in task.noise)
-        found = [self.infer(parameters, features, task, draw, trust).z_label for draw in range(max(1, draws))]
-        logits = [self.classify(z_label, task) for z_label in found]
-        if len(logits) == 1:
-            return logits[0]
+        if not draws:
+            return self.classify(self.label_means(parameters, features, task), task)
+        features = scaled(features)
+        trust, mask = self.trust(parameters, features, task), self.mask(parameters, features, task)
+        latents = [self.infer(parameters, features, mask, trust, noise_of(task, draw)) for draw in range(draws)]
+        logits = [self.classify(each.z_label, task) for each in latents]
         log_probabilities = torch.stack([torch.log_softmax(each, 2) for each in logits])
         return torch.logsumexp(log_probabilities, 0) - math.log(len(logits))
 
     def training(self, parameters: Parameters, features: Tensor, task: Task, labels: Labels) -> tuple[Tensor, Losses]:
         features = scaled(features)
-        latents = self.infer(parameters, features, task, 0, trust=1.0)
-        refined = replace(self, refinements="soft-kmeans").classify(latents.z_label, task)
-        alone = replace(self, refinements="none").classify(latents.z_label, task)
+        mask = self.mask(parameters, features, task)
+        latents = self.infer(parameters, features, mask, 1.0, noise_of(task, 0))
+        refined = replace(self, classifier="soft-kmeans").classify(latents.z_label, task)
+        alone = replace(self, classifier="nearest-mean").classify(latents.z_label, task)
         queries = latents.of(task.queries)
         errors = (self.decode(parameters, queries) - features[:, task.queries]).square().sum(2)
         parts = {
@@ -239,7 +242,7 @@ class TridentOnFeatures(HeadOnFeatures):
             "semantic_kl": queries.semantic.kl_to_standard_normal().mean(1),
         }
         total = torch.stack([getattr(self, f"{name}_weight") * parts[name] for name in TERMS]).sum(0)
-        return refined if self.refinements == "soft-kmeans" else alone, {"total": total} | parts
+        return refined if self.classifier == "soft-kmeans" else alone, {"total": total} | parts
 
 
 @dataclass(frozen=True)
@@ -257,6 +260,15 @@ class FeaturesModel(HeadModel):
 def scaled(features: Tensor) -> Tensor:
     """Features whose mean square is 1."""
     return F.normalize(features, dim=2) * math.sqrt(features.shape[2])
+
+
+def noise_of(task: Task, draw: int) -> Parameters:
+    """Noise (task, image, size) by latent, with draw number `draw` of the queries'; empty without noise."""
+    return {
+        latent: torch.cat([task.noise[f"support/0/{latent}"], task.noise[f"query/{draw}/{latent}"]], 1)
+        for latent in ("semantic", "label")
+        if task.noise
+    }
 
 
 def sample(of: Gaussian, noise: Tensor | None) -> Tensor:

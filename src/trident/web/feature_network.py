@@ -10,6 +10,7 @@ import numpy as np
 from trident.backbones.pretrained import BATCH, Pretrained
 from trident.data.images import key_of
 from trident.labelling.feature_labeller import FeatureLabeller
+from trident.labelling.label_latents import latents_for
 from trident.labelling.labelled import Labelled
 from trident.web.feature_memory import FeatureMemory
 from trident.web.labels import Task
@@ -57,7 +58,8 @@ class FeatureNetwork:
         n, places = len(task.examples), [place for place, _ in pile]
         features = self._features([*task.examples, *(pixels for _, pixels in pile)], task.upload.tab, check)
         check()
-        labeller = FeatureLabeller(self._backbone, task.classes, features[:n], task.labels)
+        latents = latents_for(self._backbone.name)
+        labeller = FeatureLabeller(self._backbone, task.classes, features[:n], task.labels, latents)
         found = labeller.label_features(features[n:])
         probabilities = np.full((len(task.upload.pile), len(task.classes)), np.nan)
         probabilities[places] = found.probabilities
