@@ -20,7 +20,7 @@ from trident.labelling.feature_cache import FeatureCache
 from trident.labelling.label_latents import LabelLatents
 from trident.labelling.labelled import Labelled, check_labels
 from trident.labelling.picture_features import features_of
-from trident.labelling.typicality import LEAST_TYPICAL, typicality, typicality_alone, unit
+from trident.labelling.typicality import LEAST_TYPICAL, make_unit, typicality, typicality_alone, unit
 from trident.measuring.calibration import softmax
 from trident.methods.base import HeadOnFeatures
 from trident.methods.nearest_mean import NearestMean
@@ -75,7 +75,9 @@ class FeatureLabeller:
     def label(self, pile: Sequence[ImageSource], progress: Progress | None = None, together: bool = True) -> Labelled:
         features, failures = features_of(self.backbone, pile, self.cache, progress)
         readable = np.array([place for place in range(len(pile)) if place not in failures], np.int64)
-        labelled = self.label_features(features if not failures else features[readable], together)
+        features = features if not failures else features[readable]
+        make_unit(features)  # in place, because it may be a large part of the memory
+        labelled = self._label_unit(features, together)
         if not failures:
             return labelled
         probabilities = np.full((len(pile), len(self.classes)), np.nan)
@@ -95,9 +97,11 @@ class FeatureLabeller:
 
     def label_features(self, features: np.ndarray, together: bool = True) -> Labelled:
         """Label pictures by their features (picture, feature)."""
+        return self._label_unit(unit(features), together)
+
+    def _label_unit(self, features: np.ndarray, together: bool) -> Labelled:
         if not len(features):
             return Labelled(self.classes, np.zeros((0, len(self.classes))))
-        features = unit(features)
         judge = typicality if together else typicality_alone
         typical = judge(self.unit, self.labels, features, len(self.classes))
         taking_part = np.ones(len(features), bool) if typical is None else typical >= LEAST_TYPICAL
@@ -105,7 +109,7 @@ class FeatureLabeller:
         if together and taking_part.sum() >= ENOUGH_TOGETHER * len(self.classes):
             places = np.flatnonzero(taking_part)
             places = places[_order(features[places])]
-            logits = self.logits(features[places])
+            logits = self._compared(self.method, features, places)
             probabilities[places] = softmax(logits / self._temperature_together(logits))
         else:
             taking_part[:] = False
@@ -116,18 +120,27 @@ class FeatureLabeller:
 
     def logits(self, features: np.ndarray, together: bool = True) -> np.ndarray:
         """Features of unit length (picture, feature) -> (picture, class) float64, before the temperature."""
+        everything = np.arange(len(features))
         if together:
-            return self._compared(self.method, features)
+            return self._compared(self.method, features, everything)
+        parts = np.split(everything, range(_AT_ONCE, len(features), _AT_ONCE))
         # 64 bits, so that even rounding does not depend on the other pictures.
-        parts = [features[start : start + _AT_ONCE].astype(np.float64) for start in range(0, len(features), _AT_ONCE)]
-        return np.concatenate([self._compared(self.method_alone, part) for part in parts])
+        return np.concatenate([self._compared(self.method_alone, features, part, np.float64) for part in parts])
 
-    def _compared(self, method: HeadOnFeatures, features: np.ndarray) -> np.ndarray:
-        images = torch.from_numpy(np.concatenate([self.unit.astype(features.dtype), features]))[None]
+    def _compared(
+        self, method: HeadOnFeatures, features: np.ndarray, places: np.ndarray, bits: type[np.floating[Any]] = np.float32
+    ) -> np.ndarray:
+        """Logits of the pictures at these places."""
+        n_labelled = len(self.labels)
+        rows: np.ndarray = np.empty((n_labelled + len(places), features.shape[1]), bits)
+        rows[:n_labelled] = self.unit
+        rows[n_labelled:] = features[places]
+        images = torch.from_numpy(rows)[None]
         task = Task(images, torch.from_numpy(self.labels)[None], len(self.classes))
         with torch.no_grad():
-            compared = self.latents(images, task) if self.latents else images
-            return np.asarray(method.head({}, compared, task)[0].double().numpy())
+            if self.latents:
+                self.latents.take_the_place_of(images, task)
+            return np.asarray(method.head({}, images, task)[0].double().numpy())
 
     @cached_property
     def unit(self) -> np.ndarray:

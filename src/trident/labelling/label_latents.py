@@ -25,10 +25,10 @@ class LabelLatents:
     method: TridentOnFeatures  # with mask_from="support"
     parameters: Parameters  # with the statistics of its training
 
-    def __call__(self, features: Tensor, task: Task) -> Tensor:
-        """(1, picture, feature), the labelled pictures first -> the same."""
+    def take_the_place_of(self, features: Tensor, task: Task) -> None:
+        """Overwrite features (1, picture, feature), the labelled pictures first: there may be many."""
         parameters = {key: value.to(features) for key, value in self.parameters.items()}
-        return self.method.label_means(parameters, features, task)
+        self.method.label_means(parameters, features, task, out=features)
 
 
 @cache

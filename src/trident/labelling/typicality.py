@@ -53,4 +53,13 @@ def _cosines(labelled: np.ndarray, labels: np.ndarray, pile: np.ndarray, n_class
 
 def unit(rows: np.ndarray) -> np.ndarray:
     """Vectors (row, feature), scaled to unit length."""
-    return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True).clip(1e-12))
+    scaled = np.array(rows)
+    make_unit(scaled)
+    return scaled
+
+
+def make_unit(rows: np.ndarray) -> None:
+    """The same in place, without another array of that size."""
+    for start in range(0, len(rows), _AT_ONCE):
+        part = rows[start : start + _AT_ONCE]
+        part /= np.linalg.norm(part, axis=1, keepdims=True).clip(1e-12)

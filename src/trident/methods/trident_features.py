@@ -198,12 +198,12 @@ class TridentOnFeatures(HeadOnFeatures):
         }
         return heads[self.classifier].head({}, z_label, task)
 
-    def label_means(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
-        """Means of z_label, (task, image, feature), a limited number of images at once."""
+    def label_means(self, parameters: Parameters, features: Tensor, task: Task, out: Tensor | None = None) -> Tensor:
+        """Means of z_label, (task, image, feature), a limited number of images at once. `out` may be `features`."""
         support = scaled(features[:, task.support])
         trust = self.trust(parameters, support, task)
         mask = self.mask(parameters, support if self.mask_from == "support" else scaled(features), task)
-        found = torch.empty_like(features)
+        found = torch.empty_like(features) if out is None else out
         for start in range(0, features.shape[1], IMAGES_AT_ONCE):
             part = slice(start, start + IMAGES_AT_ONCE)
             found[:, part] = self.infer(parameters, scaled(features[:, part]), mask, trust, {}).label.loc
