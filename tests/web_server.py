@@ -21,10 +21,11 @@ from PIL import Image
 
 from conftest import TINY_BACKBONE, TINY_METHOD, TINY_RECIPE
 from trident.learning.checkpoint import Checkpoint, save_checkpoint
-from trident.web.app import make_app
+from trident.web.app import make_routes
 from trident.web.labels import Network
 from trident.web.limits import Limits
 from trident.web.serve import address_of, listen, make_server
+from trident.web.service import Service
 from trident.web.weight_store import WeightStore
 
 File = tuple[str, bytes]
@@ -137,11 +138,15 @@ class Site:
 
 
 @contextmanager
-def site(network: Path | Network, limits: Limits | None = None, names: Sequence[str] = ()) -> Iterator[Site]:
+def site(
+    network: Path | Network, limits: Limits | None = None, names: Sequence[str] = (), token: str | None = None
+) -> Iterator[Site]:
     """A server in a thread of this process; a path is that of weights."""
     loaded = WeightStore(str(network)) if isinstance(network, Path) else network
     with listen("127.0.0.1", 0) as listening:
-        server = make_server(make_app(loaded, limits or Limits(), names))
+        service = Service(names, token)
+        service.routes = make_routes(loaded, limits or Limits(), service.metrics)
+        server = make_server(service)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         try:
