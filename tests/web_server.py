@@ -170,15 +170,16 @@ class Command(Site):
 
 
 @contextmanager
-def command(folder: Path, *options: str) -> Iterator[Command]:
-    """The command in a folder that also serves for temporary files."""
+def command(folder: Path, *options: str, wait: bool = True, token: str | None = None) -> Iterator[Command]:
+    """The command in a folder that also serves for temporary files; its address is known if it is waited for."""
     environment = os.environ | {"TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
+    environment |= {} if token is None else {"TRIDENT_TOKEN": token}
     arguments = [sys.executable, "-m", "trident", "web", "--port", "0", *options]
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(arguments, cwd=folder, env=environment, **pipes) as process:
         assert process.stdout is not None
         try:
-            yield Command(process.stdout.readline().split()[0], process)
+            yield Command(process.stdout.readline().split()[0] if wait else "", process)
         finally:
             process.terminate()
 

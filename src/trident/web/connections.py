@@ -21,6 +21,7 @@ class FairProtocol(H11Protocol):
 
     waiting_since: float | None = None
     _deadline: asyncio.TimerHandle | None = None
+    _unread = False  # whether much of an answer waits to be read
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -39,29 +40,33 @@ class FairProtocol(H11Protocol):
 
     def handle_events(self) -> None:
         super().handle_events()
-        if self._is_answering():
-            self._go_on()
+        self._look()
 
     def on_response_complete(self) -> None:
-        self._wait(HEADER_SECONDS)  # before `super`, which may begin with the next request
-        super().on_response_complete()
+        if not self._unread:
+            self._wait(HEADER_SECONDS)
+        super().on_response_complete()  # it may begin with the next request
 
     def pause_writing(self) -> None:
         super().pause_writing()
+        self._unread = True
         self._wait(READ_SECONDS)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self._is_answering():
-            self._go_on()
+        self._unread = False
+        self._wait(HEADER_SECONDS)
+        self._look()
 
     def drop(self) -> None:
         """Close at once, without waiting until the client has read what was sent."""
         self.connections.discard(self)
         self.transport.abort()
 
-    def _is_answering(self) -> bool:
-        return self.cycle is not None and not self.cycle.response_complete
+    def _look(self) -> None:
+        """While the server works on an answer, its client is not waited for."""
+        if self.cycle is not None and not self.cycle.response_complete and not self._unread:
+            self._go_on()
 
     def _wait(self, seconds: float) -> None:
         self._go_on()
