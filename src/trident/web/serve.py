@@ -1,6 +1,7 @@
 """The server and its socket."""
 
 import ipaddress
+import os
 import signal
 import socket
 import threading
@@ -96,8 +97,11 @@ def run(server: Server, listening: socket.socket, load: Callable[[], ASGIApp], r
             server.service.routes = loading.result()
             ready()
 
-    with ThreadPoolExecutor(1, "load") as loader:
-        loading = loader.submit(load)
-        loading.add_done_callback(loaded)
+    loading = ThreadPoolExecutor(1, "load").submit(load)
+    loading.add_done_callback(loaded)
+    try:
         server.run(sockets=[listening])
+    finally:
+        if not loading.done():  # Ctrl-C came first. Python would wait for the thread, and there is nothing to save
+            os._exit(130)
     loading.result()  # raises what loading raised
