@@ -145,18 +145,28 @@ def slow_body(server: Site, source: str, token: bool) -> socket.socket:
     return raw
 
 
+def queue_length(server: Site) -> float:
+    return samples(send(server, "/metrics")[2].decode())["trident_queue_length"]
+
+
 def test_idle_and_slow_clients_do_not_stop_others(service: Command) -> None:
     """400 connections that send nothing, and 50 of each kind that send a byte a second, all from one address."""
     with contextlib.ExitStack() as held:
+        patient = held.enter_context(connect(service, "127.0.0.6"))
         slow = [
             held.enter_context(slow_body(service, "127.0.0.4", token)) for token in (True, False) for _ in range(50)
         ]
         for _ in range(50):
             slow.append(held.enter_context(connect(service, "127.0.0.4")))
             slow[-1].sendall(b"GET / HTTP/1.1\r\n")
+        assert until(lambda: queue_length(service) == 4)  # what one client may have
+        status, answer = ask(service, "127.0.0.4", **BEARER)
+        assert (status, answer["error"]) == (429, "your address has 4 requests open: wait for their answers")
         for _ in range(400):
             held.enter_context(connect(service, "127.0.0.4"))
-        for _ in range(4):
+        patient.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.2\r\n\r\n")
+        assert patient.recv(100).startswith(b"HTTP/1.1 200 ")  # it waited longest, but others have more connections
+        for _ in range(3):
             for one in slow:
                 with contextlib.suppress(OSError):  # the server may have closed it
                     one.sendall(b"a")
@@ -167,10 +177,7 @@ def test_idle_and_slow_clients_do_not_stop_others(service: Command) -> None:
             assert (status, len(answer.get("pile", []))) == (200, 1), answer
             assert time.monotonic() - began < 5
             time.sleep(0.5)
-        assert samples(send(service, "/metrics")[2].decode())["trident_queue_length"] == 4  # what one client may have
-        status, answer = ask(service, "127.0.0.4", **BEARER)
-        assert (status, answer["error"]) == (429, "your address has 4 requests open: wait for their answers")
-    assert until(lambda: samples(send(service, "/metrics")[2].decode())["trident_queue_length"] == 0)
+    assert until(lambda: queue_length(service) == 0)
 
 
 def test_behind_a_proxy_clients_are_told_apart_by_the_forwarded_address(service: Command) -> None:
@@ -182,22 +189,19 @@ def test_behind_a_proxy_clients_are_told_apart_by_the_forwarded_address(service:
         )
         return raw
 
-    def length() -> float:
-        return samples(send(service, "/metrics")[2].decode())["trident_queue_length"]
-
     with contextlib.ExitStack() as held:
         for source, client in (("127.0.0.9", "192.0.2.1"), ("127.0.0.5", "192.0.2.2")):
-            before = length()
+            before = queue_length(service)
             for _ in range(4):
                 held.enter_context(holding(source, client))
-            assert until(lambda: length() == before + 4)  # noqa: B023
+            assert until(lambda: queue_length(service) == before + 4)  # noqa: B023
         assert ask(service, "127.0.0.9", X_Forwarded_For="192.0.2.1", **BEARER)[0] == 429
         assert (
             ask(service, "127.0.0.9", X_Forwarded_For="8.8.8.8, 192.0.2.1", **BEARER)[0] == 429
         )  # made up by the client
         assert ask(service, "127.0.0.9", X_Forwarded_For="192.0.2.2", **BEARER)[0] == 200
         assert ask(service, "127.0.0.5", X_Forwarded_For="192.0.2.3", **BEARER)[0] == 429  # no proxy: its own address
-    assert until(lambda: length() == 0)
+    assert until(lambda: queue_length(service) == 0)
 
 
 @pytest.mark.parametrize(
@@ -228,7 +232,7 @@ def test_a_connection_that_waits_too_long_is_closed(weights: Path, monkeypatch: 
                         break
             with contextlib.suppress(ConnectionResetError):
                 assert raw.recv(100) == b""
-            assert time.monotonic() - began < 2
+            assert time.monotonic() - began < 5
         with contextlib.closing(running.connection()) as connection:
             connection.putrequest("POST", "/api/label")
             connection.putheader("Content-Type", "multipart/form-data; boundary=x")
@@ -272,7 +276,7 @@ def test_it_is_unhealthy_while_it_loads_and_while_it_stops(weights: Path, tmp_pa
         said.append((status, json.loads(answer)["status"]))
         return said[-1][1]
 
-    options = ("--host", "0.0.0.0", "--weights", str(weights), "--port", str(port), "--drain", "1.5")
+    options = ("--host", "0.0.0.0", "--weights", str(weights), "--port", str(port), "--drain", "30")
     early = Site(f"http://127.0.0.1:{port}")
     with command(tmp_path, *options, wait=False) as server:
         assert until(lambda: health(early) == "loading")
@@ -284,8 +288,9 @@ def test_it_is_unhealthy_while_it_loads_and_while_it_stops(weights: Path, tmp_pa
         assert early.get("/")[0] == 401
         assert early.get("/", Authorization=f"Bearer {token[1]}")[0] == 200
         server.process.send_signal(signal.SIGTERM)
-        assert until(lambda: health(early) == "stopping", 1)
+        assert until(lambda: health(early) == "stopping")
         assert early.get("/", Authorization=f"Bearer {token[1]}")[0] == 200  # it still answers
+        server.process.send_signal(signal.SIGTERM)  # once more: it does not wait any longer
         assert server.process.wait(10) == -signal.SIGTERM
     assert set(said) == {(503, "loading"), (200, "ready"), (503, "stopping")}
 

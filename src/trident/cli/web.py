@@ -61,7 +61,7 @@ def web(
         typer.Option(
             min=1,
             help="Maximum number of open requests of one client.",
-            show_default=f"{PER_CLIENT}; no limit on localhost",
+            show_default=f"{PER_CLIENT}; where no token is needed, no limit",
             rich_help_panel=SERVICE,
         ),
     ] = None,
