@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 PER_CLIENT = 4  # requests at a time, beyond localhost
-SERVICE = "As a service for others (docs/deploy.md)"
 
 
 @app.command(short_help="Label pictures in the browser.")
@@ -44,7 +43,7 @@ def web(
     device: Device = "auto",
     token_file: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="File with the token; instead of $TRIDENT_TOKEN.", rich_help_panel=SERVICE),
+        typer.Option(metavar="FILE", help="File with the token; instead of $TRIDENT_TOKEN."),
     ] = None,
     proxies: Annotated[
         list[str] | None,
@@ -53,7 +52,6 @@ def web(
             metavar="ADDRESS",
             help="Believe X-Forwarded-For and -Proto headers from this address or network, that of a reverse proxy; "
             "may be repeated.",
-            rich_help_panel=SERVICE,
         ),
     ] = None,
     per_client: Annotated[
@@ -62,17 +60,11 @@ def web(
             min=1,
             help="Maximum number of open requests of one client.",
             show_default=f"{PER_CLIENT}; where no token is needed, no limit",
-            rich_help_panel=SERVICE,
         ),
     ] = None,
     drain: Annotated[
         float,
-        typer.Option(
-            min=0,
-            max=3600,
-            help="Seconds to go on after SIGTERM, with /health answering 503.",
-            rich_help_panel=SERVICE,
-        ),
+        typer.Option(min=0, max=3600, help="Seconds to go on after SIGTERM, with /health answering 503."),
     ] = 0,
 ) -> None:
     """Serve a web page for labelling pictures from a few examples. Needs the 'web' extra.
