@@ -8,7 +8,7 @@ import re
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -135,13 +135,12 @@ def test_health_and_metrics(service: Command) -> None:
         assert send(service, "/metrics", source, **{header: "192.0.2.1"}, **BEARER)[0] == 200
 
 
-def slow_body(server: Site, source: str, token: bool) -> socket.socket:
+def slow_body(server: Site, source: str, headers: Mapping[str, str]) -> socket.socket:
+    """A connection on which the body of a request has only begun."""
     raw = connect(server, source)
-    header = f"Authorization: Bearer {TOKEN}\r\n" if token else ""
-    raw.sendall(
-        b"POST /api/label HTTP/1.1\r\nHost: 127.0.0.2\r\nContent-Type: multipart/form-data; boundary=x\r\n"
-        b"Content-Length: 100000\r\n" + header.encode() + b"\r\n--x\r\n"
-    )
+    lines = ["POST /api/label HTTP/1.1", "Host: 127.0.0.2", "Content-Length: 100000"]
+    lines += ["Content-Type: multipart/form-data; boundary=x", *(f"{key}: {value}" for key, value in headers.items())]
+    raw.sendall("\r\n".join([*lines, "", "--x", ""]).encode())
     return raw
 
 
@@ -153,9 +152,7 @@ def test_idle_and_slow_clients_do_not_stop_others(service: Command) -> None:
     """400 connections that send nothing, and 50 of each kind that send a byte a second, all from one address."""
     with contextlib.ExitStack() as held:
         patient = held.enter_context(connect(service, "127.0.0.6"))
-        slow = [
-            held.enter_context(slow_body(service, "127.0.0.4", token)) for token in (True, False) for _ in range(50)
-        ]
+        slow = [held.enter_context(slow_body(service, "127.0.0.4", one)) for one in (BEARER, {}) for _ in range(50)]
         for _ in range(50):
             slow.append(held.enter_context(connect(service, "127.0.0.4")))
             slow[-1].sendall(b"GET / HTTP/1.1\r\n")
@@ -181,19 +178,11 @@ def test_idle_and_slow_clients_do_not_stop_others(service: Command) -> None:
 
 
 def test_behind_a_proxy_clients_are_told_apart_by_the_forwarded_address(service: Command) -> None:
-    def holding(source: str, client: str) -> socket.socket:
-        raw = connect(service, source)
-        raw.sendall(
-            b"POST /api/label HTTP/1.1\r\nHost: 127.0.0.2\r\nContent-Type: multipart/form-data; boundary=x\r\n"
-            + f"Content-Length: 1000\r\nX-Forwarded-For: {client}\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode()
-        )
-        return raw
-
     with contextlib.ExitStack() as held:
         for source, client in (("127.0.0.9", "192.0.2.1"), ("127.0.0.5", "192.0.2.2")):
             before = queue_length(service)
             for _ in range(4):
-                held.enter_context(holding(source, client))
+                held.enter_context(slow_body(service, source, {"X-Forwarded-For": client, **BEARER}))
             assert until(lambda: queue_length(service) == before + 4)  # noqa: B023
         assert ask(service, "127.0.0.9", X_Forwarded_For="192.0.2.1", **BEARER)[0] == 429
         assert (
