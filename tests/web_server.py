@@ -21,10 +21,11 @@ from PIL import Image
 
 from conftest import TINY_BACKBONE, TINY_METHOD, TINY_RECIPE
 from trident.learning.checkpoint import Checkpoint, save_checkpoint
-from trident.web.app import make_app
+from trident.web.app import make_routes
 from trident.web.labels import Network
 from trident.web.limits import Limits
 from trident.web.serve import address_of, listen, make_server
+from trident.web.service import Service
 from trident.web.weight_store import WeightStore
 
 File = tuple[str, bytes]
@@ -137,11 +138,15 @@ class Site:
 
 
 @contextmanager
-def site(network: Path | Network, limits: Limits | None = None, names: Sequence[str] = ()) -> Iterator[Site]:
+def site(
+    network: Path | Network, limits: Limits | None = None, names: Sequence[str] = (), token: str | None = None
+) -> Iterator[Site]:
     """A server in a thread of this process; a path is that of weights."""
     loaded = WeightStore(str(network)) if isinstance(network, Path) else network
     with listen("127.0.0.1", 0) as listening:
-        server = make_server(make_app(loaded, limits or Limits(), names))
+        service = Service(names, token)
+        service.routes = make_routes(loaded, limits or Limits(), service.metrics)
+        server = make_server(service)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         try:
@@ -165,15 +170,16 @@ class Command(Site):
 
 
 @contextmanager
-def command(folder: Path, *options: str) -> Iterator[Command]:
-    """The command in a folder that also serves for temporary files."""
+def command(folder: Path, *options: str, wait: bool = True, token: str | None = None) -> Iterator[Command]:
+    """The command in a folder that also serves for temporary files; its address is known if it is waited for."""
     environment = os.environ | {"TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
+    environment |= {} if token is None else {"TRIDENT_TOKEN": token}
     arguments = [sys.executable, "-m", "trident", "web", "--port", "0", *options]
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(arguments, cwd=folder, env=environment, **pipes) as process:
         assert process.stdout is not None
         try:
-            yield Command(process.stdout.readline().split()[0], process)
+            yield Command(process.stdout.readline().split()[0] if wait else "", process)
         finally:
             process.terminate()
 

@@ -29,9 +29,9 @@ BESIDE_THE_PAGE = """() => [...document.querySelectorAll('body *')].filter(e => 
 
 
 @contextmanager
-def visit(browser: Any, address: str) -> Iterator[Any]:
+def visit(browser: Any, address: str, query: str = "") -> Iterator[Any]:
     """A new visitor's page, which must neither complain nor load anything from elsewhere."""
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    context = browser.new_context(viewport={"width": 1280, "height": 900}, ignore_https_errors=True)
     found = context.new_page()
     found.set_default_timeout(15_000)
     complaints: list[str] = []
@@ -39,7 +39,7 @@ def visit(browser: Any, address: str) -> Iterator[Any]:
     found.on("console", lambda message: complaints.append(message.text))
     found.on("pageerror", lambda error: complaints.append(str(error)))
     found.on("request", lambda request: requests.append(request.url))
-    found.goto(address)
+    found.goto(address + query)
     found.wait_for_selector(".class")
     yield found
     # A request that is turned down is logged by the browser itself.

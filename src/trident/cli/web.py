@@ -1,7 +1,9 @@
 """A web page for labelling pictures: `trident web`."""
 
 import sys
-from typing import Annotated
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -9,6 +11,11 @@ from trident.cli.app import app
 from trident.cli.label_inputs import Backbone, Weights
 from trident.cli.options import Device, device_of
 from trident.errors import TridentError
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+PER_CLIENT = 4  # requests at a time, beyond localhost
 
 
 @app.command(short_help="Label pictures in the browser.")
@@ -21,7 +28,9 @@ def web(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: any free one.")] = 8000,
     names: Annotated[
         list[str] | None,
-        typer.Option("--allow-host", metavar="NAME", help="Also accept this host name; may be repeated."),
+        typer.Option(
+            "--public-name", "--allow-host", metavar="NAME", help="Also accept this host name; may be repeated."
+        ),
     ] = None,
     pictures: Annotated[int, typer.Option(min=3, help="Maximum number of pictures in one request.")] = 300,
     megabytes: Annotated[float, typer.Option(min=0.001, max=1e6, help="Maximum size of one picture's file.")] = 20,
@@ -32,11 +41,39 @@ def web(
     ] = 120,
     browser: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     device: Device = "auto",
+    token_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="File with the token; instead of $TRIDENT_TOKEN."),
+    ] = None,
+    proxies: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--proxy",
+            metavar="ADDRESS",
+            help="Believe X-Forwarded-For and -Proto headers from this address or network, that of a reverse proxy; "
+            "may be repeated.",
+        ),
+    ] = None,
+    per_client: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Maximum number of open requests of one client.",
+            show_default=f"{PER_CLIENT}; where no token is needed, no limit",
+        ),
+    ] = None,
+    drain: Annotated[
+        float,
+        typer.Option(min=0, max=3600, help="Seconds to go on after SIGTERM, with /health answering 503."),
+    ] = 0,
 ) -> None:
     """Serve a web page for labelling pictures from a few examples. Needs the 'web' extra.
 
     It labels as 'trident predict' does. The pictures stay in the visitor's browser. Each request sends them, and the
     server stores nothing.
+
+    Beyond localhost ('--host 0.0.0.0', or behind a '--proxy') visitors need a token: that of $TRIDENT_TOKEN or
+    --token-file, or a new one, which is printed as a part of the address.
     """
     try:
         import fastapi  # noqa: F401
@@ -44,9 +81,13 @@ def web(
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise TridentError("trident web needs the web extra: pip install 'trident-fewshot[web]'") from error
+    from trident.web.access import chosen_token, is_loopback, new_token
     from trident.web.limits import MEGA, Limits
-    from trident.web.serve import address_of, listen, make_server
+    from trident.web.serve import address_of, check_proxies, listen, make_server, run
+    from trident.web.service import Service
 
+    token = chosen_token(token_file)
+    check_proxies(proxies or ())
     limits = Limits(
         pictures=pictures,
         file_bytes=int(megabytes * MEGA),
@@ -55,18 +96,31 @@ def web(
         seconds=seconds,
     )
     with listen(host, port) as listening:  # before loading torch, so that a busy port fails fast
-        from trident.web.app import make_app
-        from trident.web.networks import open_network
-
-        network = open_network(backbone, weights, device_of(device))
-        if network.hint is not None:
-            print(network.hint, file=sys.stderr)
-        server = make_server(make_app(network, limits, names or ()))
         address = address_of(listening)
-        print(f"{address} is ready; Ctrl-C stops it", flush=True)
-        if browser:
-            import webbrowser
+        if token is None and (proxies or not is_loopback(listening.getsockname()[0])):
+            token = new_token()
+            address += f"?token={token}"
+        if per_client is None and token is not None:
+            per_client = PER_CLIENT
+        if per_client is not None:
+            limits = replace(limits, per_client=per_client)
+        service = Service(names or (), token)
 
-            webbrowser.open(address)
-        server.run(sockets=[listening])
+        def load() -> "ASGIApp":
+            from trident.web.app import make_routes
+            from trident.web.networks import open_network
+
+            network = open_network(backbone, weights, device_of(device))
+            if network.hint is not None:
+                print(network.hint, file=sys.stderr)
+            return make_routes(network, limits, service.metrics)
+
+        def ready() -> None:
+            print(f"{address} is ready; Ctrl-C stops it", flush=True)
+            if browser:
+                import webbrowser
+
+                webbrowser.open(address)
+
+        run(make_server(service, proxies or (), drain), listening, load, ready)
         raise typer.Exit(130)  # stopped by Ctrl-C; the event loop may swallow the KeyboardInterrupt

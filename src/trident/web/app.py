@@ -1,7 +1,7 @@
 """The server's routes: the page, its settings, and the two requests with pictures."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -17,10 +17,12 @@ from starlette.types import ASGIApp
 import trident
 from trident.data.images import silence_pillow
 from trident.errors import TridentError
-from trident.web.guard import Guard
+from trident.web.connections import client_of
 from trident.web.labels import Network, Task, label, task_of
 from trident.web.latent_view import show_latents
 from trident.web.limits import Limits, RefusedError
+from trident.web.metrics import Metrics
+from trident.web.pace import at_pace
 from trident.web.request_queue import Check, RequestQueue
 from trident.web.uploads import Receiver, Upload, drain
 
@@ -28,22 +30,24 @@ STATIC = Path(__file__).parent / "static"
 Work = Callable[[Network, Task, Check], dict[str, Any]]
 
 
-def make_app(network: Network, limits: Limits, names: Iterable[str] = ()) -> ASGIApp:
-    """The whole server. `names`: accepted host names besides localhost and IP addresses."""
+def make_routes(network: Network, limits: Limits, metrics: Metrics) -> ASGIApp:
+    """What the server answers to those who are let in."""
     silence_pillow()
     # Turn off the telemetry of newer FastAPI versions.
     silent: Any = dict.fromkeys(("tracing", "metrics", "logs", "operation_spans", "auto_configure"), False)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, telemetry=silent)
     limits = limits.for_pictures_of(network.size**2 * network.channels)
-    queue = RequestQueue(limits.at_once)
+    queue = RequestQueue(limits.at_once, limits.per_client)
+    metrics.queue_length = queue.length
     receiver = Receiver(
         limits, network.size, network.channels, network.reduced, network.middle, ThreadPoolExecutor(1, "decode")
     )
 
     async def answer(request: Request, work: Work) -> Response:
         stream = request.stream()
+        client = client_of(request.client.host if request.client else "")
         try:
-            with queue.place():
+            with queue.place(client):
                 upload = await _received(request, stream, receiver)
                 return await _unless_gone(request, _worked_on(upload, work))
         except RefusedError as error:
@@ -64,6 +68,11 @@ def make_app(network: Network, limits: Limits, names: Iterable[str] = ()) -> ASG
                 503, f"this took longer than {limits.seconds:g} seconds and was stopped: send fewer pictures"
             ) from None
 
+    def count_labelled(network: Network, task: Task, check: Check) -> dict[str, Any]:
+        found = label(network, task, check)
+        metrics.pictures += sum(picture.pixels is not None for picture in task.upload.pile)
+        return found
+
     @app.get("/api/about")
     async def about() -> dict[str, Any]:
         return {
@@ -75,7 +84,7 @@ def make_app(network: Network, limits: Limits, names: Iterable[str] = ()) -> ASG
 
     @app.post("/api/label")
     async def label_request(request: Request) -> Response:
-        return await answer(request, label)
+        return await answer(request, count_labelled)
 
     @app.post("/api/look")
     async def look_request(request: Request) -> Response:
@@ -86,15 +95,16 @@ def make_app(network: Network, limits: Limits, names: Iterable[str] = ()) -> ASG
         return JSONResponse({"error": f"this request is not supported: {error.detail}"}, error.status_code)
 
     app.mount("/", StaticFiles(directory=STATIC, html=True))
-    return Guard(app, names)
+    return app
 
 
 async def _received(request: Request, stream: AsyncIterator[bytes], receiver: Receiver) -> Upload:
-    headers = request.headers
-    seconds = receiver.limits.upload_seconds
+    headers, limits = request.headers, receiver.limits
+    seconds = limits.upload_seconds
+    body = at_pace(stream, limits.grace_seconds, limits.bytes_per_second)
     try:
         async with asyncio.timeout(seconds):
-            return await receiver.receive(stream, headers.get("content-type", ""), headers.get("content-length"))
+            return await receiver.receive(body, headers.get("content-type", ""), headers.get("content-length"))
     except TimeoutError:
         raise RefusedError(408, f"sending the pictures took longer than {seconds:g} seconds: send fewer") from None
 

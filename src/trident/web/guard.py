@@ -54,7 +54,7 @@ class Guard:
         host = headers.get("host", "")
         if not self._is_known(host):
             # Stops DNS rebinding: a foreign host name that points to this machine.
-            return f"unknown host name '{host[:100]}': start the server with --allow-host to accept it"
+            return f"unknown host name '{host[:100]}': start the server with --public-name to accept it"
         if method in ("GET", "HEAD"):
             return None
         origin = headers.get("origin")

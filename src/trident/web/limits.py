@@ -19,7 +19,7 @@ class RefusedError(TridentError):
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one request, except `at_once` and `held_bytes`. Pictures are decoded and made small as they arrive."""
+    """Of one request, except the last three. Pictures are decoded and made small as they arrive."""
 
     classes: int = 50
     labelled: int = 100  # with weights of Conv4 they are in memory with every chunk of the pile
@@ -28,8 +28,11 @@ class Limits:
     request_bytes: int = 500 * MEGA
     pixels: int = 50 * MEGA  # of one picture, as its header says; Pillow itself stops at 89 million
     upload_seconds: float = 120
+    grace_seconds: float = 10  # the first seconds of sending may be slower than this:
+    bytes_per_second: int = 10_000  # a client that sends more slowly would only hold a place
     seconds: float = 120  # waiting and working
     at_once: int = 16  # requests that are received, waiting or worked on
+    per_client: int = 16  # of these, requests of one client
     held_bytes: int = 1000 * MEGA  # decoded pictures of all of them
 
     def for_pictures_of(self, n_bytes: int) -> "Limits":

@@ -1,11 +1,20 @@
 """The server and its socket."""
 
+import ipaddress
+import os
+import signal
 import socket
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import FrameType
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from trident.errors import TridentError
+from trident.web.connections import FairProtocol
+from trident.web.service import Service
 
 _LAST_SECONDS = 3  # for open requests when the server is stopped
 _CONNECTIONS = 200  # a browser keeps a handful open
@@ -29,22 +38,70 @@ def listen(host: str, port: int) -> socket.socket:
     return found
 
 
+def check_proxies(proxies: Sequence[str]) -> None:
+    """Uvicorn itself would take anything, and then trust nobody."""
+    for one in proxies:
+        try:
+            ipaddress.ip_network(one)
+        except ValueError as error:
+            raise TridentError(f"--proxy {one[:100]}: it must be an IP address or network: {error}") from error
+
+
 def address_of(listening: socket.socket) -> str:
     host, port = listening.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
 
 
-def make_server(app: ASGIApp) -> uvicorn.Server:
-    """Requests are not logged: file names are private."""
-    return uvicorn.Server(
-        uvicorn.Config(
-            app,
-            access_log=False,
-            log_level="warning",
-            server_header=False,
-            ws="none",
-            lifespan="off",
-            limit_concurrency=_CONNECTIONS,
-            timeout_graceful_shutdown=_LAST_SECONDS,
-        )
+class Server(uvicorn.Server):
+    """After SIGTERM it goes on for `drain` seconds, unhealthy, so that a proxy sends new requests elsewhere."""
+
+    def __init__(self, config: uvicorn.Config, service: Service, drain: float):
+        super().__init__(config)
+        self.service, self._drain = service, drain
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        first, self.service.stopping = not self.service.stopping, True
+        if first and sig == signal.SIGTERM and self._drain > 0:
+            later = threading.Timer(self._drain, super().handle_exit, (sig, frame))
+            later.daemon = True  # another signal ends the wait
+            later.start()
+        else:
+            super().handle_exit(sig, frame)
+
+
+def make_server(service: Service, proxies: Sequence[str] = (), drain: float = 0) -> Server:
+    """Requests are not logged: file names are private. `proxies`: addresses whose forwarded headers are believed."""
+    config = uvicorn.Config(
+        service,
+        http=FairProtocol,
+        access_log=False,
+        log_level="warning",
+        proxy_headers=bool(proxies),
+        forwarded_allow_ips=list(proxies),
+        server_header=False,
+        ws="none",
+        lifespan="off",
+        limit_concurrency=_CONNECTIONS,
+        timeout_graceful_shutdown=_LAST_SECONDS,
     )
+    return Server(config, service, drain)
+
+
+def run(server: Server, listening: socket.socket, load: Callable[[], ASGIApp], ready: Callable[[], None]) -> None:
+    """Serve until a signal comes. The routes are loaded meanwhile; `ready` is called when they are there."""
+
+    def loaded(loading: Future[ASGIApp]) -> None:
+        if loading.exception() is not None:
+            server.should_exit = True
+        elif not server.should_exit:
+            server.service.routes = loading.result()
+            ready()
+
+    loading = ThreadPoolExecutor(1, "load").submit(load)
+    loading.add_done_callback(loaded)
+    try:
+        server.run(sockets=[listening])
+    finally:
+        if not loading.done():  # Ctrl-C came first. Python would wait for the thread, and there is nothing to save
+            os._exit(130)
+    loading.result()  # raises what loading raised
