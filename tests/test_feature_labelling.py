@@ -21,7 +21,7 @@ from trident.backbones.pretrained import BATCH, Pretrained, find_backbone
 from trident.data.images import ImageFile, UnreadableImageError
 from trident.data.pictures import HeldImage
 from trident.errors import BadValueError, TridentError
-from trident.labelling import feature_labeller, picture_features
+from trident.labelling import feature_labeller, label_latents, picture_features
 from trident.labelling.classifier import TridentClassifier
 from trident.labelling.feature_cache import FeatureCache
 from trident.labelling.feature_labeller import ENOUGH_TOGETHER, FeatureLabeller
@@ -57,8 +57,13 @@ def split_up(
     return FeatureLabeller(backbone, classes, features[known], labels[known], latents), features[rest], labels[rest]
 
 
-def test_latents_are_compared_instead_of_features(backbone: Pretrained) -> None:
-    """The same as soft k-means, or logistic regression, on the means of z_label."""
+@pytest.mark.parametrize("at_once", [7, 4096])
+def test_latents_are_compared_instead_of_features(
+    backbone: Pretrained, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same as soft k-means, or logistic regression, on the means of z_label; in parts or at once."""
+    monkeypatch.setattr(label_latents, "IMAGES_AT_ONCE", at_once)
+    monkeypatch.setattr(feature_labeller, "_AT_ONCE", at_once + 2)
     labeller, pile, _ = split_up(backbone, *made_up(4, 30, spread=1.6), [1, 2, 3, 4], made_up_latents(SIZE))
     plain = replace(labeller, latents=None)
     assert labeller.latents is not None
@@ -66,19 +71,34 @@ def test_latents_are_compared_instead_of_features(backbone: Pretrained) -> None:
     task = Task(images, torch.from_numpy(labeller.labels)[None], 4)
     means = labeller.latents.method.label_means(labeller.latents.parameters, images, task)[0].numpy()
     compared = replace(plain, features=means[: len(labeller.labels)])
+    before = unit(pile)
     for together in (True, False):
-        found = labeller.logits(unit(pile), together)
+        found = labeller.logits(before, together)
         expected = compared.logits(unit(means[len(labeller.labels) :]), together)
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
         assert np.abs(found - plain.logits(unit(pile), together)).max() > 0.1
+    np.testing.assert_array_equal(before, unit(pile))  # only copies are overwritten
+    assert "label latents" in labeller.described() and "label latents" not in plain.described()
 
 
 def test_pictures_unlike_those_of_training_are_compared_by_their_features(backbone: Pretrained) -> None:
-    latents = made_up_latents(SIZE, trust_from=50.0)
-    latents.parameters["attfex.mask.weight"].zero_()
-    labeller, pile, _ = split_up(backbone, *made_up(4, 30, spread=1.6), [1, 2, 3, 4], latents)
+    labeller, pile, _ = split_up(
+        backbone, *made_up(4, 30, spread=1.6), [1, 2, 3, 4], made_up_latents(SIZE, trust_from=50.0)
+    )
     found, plain = (one.label_features(pile).probabilities for one in (labeller, replace(labeller, latents=None)))
-    np.testing.assert_allclose(found, plain, rtol=0, atol=1e-5)
+    np.testing.assert_array_equal(found, plain)
+
+
+@with_latents
+def test_many_labelled_pictures_need_no_regression(
+    backbone: Pretrained, latents: LabelLatents | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labeller, pile, labels = split_up(backbone, *made_up(3, 30, spread=0.5), [5, 5, 5], latents)
+    regression = labeller.label_features(pile, together=False).probabilities
+    monkeypatch.setattr(feature_labeller, "_MOST_FOR_REGRESSION", 14)
+    means = labeller.label_features(pile, together=False).probabilities
+    assert (means.argmax(1) == labels).mean() > 0.95
+    assert np.abs(means - regression).max() > 1e-3
 
 
 def test_the_trained_latents_are_for_features_of_their_own_backbone() -> None:

@@ -19,6 +19,7 @@ from trident.learning.run_start import start_run
 from trident.learning.training import train
 from trident.measuring.evaluate import evaluate
 from trident.measuring.validation import validate
+from trident.methods import trident_features
 from trident.methods.nearest_mean import NearestMean
 from trident.methods.scikit_learn import LogisticRegressionHead
 from trident.methods.soft_kmeans import SoftKMeans
@@ -150,10 +151,17 @@ def test_the_network_counts_on_pictures_like_those_of_training_only() -> None:
     for parameters, expected in ((like, 1.0), (unlike, 0.0)):
         trust = METHOD.trust(parameters, task.images, task)
         torch.testing.assert_close(trust, torch.full((2, 1, 1), expected, dtype=torch.float64))
-    no_network = unlike | {key: torch.zeros_like(unlike[key]) for key in ("label.loc.weight", "label.loc.bias")}
     found = METHOD.head(unlike, task.images, task)
-    torch.testing.assert_close(found, METHOD.head(no_network, task.images, task))
+    torch.testing.assert_close(found, NearestMean().head({}, task.images, task))
     assert (found - METHOD.head(like, task.images, task)).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("mask_from", ["task", "support"])
+def test_images_in_parts_are_the_same(mask_from: Literal["task", "support"], monkeypatch: pytest.MonkeyPatch) -> None:
+    task, method = batch_of().task, replace(METHOD, mask_from=mask_from)
+    whole = method.label_means(trained(), task.images, task)
+    monkeypatch.setattr(trident_features, "IMAGES_AT_ONCE", 4)
+    torch.testing.assert_close(method.label_means(trained(), task.images, task), whole)
 
 
 def test_predictions_are_averaged_over_draws_of_noise() -> None:

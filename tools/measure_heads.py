@@ -91,7 +91,7 @@ def difference(results: dict[str, dict[str, Any]], data: str, pile: str, shots: 
     """TRIDENT's accuracy minus that of soft k-means or, alone, of logistic regression, on the same tasks."""
     other = "logistic-regression" if pile == "alone" else "soft-kmeans"
     found = [results.get(f"{data} | {pile} | {shots} | {head}") for head in ("trident", other)]
-    if found[0] is None or found[1] is None:
+    if any(one is None or "of_tasks" not in one for one in found):
         return ""
     mean, half = mean_and_interval(np.subtract(*(one["of_tasks"] for one in found if one)))
     return f"{mean:+.2f} ± {half:.2f}"
@@ -104,7 +104,7 @@ def measured(head: str, store: ImageStore, split: str, pile: str, shots: int, ta
     method = replace(recipe.method, **PLAIN) if head.endswith("-plain") else recipe.method
     if pile == "alone":  # methods that give a query the same answer whatever other queries there are
         if isinstance(method, TridentOnFeatures):
-            method = replace(method, classifier="logistic-regression")
+            method = replace(method.for_few_queries(), classifier="logistic-regression")
         else:
             method = method.for_few_queries()
     recipe = replace(

@@ -29,7 +29,7 @@ from trident.measuring.calibration import softmax
 from trident.methods.soft_kmeans import SoftKMeans
 
 TASKS, WAYS, SEED = 200, 5, 0
-TASKS_TO_FIT = 60  # for each number of shots
+SEED_TO_FIT, TASKS_TO_FIT = 1, 60  # for each number of shots
 TASKS_TO_SUGGEST = 100  # each labels three piles
 
 
@@ -153,7 +153,7 @@ def temperatures(stores: list[tuple[str, list[np.ndarray]]]) -> None:
     for _, classes in stores:
         for shots in (1, 2, 5, 10, 20):
             for task in range(TASKS_TO_FIT):
-                random = np.random.default_rng((SEED, shots, task))
+                random = np.random.default_rng((SEED_TO_FIT, shots, task))
                 chosen = random.choice(len(classes), WAYS, replace=False)
                 drawn = [classes[c][random.permutation(len(classes[c]))] for c in chosen]
                 alpha = (math.inf, 2.0, 0.5)[task % 3]

@@ -17,7 +17,7 @@ import torch
 from trident.backbones.pretrained import Pretrained
 from trident.data.images import ImageSource, UnreadableImageError
 from trident.labelling.feature_cache import FeatureCache
-from trident.labelling.label_latents import LabelLatents
+from trident.labelling.label_latents import LabelLatents, Transform
 from trident.labelling.labelled import Labelled, check_labels
 from trident.labelling.picture_features import features_of
 from trident.labelling.typicality import LEAST_TYPICAL, make_unit, typicality, typicality_alone, unit
@@ -128,19 +128,39 @@ class FeatureLabeller:
         return np.concatenate([self._compared(self.method_alone, features, part, np.float64) for part in parts])
 
     def _compared(
-        self, method: HeadOnFeatures, features: np.ndarray, places: np.ndarray, bits: type[np.floating[Any]] = np.float32
+        self,
+        method: HeadOnFeatures,
+        features: np.ndarray,
+        places: np.ndarray,
+        bits: type[np.floating[Any]] = np.float32,
     ) -> np.ndarray:
         """Logits of the pictures at these places."""
         n_labelled = len(self.labels)
         rows: np.ndarray = np.empty((n_labelled + len(places), features.shape[1]), bits)
-        rows[:n_labelled] = self.unit
-        rows[n_labelled:] = features[places]
+        rows[:n_labelled] = self._labelled
+        pile = rows[n_labelled:]
+        if bits == features.dtype:
+            np.take(features, places, 0, pile, "clip")  # without a copy; "raise" would make one
+        else:
+            pile[:] = features[places]
+        if self._transform is not None:
+            self._transform.overwrite(pile)
         images = torch.from_numpy(rows)[None]
         task = Task(images, torch.from_numpy(self.labels)[None], len(self.classes))
         with torch.no_grad():
-            if self.latents:
-                self.latents.take_the_place_of(images, task)
             return np.asarray(method.head({}, images, task)[0].double().numpy())
+
+    @cached_property
+    def _transform(self) -> Transform | None:
+        return self.latents.for_labelled(self.unit, self.labels, len(self.classes)) if self.latents else None
+
+    @cached_property
+    def _labelled(self) -> np.ndarray:
+        """What the labelled pictures are compared by: (picture, feature) float64."""
+        rows = self.unit.astype(np.float64)
+        if self._transform is not None:
+            self._transform.overwrite(rows)
+        return rows
 
     @cached_property
     def unit(self) -> np.ndarray:
@@ -155,8 +175,9 @@ class FeatureLabeller:
     def _shots(self) -> float:
         return len(self.labels) / len(self.classes)
 
-    # The temperatures were fitted by tools/measure_labelling.py on tasks of CUB's validation classes,
-    # DTD and RSSCN7, with 1 to 20 shots, balanced and not. They change no label.
+    # The temperatures were fitted by tools/measure_labelling.py on tasks of CUB's validation classes, DTD and RSSCN7
+    # with 1 to 20 shots, balanced and not; that of nearest mean earlier, on features without label latents. They change
+    # no label.
     @property
     def _temperature_alone(self) -> float:
         if isinstance(self.method_alone, NearestMean):
@@ -170,7 +191,8 @@ class FeatureLabeller:
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without the network, which is found again by its name."""
-        return {key: value for key, value in self.__dict__.items() if key != "unit"}
+        found_again = ("unit", "_transform", "_labelled")
+        return {key: value for key, value in self.__dict__.items() if key not in found_again}
 
 
 def _order(features: np.ndarray) -> np.ndarray:

@@ -6,13 +6,16 @@ They take the place of the features when pictures are compared. `docs/results.md
 from dataclasses import dataclass
 from functools import cache
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from trident.backbones.frozen import FrozenBackbone
 from trident.learning.checkpoint import load_checkpoint
 from trident.methods.base import HeadModel
-from trident.methods.trident_features import TridentOnFeatures
+from trident.methods.trident_features import IMAGES_AT_ONCE, TridentOnFeatures, scaled
 from trident.nn.parameters import Parameters
+from trident.recipes.loading import load_recipe
 from trident.tasks.task import Task
 
 WEIGHTS = "features-trident"
@@ -25,21 +28,46 @@ class LabelLatents:
     method: TridentOnFeatures  # with mask_from="support"
     parameters: Parameters  # with the statistics of its training
 
-    def take_the_place_of(self, features: Tensor, task: Task) -> None:
-        """Overwrite features (1, picture, feature), the labelled pictures first: there may be many."""
-        parameters = {key: value.to(features) for key, value in self.parameters.items()}
-        self.method.label_means(parameters, features, task, out=features)
+    def for_labelled(self, features: np.ndarray, labels: np.ndarray, n_classes: int) -> "Transform | None":
+        """The latents for these labelled pictures (picture, feature); None if they resemble no training images."""
+        images = torch.from_numpy(features).double()[None]
+        task = Task(images, torch.from_numpy(labels)[None], n_classes)
+        parameters = {key: value.double() for key, value in self.parameters.items()}
+        trust = self.method.trust(parameters, images, task)
+        if not trust.any():
+            return None
+        return Transform(self.method, parameters, self.method.mask(parameters, scaled(images), task), trust)
+
+
+@dataclass(frozen=True)
+class Transform:
+    """From features to label latents, with all that the labelled pictures decide."""
+
+    method: TridentOnFeatures
+    parameters: Parameters
+    mask: Tensor  # (1, 1, feature)
+    trust: Tensor  # (1, 1, 1)
+
+    def overwrite(self, rows: np.ndarray) -> None:
+        """Features (picture, feature) become label latents, in place to save memory."""
+        images = torch.from_numpy(rows)[None]
+        parameters = {key: value.to(images) for key, value in self.parameters.items()}
+        mask, trust = self.mask.to(images), self.trust.to(images)
+        with torch.no_grad():
+            for start in range(0, len(rows), IMAGES_AT_ONCE):
+                part = images[:, start : start + IMAGES_AT_ONCE]
+                part.copy_(self.method.infer(parameters, scaled(part), mask, trust, {}).label.loc)
 
 
 @cache
 def latents_for(backbone: str) -> LabelLatents | None:
     """Those that were trained on features of this backbone; None if there are none."""
-    checkpoint = load_checkpoint(WEIGHTS)
-    trained, model = checkpoint.recipe.backbone, checkpoint.recipe.model
+    trained = load_recipe(WEIGHTS).backbone
     assert isinstance(trained, FrozenBackbone)
-    assert isinstance(model, HeadModel)
     if trained.of != backbone:
         return None
-    method = checkpoint.recipe.method.for_few_queries()
+    checkpoint = load_checkpoint(WEIGHTS)
+    model, method = checkpoint.recipe.model, checkpoint.recipe.method.for_few_queries()
+    assert isinstance(model, HeadModel)
     assert isinstance(method, TridentOnFeatures)
     return LabelLatents(method, model.of_head(checkpoint.parameters, checkpoint.running))

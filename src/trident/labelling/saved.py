@@ -24,11 +24,14 @@ from trident.labelling.feature_labeller import FeatureLabeller
 from trident.labelling.label_latents import LabelLatents
 from trident.methods.soft_kmeans import SoftKMeans
 from trident.methods.trident_features import TridentOnFeatures
+from trident.nn.parameters import Parameters
 from trident.recipes.loading import method_from
 
 SUFFIX = ".trident"
 _FORMAT = "trident-classifier-2"
 _LATENTS = "latents/"  # how the names of their weights begin
+_LARGEST_WEIGHT = 1e4  # larger ones may overflow
+_MOST_TRUST = 1000.0
 _MOST_BYTES = 2**31
 _MOST_CLASSES = 100_000
 _MOST_ROUNDS = 1000
@@ -95,23 +98,24 @@ def load_classifier(
 
 
 def _latents(settings: dict[str, Any] | None, tensors: dict[str, np.ndarray], n_features: int) -> LabelLatents | None:
-    found = {
-        key.removeprefix(_LATENTS): torch.from_numpy(value)
-        for key, value in tensors.items()
-        if key.startswith(_LATENTS)
-    }
-    if settings is None:
-        return None
-    method = cast(TridentOnFeatures, method_from("trident-features", settings))
-    with torch.device("meta"):  # shapes without values, however large the settings want them
-        expected = method.initial(n_features, torch.Generator()) | method.initial_statistics(n_features)
-    for key in sorted(expected.keys() | found.keys()):
-        own, wanted = found.get(key), expected.get(key)
-        if own is None or wanted is None or own.shape != wanted.shape or own.dtype != wanted.dtype:
+    found = {key: torch.from_numpy(value) for key, value in tensors.items() if key not in ("features", "labels")}
+    expected: Parameters = {}
+    method = None
+    if settings is not None:
+        method = cast(TridentOnFeatures, method_from("trident-features", settings))
+        if method.mask_from != "support" or max(-method.trust_from, method.trust_to) > _MOST_TRUST:
+            raise ValueError("the settings of its label latents are not those of trained ones")
+        with torch.device("meta"):  # shapes without values, however large the settings want them
+            expected = method.initial(n_features, torch.Generator()) | method.initial_statistics(n_features)
+    for key in sorted(found.keys() ^ {_LATENTS + key for key in expected}):
+        raise ValueError(f"'{key}' is {'one too many' if key in found else 'missing'}")
+    for key, wanted in expected.items():
+        own = found[_LATENTS + key]
+        if own.shape != wanted.shape or own.dtype != wanted.dtype:
             raise ValueError(f"the weights '{key}' of its label latents do not fit their settings")
-        if not bool(own.isfinite().all()):
-            raise ValueError(f"the weights '{key}' of its label latents are not finite")
-    return LabelLatents(method, found)
+        if not bool((own.abs() <= _LARGEST_WEIGHT).all()):
+            raise ValueError(f"the weights '{key}' of its label latents are too large, or no numbers")
+    return LabelLatents(method, {key: found[_LATENTS + key] for key in expected}) if method else None
 
 
 def _backbone(path: Path, name: str, fingerprint: str, given: str | None, device: str) -> Pretrained:
@@ -139,7 +143,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     except (SafetensorError, OSError, TypeError, ValueError, AttributeError) as error:
         raise TridentError(f"{path} is not a classifier of trident: {error}") from error
     if metadata.get("format") != _FORMAT:
-        raise TridentError(f"{path} is not a classifier of trident, or one of another version")
+        raise TridentError(f"{path} is not a classifier of this version of trident: make it again with 'trident fit'")
     text = metadata.get("trident", "")
     if metadata.get("checksum") != _checksum(text, tensors):
         raise TridentError(f"{path} has been changed since it was written: its checksum does not match")

@@ -51,17 +51,17 @@ class TridentOnFeatures(HeadOnFeatures):
     The features f stay as they are. Learned, with x = f / ||f|| * sqrt(number of features):
 
         q(z_semantic | f)             a linear layer on x
-        q(z_label | f, z_semantic)    mean:  g + trust * network(g, z_semantic),   g = x * (1 + AttFEX's mask)
+        q(z_label | f, z_semantic)    mean:  g + trust * network(g, z_semantic),   g = x * (1 + trust * AttFEX's mask)
         p(f | z_label, z_semantic)    a network that reconstructs x
 
     The mask depends on all images of the task, or on the support images alone, but never on their order. Queries are
     classified by their z_label with one of the other heads. Training minimises the mean of the cross-entropies of
-    nearest mean and soft k-means. Before training, mask and network are 0: z_label is x, and the predictions are those
-    of the other head.
+    nearest mean and soft k-means, the error of the reconstruction and both divergences. Before training, mask and
+    network are 0: z_label is x, and the predictions are those of the other head.
 
-    The network knows the kind of pictures it was trained on. On others it may do harm. So it only counts as far as the
-    support images resemble the training images: trust is 0 if their cosines with training images are, in the mean,
-    below `trust_from` times the cosines between training images, and 1 above `trust_to` times.
+    What is learned suits the kind of pictures it was trained on, and may do harm to others. So it counts only as far as
+    the support images resemble the training images: trust is 0 if their cosines with training images are, in the mean,
+    below `trust_from` times the cosines between training images, and 1 above `trust_to` times. In training it is 1.
     """
 
     about = About(
@@ -83,11 +83,15 @@ class TridentOnFeatures(HeadOnFeatures):
     mask_from: Literal["task", "support"] = setting(
         "task", "images whose statistics make AttFEX's mask: all of the task, or the support images", True
     )
-    trust_from: float = setting(0.6, "similarity to training images from which the network counts", after_training=True)
-    trust_to: float = setting(0.8, "similarity to training images from which it counts fully", after_training=True)
+    trust_from: float = setting(
+        0.6, "similarity to training images from which mask and network count", after_training=True
+    )
+    trust_to: float = setting(0.8, "similarity to training images from which they count fully", after_training=True)
     scale: float = setting(20.0, "of cosines in the logits of nearest-mean", after_training=True)
     classifier: Literal["soft-kmeans", "nearest-mean", "logistic-regression"] = setting(
-        "soft-kmeans", "what classifies z_label; soft-kmeans classifies the queries together", True
+        "soft-kmeans",
+        "what classifies z_label (training uses the first two); soft-kmeans classifies the queries together",
+        True,
     )
 
     def __post_init__(self) -> None:
@@ -161,7 +165,7 @@ class TridentOnFeatures(HeadOnFeatures):
         n_features, of_all = images.shape[2], for_each_task(parameters, 1)
         semantic = Gaussian(*apart(self.semantic_head(n_features)(of_all, together(images)), images))
         z_semantic = sample(semantic, noise.get("semantic"))
-        masked = images * (1 + mask)
+        masked = images * (1 + trust * mask)
         hidden = self.label_layer(n_features)(of_all, together(torch.cat([masked, z_semantic], 2)))
         residual = Gaussian(*apart(self.label_head(n_features)(of_all, activate(hidden, ACTIVATION)), images))
         label = Gaussian(masked + trust * residual.loc, residual.log_var)
@@ -170,8 +174,8 @@ class TridentOnFeatures(HeadOnFeatures):
     def mask(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         """AttFEX's mask (task, 1, feature), from statistics of the features, which begin with the support set's.
 
-        The same weights serve all features, so what they learn holds for other kinds of pictures, too. The features
-        have no height and width, so AttFEX's attention between maps is left out.
+        The same weights serve all features. The features have no height and width, so AttFEX's attention between maps
+        is left out.
         """
         images = features if self.mask_from == "task" else features[:, task.support]
         of_task = TaskFeatures(images[:, :, None, None], task.support_labels, task.n_way)
@@ -182,7 +186,7 @@ class TridentOnFeatures(HeadOnFeatures):
         return found
 
     def trust(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
-        """How much the network counts: (task, 1, 1), from 0 to 1."""
+        """How much mask and network count: (task, 1, 1), from 0 to 1."""
         mean = parameters[TRAINING_MEAN]  # (feature,)
         support = F.normalize(features[:, task.support], dim=2).mean(1)  # (task, feature)
         # Mean cosine with the training images, as a share of the mean cosine between them.
@@ -198,16 +202,12 @@ class TridentOnFeatures(HeadOnFeatures):
         }
         return heads[self.classifier].head({}, z_label, task)
 
-    def label_means(self, parameters: Parameters, features: Tensor, task: Task, out: Tensor | None = None) -> Tensor:
-        """Means of z_label, (task, image, feature), a limited number of images at once. `out` may be `features`."""
-        support = scaled(features[:, task.support])
-        trust = self.trust(parameters, support, task)
-        mask = self.mask(parameters, support if self.mask_from == "support" else scaled(features), task)
-        found = torch.empty_like(features) if out is None else out
-        for start in range(0, features.shape[1], IMAGES_AT_ONCE):
-            part = slice(start, start + IMAGES_AT_ONCE)
-            found[:, part] = self.infer(parameters, scaled(features[:, part]), mask, trust, {}).label.loc
-        return found
+    def label_means(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
+        """Means of z_label, (task, image, feature), a limited number of images at once."""
+        trust = self.trust(parameters, features, task)
+        mask = self.mask(parameters, scaled(features), task)
+        parts = [features[:, start : start + IMAGES_AT_ONCE] for start in range(0, features.shape[1], IMAGES_AT_ONCE)]
+        return torch.cat([self.infer(parameters, scaled(part), mask, trust, {}).label.loc for part in parts], 1)
 
     def decode(self, parameters: Parameters, latents: Latents) -> Tensor:
         """Features (task, image, feature)."""

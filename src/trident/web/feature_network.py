@@ -34,6 +34,7 @@ class FeatureNetwork:
         self._backbone = backbone
         self._memory = FeatureMemory(MEMORY)
         self.size, self.middle = backbone.facts.image_size, backbone.facts.middle
+        self._latents = latents_for(backbone.name)
         # The first batch takes seconds longer than others: better now than with the first visitor.
         self._backbone.features(np.zeros((1, self.size, self.size, self.channels), np.uint8))
 
@@ -58,8 +59,7 @@ class FeatureNetwork:
         n, places = len(task.examples), [place for place, _ in pile]
         features = self._features([*task.examples, *(pixels for _, pixels in pile)], task.upload.tab, check)
         check()
-        latents = latents_for(self._backbone.name)
-        labeller = FeatureLabeller(self._backbone, task.classes, features[:n], task.labels, latents)
+        labeller = FeatureLabeller(self._backbone, task.classes, features[:n], task.labels, self._latents)
         found = labeller.label_features(features[n:])
         probabilities = np.full((len(task.upload.pile), len(task.classes)), np.nan)
         probabilities[places] = found.probabilities
