@@ -7,6 +7,7 @@ import typer
 from typer.core import TyperGroup
 
 from trident.errors import TridentError
+from trident.spread.torchrun import launched
 
 # The order in the help: what users need first comes first.
 ORDER = (
@@ -15,6 +16,8 @@ ORDER = (
     *("audit", "calibrate", "decoupling", "reconstructions", "report", "compare", "ablate"),
     *("paper", "data", "cache", "export", "bench"),
 )
+
+SPREAD = ("train", "evaluate", "audit")  # the commands that work on several processes
 
 
 class _InOrder(TyperGroup):
@@ -46,9 +49,10 @@ def main() -> None:
     try:
         sys.exit(app(standalone_mode=False) or 0)
     except TridentError as error:
-        _fail(str(error))
+        _fail(str(error), error.shared)
     except KeyboardInterrupt:
-        print("trident: stopped", file=sys.stderr)
+        if _is_first():
+            print("trident: stopped", file=sys.stderr)
         sys.exit(130)
     except OSError as error:
         _fail(f"{error.filename or 'output'}: {error.strerror or error}")
@@ -64,13 +68,38 @@ def main() -> None:
         _fail(error.format_message())
 
 
-def _fail(message: str) -> None:
-    print(f"trident: error: {' '.join(message.split())}", file=sys.stderr)
+def _fail(message: str, shared: bool = False) -> None:
+    """`shared`: all processes that torchrun started fail with this message, so the first alone prints it."""
+    if not shared and not _connected():
+        # Only the arguments are known yet, and they are wrong in all processes: one line for each machine.
+        place = launched()
+        shared = place is not None and place.local_rank > 0
+    if not shared or _is_first():
+        print(f"trident: error: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(2)
 
 
+def _is_first() -> bool:
+    place = launched()
+    return place is None or place.rank == 0
+
+
+def _connected() -> bool:
+    """Whether this process has met the others that torchrun started. It does not import torch."""
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and bool(distributed.is_initialized())
+
+
 @app.callback(invoke_without_command=True)
-def _version(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+def _start(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    command = context.invoked_subcommand
+    if launched() is not None and command not in (None, *SPREAD):
+        raise TridentError(
+            f"'trident {command}' works in one process: start it without torchrun (on several: {', '.join(SPREAD)})"
+        )
     if version:
         import trident
 
