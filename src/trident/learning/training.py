@@ -133,7 +133,7 @@ def train(
     make_log = RunLog if processes.first else NoLog
     with (
         make_log(out, start.step, start.validated_step) as log,
-        watch_for_interrupts(processes.first) as interrupted,
+        watch_for_interrupts(says_so=processes.alone) as interrupted,
         kept_if_a_process_is_lost(),
     ):
         stop = False

@@ -117,9 +117,14 @@ def connected(launched: Launched, nccl: bool) -> Iterator[Processes]:
 
     Objects travel by gloo, between CPUs. Tensors on GPUs travel by NCCL if wanted, which needs a GPU for each process.
     """
+    rank, size, restarts = launched.rank, launched.size, launched.restarts
     with _noticing_losses():
-        distributed.init_process_group("cpu:gloo,cuda:nccl" if nccl else "gloo")
-    yield _Connected(launched.rank, launched.size)
+        kept, _, _ = next(distributed.rendezvous("env://", rank, size))
+        # torchrun keeps its store when it starts the processes again, with the addresses of those that have ended.
+        store = distributed.PrefixStore(f"trident/{restarts}/{size}", kept)
+        backend = "cpu:gloo,cuda:nccl" if nccl else "gloo"
+        distributed.init_process_group(backend, store=store, rank=rank, world_size=size)
+    yield _Connected(rank, size)
     # Only after success: after an error it could wait for processes that have ended.
     distributed.destroy_process_group()
 
