@@ -55,7 +55,7 @@ def killing(rank: int, step: int, number: int) -> None:
             os.kill(os.getpid(), number)
         return of(self, now)
 
-    training._Batches.of = then  # type: ignore[method-assign]
+    training._Batches.of = then  # type: ignore[method-assign, assignment]
 
 
 def work(order: dict[str, Any]) -> None:

@@ -148,7 +148,7 @@ def difference(one: Checkpoint, other: Checkpoint) -> float:
     Smaller values than these count as such: a shift that cancels out has rounding errors for a gradient.
     """
     found = []
-    for group, least in (("parameters", 1e-3), ("running", 1e-3), ("optimizer", 1e-12)):
+    for group, least in (("parameters", 1e-3), ("running", 1e-3), ("optimizer", 1e-8)):
         mine, theirs = getattr(one, group), getattr(other, group)
         assert mine.keys() == theirs.keys()
         for key, value in mine.items():
@@ -212,21 +212,26 @@ def test_measuring_gives_the_figures_of_one_process(launcher: Launcher, alone: C
     assert several.outputs[0][1:] == ["", ""]
 
 
-@pytest.mark.parametrize(("rank", "step"), [(1, 5), (0, 5)])
+@pytest.fixture(scope="module")
+def undisturbed(launcher: Launcher) -> Checkpoint:
+    """The same on two processes."""
+    return launcher.end(2, "protonet", "undisturbed")
+
+
+@pytest.mark.parametrize("rank", [1, 0])
 def test_a_killed_process_is_restarted_and_changes_nothing(
-    launcher: Launcher, alone: Checkpoint, rank: int, step: int
+    launcher: Launcher, undisturbed: Checkpoint, rank: int
 ) -> None:
     """The first process keeps the last step if another is killed. If it is killed itself, its last save was at 4."""
     out = f"killed-{rank}"
-    answer = launcher.train(2, "protonet", out, kill=[rank, step, signal.SIGKILL], restarts=1)
+    answer = launcher.train(2, "protonet", out, kill=[rank, 5, signal.SIGKILL], restarts=1)
     assert answer.succeeded
     before, after = (attempt[0] for attempt in answer.errors)
     assert f"restart 1: going on after step {5 if rank else 4}" in after
     assert ("the state after step 5 is kept" in before) == bool(rank)
     assert not any(attempt[1] for attempt in answer.errors)
-    undisturbed = launcher.end(2, "protonet", f"undisturbed-{rank}")
     assert difference(undisturbed, launcher.last(out)) == 0
-    assert launcher.log(out, "validation") == launcher.log(f"undisturbed-{rank}", "validation")
+    assert launcher.log(out, "validation") == launcher.log("undisturbed", "validation")
 
 
 def test_what_differs_between_processes_is_named(launcher: Launcher) -> None:

@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as distributed
 from torch import Tensor
+from torch.distributed import PrefixStore  # type: ignore[attr-defined] # it is there, but not in __all__
+from torch.distributed.rendezvous import rendezvous
 
 from trident.errors import LostProcessError, TridentError
 from trident.spread.torchrun import Launched
@@ -119,9 +121,9 @@ def connected(launched: Launched, nccl: bool) -> Iterator[Processes]:
     """
     rank, size, restarts = launched.rank, launched.size, launched.restarts
     with _noticing_losses():
-        kept, _, _ = next(distributed.rendezvous("env://", rank, size))
+        kept, _, _ = next(rendezvous("env://", rank, size))
         # torchrun keeps its store when it starts the processes again, with the addresses of those that have ended.
-        store = distributed.PrefixStore(f"trident/{restarts}/{size}", kept)
+        store = PrefixStore(f"trident/{restarts}/{size}", kept)
         backend = "cpu:gloo,cuda:nccl" if nccl else "gloo"
         distributed.init_process_group(backend, store=store, rank=rank, world_size=size)
     yield _Connected(rank, size)
