@@ -262,8 +262,8 @@ def test_mistakes_are_one_line_of_one_process(launcher: Launcher, alone: Checkpo
 
 
 def test_the_command_of_the_documentation(launcher: Launcher, alone: Checkpoint) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "trident"]
-    command = [*torchrun, "train", "protonet.toml", "--data", "noise.store", "--out", "command"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*torchrun, "-m", "trident", "train", "protonet.toml", "--data", "noise.store", "--out", "command"]
     result = subprocess.run(command, cwd=launcher.folder, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
     assert result.stderr.count("trained 6 steps") == 1

@@ -94,8 +94,8 @@ def train(
         if start_from is not None:
             raise TridentError("--resume RUN continues with the run's weights: omit --start-from")
         with on_processes(device) as here:
-            _resume(resume, overrides_of(words), data, here, engine, precision)
-        return
+            finished = _resume(resume, overrides_of(words), data, here, engine, precision)
+        raise typer.Exit(0 if finished else 130)
     if recipe is None or "=" in recipe or recipe.startswith("-"):
         raise TridentError("which recipe? 'trident recipes' lists them, for example: trident train glyphs --out RUN")
     if out is None:
@@ -117,18 +117,20 @@ def train(
         check_same_inputs(here.processes, loaded, store)
 
         def start() -> Checkpoint:
-            before = restart_run(loaded, store, out) if here.restarts else None
-            if before is not None:
-                said = f"restart {here.restarts}: going on after step {before.step}, the last one saved in {out}"
-                stderr.print(said, soft_wrap=True)
-                return before
+            if here.restarts:
+                before = restart_run(loaded, store, out)
+                said = f"going on after step {before.step}, the last one saved in" if before else "nothing was saved in"
+                stderr.print(f"restart {here.restarts}: {said} {out}", soft_wrap=True)
+                if before:
+                    return before
             weights = None if start_from is None else load_checkpoint(start_from)
             return start_run(loaded, store, source, out, here.device, engine, precision, weights)
 
-        _train(checkpoint_from_first(here.processes, start), store, out, here, engine, precision)
+        finished = _train(checkpoint_from_first(here.processes, start), store, out, here, engine, precision)
+    raise typer.Exit(0 if finished else 130)
 
 
-def _resume(run: Path, overrides: list[str], data: str | None, here: Here, engine: str, precision: str) -> None:
+def _resume(run: Path, overrides: list[str], data: str | None, here: Here, engine: str, precision: str) -> bool:
     from dataclasses import replace
 
     from trident.learning.checkpoint import LAST, load_checkpoint
@@ -152,10 +154,11 @@ def _resume(run: Path, overrides: list[str], data: str | None, here: Here, engin
     checkpoint = checkpoint_from_first(here.processes, last)
     store = here.processes.together(inputs)
     check_same_inputs(here.processes, checkpoint.recipe, store)
-    _train(checkpoint, store, run, here, engine, precision)
+    return _train(checkpoint, store, run, here, engine, precision)
 
 
-def _train(start: "Checkpoint", store: "ImageStore", out: Path, here: Here, engine: str, precision: str) -> None:
+def _train(start: "Checkpoint", store: "ImageStore", out: Path, here: Here, engine: str, precision: str) -> bool:
+    """Returns whether the last step was reached."""
     from trident.cli.console import TrainingProgress, stderr
     from trident.learning.training import train as run_training
     from trident.measuring.validation import validate
@@ -165,6 +168,7 @@ def _train(start: "Checkpoint", store: "ImageStore", out: Path, here: Here, engi
         end = run_training(start, store, out, here.device, progress, validate, engine, precision, here.processes)
     if end.step < steps:
         stderr.print(f"stopped after step {end.step}; go on with: trident train --resume {out}", soft_wrap=True)
-        raise typer.Exit(130)
+        return False
     best = f"; best validation {end.best['accuracy']:.2f} % at step {end.best['step']}" if end.best else ""
     stderr.print(f"trained {end.step} steps{best}. Files in {out}", soft_wrap=True)
+    return True
