@@ -21,9 +21,9 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 import trident
 import trident.learning.inner_loop
-import trident.measuring.validation
 from trident.cli import main
 from trident.learning import training
+from trident.measuring import evaluate
 from trident.spread.torchrun import launched
 from trident.tasks.source import Images, TaskSource
 
@@ -58,6 +58,18 @@ def killing(rank: int, step: int, number: int) -> None:
     training._Batches.of = then  # type: ignore[method-assign, assignment]
 
 
+def stopping_in_validation(rank: int) -> None:
+    """One process gets a request to terminate while it validates."""
+    place, predicted = launched(), evaluate._predicted
+
+    def then(*arguments: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return predicted(*arguments)
+
+    if place is not None and place.rank == rank:
+        evaluate._predicted = then  # type: ignore[assignment]
+
+
 def work(order: dict[str, Any]) -> None:
     """The command, in one of the processes."""
     place = launched()
@@ -69,6 +81,8 @@ def work(order: dict[str, Any]) -> None:
         in_doubles()
     if "kill" in order:
         killing(*order["kill"])
+    if "stop_in_validation" in order:
+        stopping_in_validation(order["stop_in_validation"])
     if rank == 1:
         trident.__version__ = order.get("version_of_process_1", trident.__version__)
     arguments = order["arguments"][min(rank, len(order["arguments"]) - 1)]  # the last serve all further processes

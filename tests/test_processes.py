@@ -142,6 +142,12 @@ def alone(launcher: Launcher) -> Checkpoint:
     return launcher.end(0, "protonet", "alone")
 
 
+@pytest.fixture(scope="module")
+def undisturbed(launcher: Launcher) -> Checkpoint:
+    """The same on two processes."""
+    return launcher.end(2, "protonet", "undisturbed")
+
+
 def difference(one: Checkpoint, other: Checkpoint) -> float:
     """The largest difference between two states, relative to the largest value of the tensor.
 
@@ -187,6 +193,16 @@ def test_trident_stopped_and_resumed_on_2_3_and_1_processes_ends_as_on_one(launc
         assert ours["accuracy"] == theirs["accuracy"]
 
 
+def test_one_process_can_stop_the_validation_of_all(launcher: Launcher, undisturbed: Checkpoint) -> None:
+    answer = launcher.train(2, "protonet", "unvalidated", stop_in_validation=0)
+    assert answer.errors[0][0].splitlines()[-1].startswith("stopped after step 3")
+    stopped = launcher.last("unvalidated")
+    assert (stopped.step, stopped.validated_step, stopped.best) == (3, 0, None)
+    assert launcher.run(2, "train", "--resume", "unvalidated").succeeded
+    assert difference(undisturbed, launcher.last("unvalidated")) == 0
+    assert launcher.log("unvalidated", "validation") == launcher.log("undisturbed", "validation")
+
+
 @pytest.mark.parametrize(("processes", "tasks"), [(2, 5), (4, 3)])  # 4 processes for 3 tasks: one has none
 def test_a_head_on_several_processes_is_that_on_one(launcher: Launcher, processes: int, tasks: int) -> None:
     setting = f"tasks_per_step={tasks}"
@@ -210,12 +226,6 @@ def test_measuring_gives_the_figures_of_one_process(launcher: Launcher, alone: C
     assert several.succeeded, several.errors
     assert json.loads(several.outputs[0][0]) == json.loads(one.outputs[0][0])
     assert several.outputs[0][1:] == ["", ""]
-
-
-@pytest.fixture(scope="module")
-def undisturbed(launcher: Launcher) -> Checkpoint:
-    """The same on two processes."""
-    return launcher.end(2, "protonet", "undisturbed")
 
 
 @pytest.mark.parametrize("rank", [1, 0])
@@ -259,6 +269,8 @@ def test_mistakes_are_one_line_of_one_process(launcher: Launcher, alone: Checkpo
     assert "is not finite. The state after step" in diverged.error()
     alone_too = launcher.train(0, "protonet", "diverged-alone", "rate=1e30", "clip_norm=none")
     assert diverged.error().replace("diverged", "diverged-alone") == alone_too.error()
+    measure = ("evaluate", "diverged", "--tasks", 4, "--tasks-per-chunk", 1)
+    assert "test task 0: the prediction is not finite" in launcher.run(2, *measure).error()
 
 
 def test_the_command_of_the_documentation(launcher: Launcher, alone: Checkpoint) -> None:

@@ -5,6 +5,7 @@ call its methods in the same order, because each call waits for the others. `ALO
 program: its methods return at once.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -159,7 +160,8 @@ def _noticing_losses() -> Iterator[None]:
     """torch.distributed reports a lost connection as a RuntimeError."""
     try:
         yield
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError as error:
-        if torch.cuda.is_available() and isinstance(error, torch.cuda.OutOfMemoryError):
-            raise
-        raise shared(LostProcessError("another process has ended, or cannot be reached")) from error
+        reason = re.sub(r"^\[\S+\] ", "", str(error).split("\n")[0])  # without the line of gloo's source
+        raise shared(LostProcessError(f"another process has ended, or cannot be reached ({reason})")) from error
