@@ -1,12 +1,14 @@
 """The `trident` command and its error handling. The other files of this package add the subcommands."""
 
+import signal
 import sys
+import time
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from trident.errors import TridentError
+from trident.errors import LostProcessError, TridentError
 from trident.spread.torchrun import launched
 
 # The order in the help: what users need first comes first.
@@ -18,6 +20,7 @@ ORDER = (
 )
 
 SPREAD = ("train", "evaluate", "audit")  # the commands that work on several processes
+PATIENCE = 10.0  # seconds that a failed process waits for torchrun to end it
 
 
 class _InOrder(TyperGroup):
@@ -49,7 +52,7 @@ def main() -> None:
     try:
         sys.exit(app(standalone_mode=False) or 0)
     except TridentError as error:
-        _fail(str(error), error.shared)
+        _fail(str(error), error.shared, ends_all=not isinstance(error, LostProcessError))
     except KeyboardInterrupt:
         if _is_first():
             print("trident: stopped", file=sys.stderr)
@@ -68,14 +71,21 @@ def main() -> None:
         _fail(error.format_message())
 
 
-def _fail(message: str, shared: bool = False) -> None:
-    """`shared`: all processes that torchrun started fail with this message, so the first alone prints it."""
+def _fail(message: str, shared: bool = False, ends_all: bool = True) -> None:
+    """`shared`: all processes that torchrun started fail with this message, so the first alone prints it.
+
+    `ends_all`: whether the failure of the first will make torchrun end the others.
+    """
     if not shared and not _connected():
         # Only the arguments are known yet, and they are wrong in all processes: one line for each machine.
         place = launched()
         shared = place is not None and place.local_rank > 0
     if not shared or _is_first():
-        print(f"trident: error: {' '.join(message.split())}", file=sys.stderr)
+        print(f"trident: error: {' '.join(message.split())}", file=sys.stderr, flush=True)
+    elif ends_all:
+        # If this process ended now, torchrun would end the first one, perhaps before it has printed.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(2))
+        time.sleep(PATIENCE)
     sys.exit(2)
 
 

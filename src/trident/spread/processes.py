@@ -127,8 +127,11 @@ def connected(launched: Launched, nccl: bool) -> Iterator[Processes]:
         store = PrefixStore(f"trident/{restarts}/{size}", kept)
         backend = "cpu:gloo,cuda:nccl" if nccl else "gloo"
         distributed.init_process_group(backend, store=store, rank=rank, world_size=size)
-    yield _Connected(rank, size)
-    # Only after success: after an error it could wait for processes that have ended.
+    processes = _Connected(rank, size)
+    yield processes
+    # Only after success: after an error this could wait for processes that have ended. All end together, because
+    # torchrun ends those that are left if one ends with another status than 0, as an interrupted run does.
+    processes.gather(None)
     distributed.destroy_process_group()
 
 
