@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,15 @@ def killing(rank: int, step: int, number: int) -> None:
     training._Batches.of = then  # type: ignore[method-assign, assignment]
 
 
+def killing_later(rank: int, seconds: float) -> None:
+    """One process is killed after some time, whatever it does then. Only in the first attempt."""
+    place = launched()
+    if place is not None and place.rank == rank and not place.restarts:
+        timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL))
+        timer.daemon = True
+        timer.start()
+
+
 def stopping_in_validation(rank: int) -> None:
     """One process gets a request to terminate while it validates."""
     place, predicted = launched(), evaluate._predicted
@@ -81,6 +91,8 @@ def work(order: dict[str, Any]) -> None:
         in_doubles()
     if "kill" in order:
         killing(*order["kill"])
+    if "kill_later" in order:
+        killing_later(*order["kill_later"])
     if "stop_in_validation" in order:
         stopping_in_validation(order["stop_in_validation"])
     if rank == 1:

@@ -2,9 +2,11 @@
 
 import json
 import random
+import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -296,14 +298,25 @@ def test_20_steps_on_2_and_4_processes(launcher: Launcher, recipe: str, doubles:
 
 
 @pytest.mark.slow
-def test_20_random_kills_lose_no_saved_step(launcher: Launcher) -> None:
+def test_20_kills_at_random_times_lose_no_saved_step(launcher: Launcher) -> None:
     generator = random.Random(0)
     settings = ("steps=20", "save_every=3", "validate_every=10")
+    began = time.perf_counter()
     undisturbed = launcher.end(2, "protonet", "soak", *settings)
+    seconds = time.perf_counter() - began
+    kills = again = 0
     for number in range(20):
-        rank, step, out = generator.randrange(2), generator.randrange(20), f"soak-{number}"
-        answer = launcher.train(2, "protonet", out, *settings, kill=[rank, step, signal.SIGKILL], restarts=1)
-        saved = step if rank else step - step % 3
-        assert answer.succeeded
-        assert f"going on after step {saved}," in answer.errors[1][0]
+        kill, out = [number % 2, generator.uniform(0, seconds)], f"soak-{number}"
+        answer = launcher.train(2, "protonet", out, *settings, kill_later=kill, restarts=1)
+        assert answer.succeeded, answer.errors
         assert difference(undisturbed, launcher.last(out)) == 0
+        if len(answer.errors) == 1:
+            continue  # it was done before the kill
+        said = [int(step) for step in re.findall(r"^step (\d+)/20:", answer.errors[0][0], re.MULTILINE)]
+        found = re.search(r"going on after step (\d+),|nothing was saved", answer.errors[1][0])
+        assert found is not None, answer.errors
+        done, saved = max(said, default=0), int(found.group(1) or 0)
+        assert saved >= max(0, done - 1) // 3 * 3  # a step is announced before it is saved
+        kills, again = kills + 1, again + max(0, done - saved)
+    print(f"{kills} kills, {again} steps computed again")
+    assert kills >= 10
