@@ -26,7 +26,7 @@ LAYERS = (  # from top to bottom: each may import from those below it
     ("methods",),
     ("backbones",),
     ("tasks",),
-    ("nn", "data"),
+    ("nn", "data", "spread"),
     ("settings", "errors", "files", "importing", "progress", "weights"),
 )
 BESIDE = {("cli", "web"), ("ablations", "report"), ("settings", "errors"), ("files", "errors")}  # in one layer

@@ -9,7 +9,7 @@ import trident
 from trident.ablations.files import checked, errors_in
 from trident.ablations.grid import Grid
 from trident.errors import TridentError
-from trident.recipes.loading import recipe_from, recipe_values, shown
+from trident.recipes.loading import flat_values, recipe_from, shown
 from trident.recipes.recipe import Recipe
 from trident.settings import require
 
@@ -67,10 +67,7 @@ def _read(path: Path) -> Result:
 
 def check_same(before: Recipe, after: Recipe, folder: Path) -> None:
     """Raise an error if the folder holds a run with other settings."""
-    old, new = (
-        {f"{name}.{key}": part[key] for name, part in values.items() if isinstance(part, dict) for key in part}
-        for values in (recipe_values(before), recipe_values(after))
-    )
+    old, new = flat_values(before), flat_values(after)
     for key in old | new:
         same = old.get(key) == new.get(key) or key in FREE
         change = f"{key} is {shown(old.get(key))} there, not {shown(new.get(key))}"

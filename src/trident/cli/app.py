@@ -1,12 +1,15 @@
 """The `trident` command and its error handling. The other files of this package add the subcommands."""
 
+import signal
 import sys
+import time
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from trident.errors import TridentError
+from trident.errors import LostProcessError, TridentError
+from trident.spread.torchrun import launched
 
 # The order in the help: what users need first comes first.
 ORDER = (
@@ -15,6 +18,9 @@ ORDER = (
     *("audit", "calibrate", "decoupling", "reconstructions", "report", "compare", "ablate"),
     *("paper", "data", "cache", "export", "bench"),
 )
+
+SPREAD = ("train", "evaluate", "audit")  # the commands that work on several processes
+PATIENCE = 10.0  # seconds that a failed process waits for torchrun to end it
 
 
 class _InOrder(TyperGroup):
@@ -46,9 +52,10 @@ def main() -> None:
     try:
         sys.exit(app(standalone_mode=False) or 0)
     except TridentError as error:
-        _fail(str(error))
+        _fail(str(error), error.shared, ends_all=not isinstance(error, LostProcessError))
     except KeyboardInterrupt:
-        print("trident: stopped", file=sys.stderr)
+        if _is_first():
+            print("trident: stopped", file=sys.stderr)
         sys.exit(130)
     except OSError as error:
         _fail(f"{error.filename or 'output'}: {error.strerror or error}")
@@ -64,13 +71,45 @@ def main() -> None:
         _fail(error.format_message())
 
 
-def _fail(message: str) -> None:
-    print(f"trident: error: {' '.join(message.split())}", file=sys.stderr)
+def _fail(message: str, shared: bool = False, ends_all: bool = True) -> None:
+    """`shared`: all processes that torchrun started fail with this message, so the first alone prints it.
+
+    `ends_all`: whether the failure of the first will make torchrun end the others.
+    """
+    if not shared and not _connected():
+        # Only the arguments are known yet, and they are wrong in all processes: one line for each machine.
+        place = launched()
+        shared = place is not None and place.local_rank > 0
+    if not shared or _is_first():
+        print(f"trident: error: {' '.join(message.split())}", file=sys.stderr, flush=True)
+    elif ends_all:
+        # If this process ended now, torchrun would end the first one, perhaps before it has printed.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(2))
+        time.sleep(PATIENCE)
     sys.exit(2)
 
 
+def _is_first() -> bool:
+    place = launched()
+    return place is None or place.rank == 0
+
+
+def _connected() -> bool:
+    """Whether this process has met the others that torchrun started. It does not import torch."""
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and bool(distributed.is_initialized())
+
+
 @app.callback(invoke_without_command=True)
-def _version(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+def _start(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    command = context.invoked_subcommand
+    if launched() is not None and command not in (None, *SPREAD):
+        raise TridentError(
+            f"'trident {command}' works in one process: start it without torchrun (on several: {', '.join(SPREAD)})"
+        )
     if version:
         import trident
 

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -25,7 +25,11 @@ from trident.cli.options import (
     open_fitting_data,
     sample_of,
 )
+from trident.cli.processes import on_processes
 from trident.errors import TridentError
+
+if TYPE_CHECKING:
+    from trident.learning.checkpoint import Checkpoint
 
 Figure = Annotated[Path | None, typer.Option("--out", help="Draw the figure to this file: .svg, .png or .pdf.")]
 
@@ -47,21 +51,28 @@ def audit(
     Each line changes one thing about the default protocol: query order, class counts, queries one at a time, the source
     of the batch-norm statistics, the latents. The differences are paired by task. The run's own protocol is ignored.
     Its episode and method settings are used, and can be overridden.
+    On several GPUs: torchrun --nproc-per-node 4 -m trident audit RUN.
     """
     from trident.cli.console import counting
     from trident.measuring.audit import audit as measure
 
-    checkpoint = load_for_measuring(run, settings)
-    if checkpoint.recipe.protocol != load_for_measuring(run, None).recipe.protocol:
-        raise TridentError("an audit measures all protocols: omit settings of the protocol")
-    store = open_data(data_of(checkpoint.recipe, data, checkpoint))
-    sample = sample_of(split, tasks, seed, device, tasks_per_chunk)
-    with counting("protocols") as progress:
+    def load() -> "Checkpoint":
+        checkpoint = load_for_measuring(run, settings)
+        if checkpoint.recipe.protocol != load_for_measuring(run, None).recipe.protocol:
+            raise TridentError("an audit measures all protocols: omit settings of the protocol")
+        return checkpoint
 
-        def on_task(name: str, done: int, total: int) -> None:
-            progress(done, total, name)
+    with on_processes(device) as here:
+        checkpoint, store = here.measured(load, data)
+        sample = sample_of(split, tasks, seed, here.device, tasks_per_chunk)
+        with counting("protocols") as progress:
 
-        result = measure(checkpoint, store, progress=on_task, **sample)
+            def on_task(name: str, done: int, total: int) -> None:
+                progress(done, total, name)
+
+            result = measure(checkpoint, store, progress=on_task, **sample, processes=here.processes)
+    if not here.processes.first:
+        return
     if as_json:
         print(json.dumps({**result.to_json(), "weights": checkpoint.describe()}, allow_nan=False))
         return

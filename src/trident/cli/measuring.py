@@ -16,11 +16,10 @@ from trident.cli.options import (
     Settings,
     Split,
     Tasks,
-    data_of,
     load_for_measuring,
-    open_data,
     sample_of,
 )
+from trident.cli.processes import on_processes
 
 
 @app.command(context_settings=SETTINGS, short_help="Measure accuracy.")
@@ -41,15 +40,18 @@ def evaluate(
 
     Settings override those of the run, for example episode.n_shot=5, protocol.query_order=class_sorted,
     protocol.balance=dirichlet, protocol.queries_at_once=one or, for methods with inner steps, inner_steps=0.
+    On several GPUs: torchrun --nproc-per-node 4 -m trident evaluate RUN.
     """
     from trident.cli.console import counting
     from trident.measuring.evaluate import evaluate as measure
 
-    checkpoint = load_for_measuring(run, settings)
-    store = open_data(data_of(checkpoint.recipe, data, checkpoint))
-    sample = sample_of(split, tasks, seed, device, tasks_per_chunk, engine, precision)
-    with counting("evaluating tasks") as progress:
-        result = measure(checkpoint, store, progress=progress, **sample)
+    with on_processes(device) as here:
+        checkpoint, store = here.measured(lambda: load_for_measuring(run, settings), data)
+        sample = sample_of(split, tasks, seed, here.device, tasks_per_chunk, engine, precision)
+        with counting("evaluating tasks") as progress:
+            result = measure(checkpoint, store, progress=progress, **sample, processes=here.processes)
+    if not here.processes.first:
+        return
     if as_json:
         print(json.dumps({**result.to_json(), "weights": checkpoint.describe()}, allow_nan=False))
     else:

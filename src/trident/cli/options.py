@@ -139,7 +139,7 @@ def open_data(source: str) -> "ImageStore":
     return open_store(Path(source))
 
 
-def device_of(name: str) -> str:
+def device_of(name: str, local_rank: int | None = None) -> str:
     from trident.engines.execution import usable_device
 
-    return usable_device(name)
+    return usable_device(name, local_rank)

@@ -15,15 +15,16 @@ from trident.cli.options import (
     PrecisionName,
     Settings,
     data_of,
-    device_of,
     open_data,
     overrides_of,
 )
+from trident.cli.processes import Here, on_processes
 from trident.errors import TridentError
 
 if TYPE_CHECKING:
     from trident.data.store import ImageStore
     from trident.learning.checkpoint import Checkpoint
+    from trident.recipes.recipe import Recipe
 
 
 @app.command(short_help="List the recipes, or explain one.")
@@ -81,59 +82,93 @@ def train(
     engine: EngineName = "auto",
     precision: PrecisionName = "auto",
 ) -> None:
-    """Train a model. Ctrl-C saves and stops; --resume continues with bit-identical results."""
+    """Train a model. Ctrl-C saves and stops; --resume continues with bit-identical results.
+
+    On several GPUs or machines, each step's tasks are shared out, and the result is the same up to rounding:
+    torchrun --nproc-per-node 4 -m trident train RECIPE --data STORE --out RUN
+    """
     words = [word for word in [recipe, *(settings or [])] if word is not None]
     if resume is not None:
         if out is not None:
             raise TridentError("--resume RUN continues in the run's folder: omit --out")
         if start_from is not None:
             raise TridentError("--resume RUN continues with the run's weights: omit --start-from")
-        _resume(resume, overrides_of(words), data, device, engine, precision)
-        return
+        with on_processes(device) as here:
+            finished = _resume(resume, overrides_of(words), data, here, engine, precision)
+        raise typer.Exit(0 if finished else 130)
     if recipe is None or "=" in recipe or recipe.startswith("-"):
         raise TridentError("which recipe? 'trident recipes' lists them, for example: trident train glyphs --out RUN")
     if out is None:
         raise TridentError("no output folder: give --out RUN, a folder for the run's files")
     from trident.recipes.loading import load_recipe
 
-    loaded = load_recipe(recipe, overrides_of(settings))
-    source = data_of(loaded, data, None)
-    store, device = open_data(source), device_of(device)
-    from trident.learning.checkpoint import load_checkpoint
-    from trident.learning.run_start import start_run
+    with on_processes(device) as here:
+        from trident.cli.console import stderr
+        from trident.learning.checkpoint import Checkpoint, load_checkpoint
+        from trident.learning.run_start import restart_run, start_run
+        from trident.learning.spreading import check_same_inputs, checkpoint_from_first
 
-    weights = None if start_from is None else load_checkpoint(start_from)
-    start = start_run(loaded, store, source, out, device, engine, precision, weights)
-    _train(start, store, out, device, engine, precision)
+        def inputs() -> tuple["Recipe", str, "ImageStore"]:
+            loaded = load_recipe(recipe, overrides_of(settings))
+            source = data_of(loaded, data, None)
+            return loaded, source, open_data(source)
+
+        loaded, source, store = here.processes.together(inputs)
+        check_same_inputs(here.processes, loaded, store)
+
+        def start() -> Checkpoint:
+            if here.restarts:
+                before = restart_run(loaded, store, out)
+                said = f"going on after step {before.step}, the last one saved in" if before else "nothing was saved in"
+                stderr.print(f"restart {here.restarts}: {said} {out}", soft_wrap=True)
+                if before:
+                    return before
+            weights = None if start_from is None else load_checkpoint(start_from)
+            return start_run(loaded, store, source, out, here.device, engine, precision, weights)
+
+        finished = _train(checkpoint_from_first(here.processes, start), store, out, here, engine, precision)
+    raise typer.Exit(0 if finished else 130)
 
 
-def _resume(run: Path, overrides: list[str], data: str | None, device: str, engine: str, precision: str) -> None:
+def _resume(run: Path, overrides: list[str], data: str | None, here: Here, engine: str, precision: str) -> bool:
     from dataclasses import replace
 
     from trident.learning.checkpoint import LAST, load_checkpoint
     from trident.learning.run_start import check_resumable, resume_run
+    from trident.learning.spreading import check_same_inputs, checkpoint_from_first
     from trident.recipes.loading import with_overrides
 
-    if not run.is_dir():
-        raise TridentError(f"there is no run at {run}: --resume takes the folder given to --out before")
-    checkpoint = load_checkpoint(run / LAST)
-    recipe = with_overrides(checkpoint.recipe, overrides)
-    check_resumable(checkpoint.recipe, recipe)
-    checkpoint = replace(checkpoint, recipe=recipe)
-    store = open_data(data_of(recipe, data, checkpoint))
-    _train(resume_run(checkpoint, store, run), store, run, device_of(device), engine, precision)
+    def last() -> "Checkpoint":
+        if not run.is_dir():
+            raise TridentError(f"there is no run at {run}: --resume takes the folder given to --out before")
+        found = load_checkpoint(run / LAST)
+        recipe = with_overrides(found.recipe, overrides)
+        check_resumable(found.recipe, recipe)
+        return replace(found, recipe=recipe)
+
+    def inputs() -> "ImageStore":
+        store = open_data(data_of(checkpoint.recipe, data, checkpoint))
+        resume_run(checkpoint, store, run)
+        return store
+
+    checkpoint = checkpoint_from_first(here.processes, last)
+    store = here.processes.together(inputs)
+    check_same_inputs(here.processes, checkpoint.recipe, store)
+    return _train(checkpoint, store, run, here, engine, precision)
 
 
-def _train(start: "Checkpoint", store: "ImageStore", out: Path, device: str, engine: str, precision: str) -> None:
+def _train(start: "Checkpoint", store: "ImageStore", out: Path, here: Here, engine: str, precision: str) -> bool:
+    """Returns whether the last step was reached."""
     from trident.cli.console import TrainingProgress, stderr
     from trident.learning.training import train as run_training
     from trident.measuring.validation import validate
 
     steps = start.recipe.training.steps
     with TrainingProgress(start.step, steps) as progress:
-        end = run_training(start, store, out, device, progress, validate, engine, precision)
+        end = run_training(start, store, out, here.device, progress, validate, engine, precision, here.processes)
     if end.step < steps:
         stderr.print(f"stopped after step {end.step}; go on with: trident train --resume {out}", soft_wrap=True)
-        raise typer.Exit(130)
+        return False
     best = f"; best validation {end.best['accuracy']:.2f} % at step {end.best['step']}" if end.best else ""
     stderr.print(f"trained {end.step} steps{best}. Files in {out}", soft_wrap=True)
+    return True

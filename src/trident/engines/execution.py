@@ -84,10 +84,20 @@ def why_not_fused(device: str, recipe: Recipe, precision: str) -> str | None:
     return method.why_not_fused()
 
 
-def usable_device(name: str) -> str:
-    """Turn the user's device name into torch's, and check that the device exists."""
+def usable_device(name: str, local_rank: int | None = None) -> str:
+    """Turn the user's device name into torch's, and check that the device exists.
+
+    `local_rank`: the number of this process among several of one machine. Each takes a GPU of its own.
+    """
     if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and local_rank is not None:
+        if 0 < torch.cuda.device_count() <= local_rank:
+            raise BadValueError(
+                f"there is no GPU for process {local_rank} of this machine: start {torch.cuda.device_count()} at most, "
+                "or give --device cpu"
+            )
+        name = f"cuda:{local_rank}"
     if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", name):
         raise BadValueError(f"'{name}' is not a device: it must be auto, cpu, cuda or cuda:N")
     if name.startswith("cuda") and int(name[5:] or 0) >= torch.cuda.device_count():

@@ -12,7 +12,7 @@ import trident
 from trident.data.store import ImageStore
 from trident.engines.execution import execution_for
 from trident.errors import TridentError
-from trident.learning.checkpoint import BEST, LAST, Checkpoint, save_checkpoint
+from trident.learning.checkpoint import BEST, LAST, Checkpoint, load_checkpoint, save_checkpoint
 from trident.nn.parameters import Parameters
 from trident.recipes.recipe import Recipe
 from trident.tasks.episodes import EpisodeSampler
@@ -120,6 +120,16 @@ def resume_run(checkpoint: Checkpoint, store: ImageStore, out: Path) -> Checkpoi
             f"{checkpoint.provenance['fingerprint'][:12]}, this one {store.fingerprint[:12]}"
         )
     return checkpoint
+
+
+def restart_run(recipe: Recipe, store: ImageStore, out: Path) -> Checkpoint | None:
+    """The last checkpoint of a run that torchrun starts again; None if it ended before its first save."""
+    if not (out / LAST).is_file():
+        return None
+    before = resume_run(load_checkpoint(out / LAST), store, out)
+    if before.recipe != recipe:
+        raise TridentError(f"{out} holds a run with other settings: it cannot be continued; choose another folder")
+    return before
 
 
 def check_resumable(before: Recipe, after: Recipe) -> None:

@@ -6,25 +6,30 @@ the validation classes), `log.jsonl` and, if TensorBoard is installed, its event
 
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from trident.data.store import ImageStore
 from trident.engines.execution import Execution, execution_for
 from trident.engines.learner import Gradient, only_finite
-from trident.errors import NotFiniteError
+from trident.errors import LostProcessError, NotFiniteError
 from trident.learning.checkpoint import BEST, LAST, Checkpoint, save_checkpoint
 from trident.learning.interrupts import watch_for_interrupts
 from trident.learning.learners import make_learner
 from trident.learning.meta_update import make_optimizer, optimizer_state, rate_at, update
-from trident.learning.run_log import RunLog, Validated
+from trident.learning.run_log import NoLog, RunLog, Validated
+from trident.learning.spreading import summed_over
 from trident.nn.parameters import Parameters
-from trident.progress import Progress
+from trident.progress import Progress, StoppedError
 from trident.recipes.recipe import Recipe
 from trident.settings import TrainingSettings
+from trident.spread.processes import ALONE, Processes, shared
 from trident.tasks.episodes import EpisodeSampler
 from trident.tasks.source import ClassSource, Source, TaskSource
 from trident.tasks.task import Batch
@@ -43,6 +48,7 @@ class Validate(Protocol):
         store: ImageStore,
         execution: Execution,
         progress: Progress,
+        processes: Processes,
     ) -> Validated: ...
 
 
@@ -63,13 +69,25 @@ def train(
     validate: Validate,
     engine: str = "auto",
     precision: str = "auto",
+    processes: Processes = ALONE,
 ) -> Checkpoint:
-    """Train from a checkpoint to the recipe's last step, or until interrupted; the last state is saved in `out`."""
+    """Train from a checkpoint to the recipe's last step, or until interrupted; the last state is saved in `out`.
+
+    With several processes, all call it with the same checkpoint. Each computes its share of every step's tasks, all
+    make the same update, and the first one writes the files.
+    """
     recipe, settings = start.recipe, start.recipe.training
-    execution = _execution(start, device, engine, precision)
+    execution = processes.together(lambda: _execution(start, device, engine, precision))
+    kind = torch.device(device).type
+    processes.check_same({"the device": kind, "the engine": execution.engine, "the precision": execution.precision})
     provenance = start.provenance | {"device": device, "engine": execution.engine, "precision": execution.precision}
+    if not processes.alone:
+        provenance["processes"] = processes.size
     learner = make_learner(recipe.in_training(), execution)
-    batches = _Batches(training_source(recipe, store, device), tasks_per_step(recipe), settings)
+    n_tasks = tasks_per_step(recipe)
+    places = processes.block(range(n_tasks))
+    # A process without a task computes the first one, for the shapes of the results. It is not counted.
+    batches = _Batches(training_source(recipe, store, device), n_tasks, places or range(1), settings)
     parameters = {key: value.to(device).requires_grad_() for key, value in start.parameters.items()}
     running = {key: value.to(device) for key, value in start.running.items()}
     optimizer = make_optimizer(parameters, start)
@@ -87,50 +105,80 @@ def train(
             validated_step=validated,
         )
 
+    def save() -> None:
+        # Processes on different kinds of hardware round differently, and would slowly drift apart.
+        state = current()
+        processes.copy_from_first([*parameters.values(), *state.optimizer.values(), *running.values()])
+        if processes.first:
+            save_checkpoint(out / LAST, state)
+
     def go_on(done: int, total: int) -> None:
         if interrupted():
-            raise _InterruptedError
+            raise StoppedError
 
-    with RunLog(out, start.step, start.validated_step) as log, watch_for_interrupts() as interrupted:
-        while not interrupted():
+    def computed() -> tuple[Gradient, Tensor | None]:
+        own = _summed([learner.gradient(parameters, batch) for batch in batches.of(step)])
+        return (own, None) if processes.alone else summed_over(processes, own, places, n_tasks, interrupted())
+
+    @contextmanager
+    def kept_if_a_process_is_lost() -> Iterator[None]:
+        try:
+            yield
+        except LostProcessError as error:
+            if processes.first:
+                save_checkpoint(out / LAST, current())
+            kept = f"the state after step {step} is kept in {out / LAST}"
+            raise shared(LostProcessError(f"{error}; {kept}")) from error
+
+    make_log = RunLog if processes.first else NoLog
+    with (
+        make_log(out, start.step, start.validated_step) as log,
+        watch_for_interrupts(says_so=processes.alone) as interrupted,
+        kept_if_a_process_is_lost(),
+    ):
+        stop = False
+        while not stop and not (processes.alone and interrupted()):
             if step > validated and (step % settings.validate_every == 0 or step == settings.steps):
                 # Save first: a run that is stopped during validation resumes with this validation.
-                save_checkpoint(out / LAST, current())
+                save()
                 weights = {key: value.detach() for key, value in parameters.items()}
                 try:
-                    evaluation = validate(recipe, weights, running, store, execution, go_on)
-                except _InterruptedError:
+                    evaluation = validate(recipe, weights, running, store, execution, go_on, processes)
+                except StoppedError:
                     break
                 validated = step
                 is_best = best is None or evaluation.accuracy > best["accuracy"]
                 if is_best:
                     best = {"step": step, **evaluation.to_json()}
-                    save_checkpoint(out / BEST, replace(current(), optimizer={}))
+                    if processes.first:
+                        save_checkpoint(out / BEST, replace(current(), optimizer={}))
                 log.validation(step, evaluation)
                 observer.on_validation(step, evaluation, is_best)
             if step >= settings.steps:
                 break
             began = time.perf_counter()
-            result = _summed([learner.gradient(parameters, batch) for batch in batches.of(step)])
+            result, stops = computed()
             batches.draw(step + 1)  # while the GPU is busy
             values = _summary(result)
+            stop = stops is not None and bool(stops)
             norm, omitted = values["gradient_norm"], int(values["left_out"])
-            if omitted > _most_omitted(settings, batches.n_tasks) or not math.isfinite(norm):
-                save_checkpoint(out / LAST, current())
-                raise NotFiniteError(
+            if omitted > _most_omitted(settings, n_tasks) or not math.isfinite(norm):
+                save()
+                message = (
                     f"step {step + 1}: the {_culprit(result)} is not finite. The state after step {step} is kept in "
                     f"{out / LAST}; try a new run with a lower training.rate or inner rate, or a log_var_bound"
                 )
+                raise shared(NotFiniteError(message))
             rate = rate_at(settings, step)
-            update(parameters, optimizer, result.gradient, norm, batches.n_tasks - omitted, rate, settings)
+            update(parameters, optimizer, result.gradient, norm, n_tasks - omitted, rate, settings)
             running = _moved(running, result, step, bool(omitted))
             step += 1
             values |= {"rate": rate, "seconds": time.perf_counter() - began}
             log.step(step, values, last_of_window=step % settings.log_every == 0 or step == settings.steps)
             observer.on_step(step, values)
             if step % settings.save_every == 0:
-                save_checkpoint(out / LAST, current())
-        save_checkpoint(out / LAST, current())
+                save()
+        save()
     return current()
 
 
@@ -166,11 +214,15 @@ def _execution(start: Checkpoint, device: str, engine: str, precision: str) -> E
 
 
 class _Batches:
-    """The tasks of each step, in chunks. Those of the next step can be drawn ahead."""
+    """Each step's tasks for this process, in chunks. Those of the next step can be drawn ahead.
 
-    def __init__(self, source: Source, n_tasks: int, settings: TrainingSettings):
+    `places` are those of this process among the `n_tasks` of a step.
+    """
+
+    def __init__(self, source: Source, n_tasks: int, places: range, settings: TrainingSettings):
         self.source = source
         self.n_tasks = n_tasks
+        self.places = places
         self.settings = settings
         self.drawn: dict[int, list[Batch]] = {}
 
@@ -180,9 +232,10 @@ class _Batches:
 
     def draw(self, step: int) -> None:
         if step not in self.drawn and step < self.settings.steps:
-            indices = range(step * self.n_tasks, (step + 1) * self.n_tasks)
-            at_once = self.settings.tasks_per_chunk or self.n_tasks
-            chunks = [indices[start : start + at_once] for start in range(0, self.n_tasks, at_once)]
+            first, n_own = step * self.n_tasks + self.places.start, len(self.places)
+            indices = range(first, first + n_own)
+            at_once = self.settings.tasks_per_chunk or n_own
+            chunks = [indices[start : start + at_once] for start in range(0, n_own, at_once)]
             self.drawn[step] = [self.source.batch(chunk) for chunk in chunks]
 
 
@@ -242,7 +295,3 @@ def _culprit(result: Gradient) -> str:
     """What is not finite: a part of the loss if possible, else the total or the meta-gradient."""
     bad = [name for name, part in result.losses.items() if not part.isfinite().all()]
     return f"{next((name for name in bad if name != 'total'), 'total')} loss" if bad else "meta-gradient"
-
-
-class _InterruptedError(Exception):
-    """Raised to stop a validation."""

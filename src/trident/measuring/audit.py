@@ -13,6 +13,7 @@ from trident.measuring.evaluate import Evaluation, Sample, evaluate, mean_and_in
 from trident.measuring.subject import Measurable, subject_of
 from trident.progress import StageProgress
 from trident.settings import Protocol
+from trident.spread.processes import ALONE, Processes
 
 DEFAULT = Protocol()
 PROTOCOLS: dict[str, Protocol] = {
@@ -111,6 +112,7 @@ def audit(
     store: ImageStore,
     protocols: dict[str, Protocol] | None = None,
     progress: StageProgress | None = None,
+    processes: Processes = ALONE,
     **sample: Unpack[Sample],
 ) -> Audit:
     """Measure a model under each protocol, and compare it with the first.
@@ -130,7 +132,7 @@ def audit(
 
         # One engine for all rows: the fused engine does not support all protocols.
         try:
-            result = evaluate(model, store, protocol, report, **sample | {"engine": "plain"})
+            result = evaluate(model, store, protocol, report, processes, **sample | {"engine": "plain"})
         except NotFiniteError as error:
             if not rows or name == SORTED:
                 raise

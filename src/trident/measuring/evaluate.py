@@ -1,6 +1,7 @@
 """Accuracy on many tasks, with its 95 % interval and the protocol it was obtained under."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, NotRequired, TypedDict, Unpack
 
@@ -10,10 +11,11 @@ import torch
 from trident.data.store import ImageStore
 from trident.engines.execution import Execution
 from trident.engines.workers import side_by_side
-from trident.errors import NotFiniteError
+from trident.errors import NotFiniteError, TridentError
 from trident.measuring.subject import Measurable, Prepared, Subject, subject_of
-from trident.progress import Progress
+from trident.progress import Progress, StoppedError
 from trident.settings import EpisodeSpec, Protocol
+from trident.spread.processes import ALONE, Processes, shared
 
 
 @dataclass(frozen=True)
@@ -99,13 +101,15 @@ def evaluate(
     store: ImageStore,
     protocol: Protocol | None = None,
     progress: Progress | None = None,
+    processes: Processes = ALONE,
     **sample: Unpack[Sample],
 ) -> Evaluation:
     """Accuracy of a model on tasks from one split, under its own protocol or another.
 
-    The model is a checkpoint, or a `PredictFunction` that wraps your own function.
+    The model is a checkpoint, or a `PredictFunction` that wraps your own function. With several processes, all call
+    this function: each computes a part of the tasks, and each gets the whole result.
     """
-    return evaluate_subject(subject_of(model, protocol), store, progress, **sample)
+    return evaluate_subject(subject_of(model, protocol), store, progress, processes=processes, **sample)
 
 
 def evaluate_subject(
@@ -113,14 +117,16 @@ def evaluate_subject(
     store: ImageStore,
     progress: Progress | None = None,
     stream: str | None = None,
+    processes: Processes = ALONE,
     **sample: Unpack[Sample],
 ) -> Evaluation:
     """The same; `stream` is the random stream that draws the tasks, by default the split's own."""
     split, tasks, seed = sample["split"], sample["tasks"], sample["seed"]
     device = str(sample.get("device", "cpu"))
     engine, precision = sample.get("engine", "auto"), sample.get("precision", "auto")
-    prepared = subject.prepare(store, split, seed, device, engine, precision, stream)
-    predictions = _predictions(prepared, split, tasks, sample.get("tasks_per_chunk"), progress)
+    prepared = processes.together(lambda: subject.prepare(store, split, seed, device, engine, precision, stream))
+    processes.check_same({"the engine": prepared.execution.engine, "the precision": prepared.execution.precision})
+    predictions = _predictions(prepared, split, tasks, sample.get("tasks_per_chunk"), progress, processes)
     accuracy, ci95 = mean_and_interval(predictions.accuracies)
     return Evaluation(
         accuracy,
@@ -136,29 +142,54 @@ def evaluate_subject(
     )
 
 
+Found = tuple[np.ndarray, np.ndarray]  # log-probabilities and labels of a chunk of tasks
+
+
 def _predictions(
-    prepared: Prepared, split: str, tasks: int, tasks_per_chunk: int | None, progress: Progress | None
+    prepared: Prepared,
+    split: str,
+    tasks: int,
+    tasks_per_chunk: int | None,
+    progress: Progress | None,
+    processes: Processes,
 ) -> Predictions:
-    def predicted(indices: range) -> tuple[np.ndarray, np.ndarray]:
+    """Chunks of tasks are dealt out, not tasks: a chunk's numbers depend in the last bit on what is in it."""
+    chunks = chunks_of(tasks, tasks_per_chunk or prepared.at_once)
+    own = chunks[processes.rank :: processes.size]
+    found: list[Found] = []
+    problem = None
+    try:
+        for indices, predicted in zip(own, _predicted(prepared, own), strict=True):
+            finite = np.isfinite(predicted[0].max(2)).all(1)  # (task,); a probability of exactly 0 is fine
+            if not finite.all():
+                task = indices[int(finite.argmin())]
+                raise NotFiniteError(f"{split} task {task}: the prediction is not finite, so it has no accuracy")
+            found.append(predicted)
+            if progress:
+                progress(indices.stop, tasks)
+    except (TridentError, StoppedError) as error:
+        if processes.alone:
+            raise
+        problem = error  # the others wait for this process: tell them
+    everyone = processes.gather((found, problem))
+    failed = [(len(theirs), rank) for rank, (theirs, error) in enumerate(everyone) if error is not None]
+    if failed:
+        earliest = everyone[min(failed)[1]][1]  # as in one process
+        assert earliest is not None
+        raise shared(earliest) if isinstance(earliest, TridentError) else earliest
+    of_chunks = [everyone[place % processes.size][0][place // processes.size] for place in range(len(chunks))]
+    return Predictions(*(np.concatenate(parts) for parts in zip(*of_chunks, strict=True)))
+
+
+def _predicted(prepared: Prepared, chunks: list[range]) -> Iterator[Found]:
+    def predicted(indices: range) -> Found:
         batch = prepared.source.batch(indices)
         found = prepared.log_probabilities(batch.task)
         assert found.shape[:2] == batch.labels.queries.shape
         return found.double().cpu().numpy(), batch.labels.queries.cpu().numpy()
 
-    log_probabilities, labels = [], []
-    chunks = chunks_of(tasks, tasks_per_chunk or prepared.at_once)
     device = prepared.source.device
-    results = side_by_side(predicted, chunks, device) if prepared.in_parallel else map(predicted, chunks)
-    for indices, (found, truth) in zip(chunks, results, strict=True):
-        finite = np.isfinite(found.max(2)).all(1)  # (task,); a probability of exactly 0 is fine
-        if not finite.all():
-            task = indices[int(finite.argmin())]
-            raise NotFiniteError(f"{split} task {task}: the prediction is not finite, so it has no accuracy")
-        log_probabilities.append(found)
-        labels.append(truth)
-        if progress:
-            progress(indices.stop, tasks)
-    return Predictions(np.concatenate(log_probabilities), np.concatenate(labels))
+    return side_by_side(predicted, chunks, device) if prepared.in_parallel else map(predicted, chunks)
 
 
 def chunks_of(tasks: int, at_once: int) -> list[range]:

@@ -7,6 +7,7 @@ from trident.measuring.subject import TrainedModel
 from trident.nn.parameters import Parameters
 from trident.progress import Progress
 from trident.recipes.recipe import Recipe
+from trident.spread.processes import ALONE, Processes
 
 
 def validate(
@@ -16,6 +17,7 @@ def validate(
     store: ImageStore,
     execution: Execution,
     progress: Progress,
+    processes: Processes = ALONE,
 ) -> Evaluation:
     """Accuracy on validation tasks that no later measurement uses, on the engine of training if possible."""
     same = execution.engine == "plain" or why_not_fused(execution.device, recipe, execution.precision) is None
@@ -31,4 +33,5 @@ def validate(
         engine=execution.engine if same else "plain",
         precision=execution.precision if same else "auto",
         tasks_per_chunk=recipe.training.tasks_per_chunk,
+        processes=processes,
     )

@@ -38,6 +38,12 @@ def recipe_values(recipe: Recipe) -> dict[str, Any]:
     return values
 
 
+def flat_values(recipe: Recipe) -> dict[str, Any]:
+    """The value of every setting of a recipe by section.key, with the names of its method and its backbone."""
+    parts = {name: part for name, part in recipe_values(recipe).items() if isinstance(part, dict)}
+    return {f"{name}.{key}": value for name, part in parts.items() for key, value in part.items()}
+
+
 def method_from(name: str, values: Any) -> Method:
     """A method from plain values; every key and type is checked."""
     if not isinstance(values, dict):

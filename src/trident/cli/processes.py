@@ -1,0 +1,53 @@
+"""Commands on several processes, which torchrun starts."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+from trident.spread.torchrun import launched
+
+if TYPE_CHECKING:
+    from trident.data.store import ImageStore
+    from trident.learning.checkpoint import Checkpoint
+    from trident.spread.processes import Processes
+
+
+class Here(NamedTuple):
+    """This process."""
+
+    processes: "Processes"  # all of them, and which one this is
+    device: str
+    restarts: int  # how often torchrun has started the processes again
+
+    def measured(self, load: Callable[[], "Checkpoint"], data: str | None) -> tuple["Checkpoint", "ImageStore"]:
+        """The checkpoint to measure, which the first process loads, and the store, which each opens."""
+        from trident.cli.options import data_of, open_data
+        from trident.learning.spreading import check_same_inputs, checkpoint_from_first
+
+        checkpoint = checkpoint_from_first(self.processes, load)
+        store = self.processes.together(lambda: open_data(data_of(checkpoint.recipe, data, checkpoint)))
+        check_same_inputs(self.processes, checkpoint.recipe, store)
+        return checkpoint, store
+
+
+@contextmanager
+def on_processes(device: str) -> Iterator[Here]:
+    """Connects this process with the others that torchrun started, if it did. The first alone prints progress."""
+    from trident.cli.console import stderr
+    from trident.cli.options import device_of
+    from trident.spread.processes import ALONE, connected
+
+    place = launched()
+    if place is None:
+        yield Here(ALONE, device_of(device), restarts=0)
+        return
+    import torch
+
+    # Processes that share one GPU, which has to be named, must do without NCCL.
+    nccl = device in ("auto", "cuda") and torch.cuda.is_available()
+    stderr.quiet = place.rank > 0
+    with connected(place, nccl) as processes:
+        own = processes.together(lambda: device_of(device, place.local_rank))
+        if own.startswith("cuda"):
+            torch.cuda.set_device(own)
+        yield Here(processes, own, place.restarts)

@@ -1,0 +1,1 @@
+"""Work on several processes, on one machine or many."""

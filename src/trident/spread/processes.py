@@ -1,0 +1,170 @@
+"""Several processes that work on the same thing. torchrun starts them; torch.distributed connects them.
+
+Every process runs the same code. `Processes` says which one this is, and lets them exchange results. All processes must
+call its methods in the same order, because each call waits for the others. `ALONE` is the only process of an ordinary
+program: its methods return at once.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as distributed
+from torch import Tensor
+from torch.distributed import PrefixStore  # type: ignore[attr-defined] # it is there, but not in __all__
+from torch.distributed.rendezvous import rendezvous
+
+from trident.errors import LostProcessError, TridentError
+from trident.spread.torchrun import Launched
+
+Value = TypeVar("Value")
+
+
+class Processes:
+    """One process alone. `_Connected` is one of several."""
+
+    rank = 0
+    size = 1
+    alone = True  # whether torchrun is not in use, so that there is nobody to talk to
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that prints and saves."""
+        return self.rank == 0
+
+    def block(self, items: range) -> range:
+        """This process's share of some items: neighbours, and as many as the others have, or one more."""
+        return items[self.rank * len(items) // self.size : (self.rank + 1) * len(items) // self.size]
+
+    def sum(self, values: Tensor) -> None:
+        """Replace values by their sum over all processes. Every process gets the same bits."""
+
+    def copy_from_first(self, tensors: Sequence[Tensor]) -> None:
+        """Overwrite tensors by those of the first process."""
+
+    def gather(self, value: Value) -> list[Value]:
+        """The values of all processes, in their order."""
+        return [value]
+
+    def from_first(self, work: Callable[[], Value]) -> Value:
+        """The result of work that only the first process does. If it fails, all processes raise its error."""
+        return work()
+
+    def together(self, work: Callable[[], Value]) -> Value:
+        """The result of work that each process does. If any of them fails, all raise the same error."""
+        return work()
+
+    def check_same(self, facts: Mapping[str, object]) -> None:
+        """Raise an error if a fact is not the same in all processes."""
+
+
+ALONE = Processes()
+
+
+class _Connected(Processes):
+    alone = False
+
+    def __init__(self, rank: int, size: int):
+        self.rank = rank
+        self.size = size
+
+    def sum(self, values: Tensor) -> None:
+        with _noticing_losses():
+            distributed.all_reduce(values)
+
+    def copy_from_first(self, tensors: Sequence[Tensor]) -> None:
+        with _noticing_losses():
+            for tensor in tensors:
+                distributed.broadcast(tensor.detach(), 0)
+
+    def gather(self, value: Value) -> list[Value]:
+        found: list[Any] = [None] * self.size
+        with _noticing_losses():
+            distributed.all_gather_object(found, value)
+        return found
+
+    def from_first(self, work: Callable[[], Value]) -> Value:
+        found: list[Any] = [None]
+        if self.first:
+            found = [_attempt(work)]
+        with _noticing_losses():
+            distributed.broadcast_object_list(found, 0)
+        value: Value = _result(found)
+        return value
+
+    def together(self, work: Callable[[], Value]) -> Value:
+        value, problem = _attempt(work)
+        problems = self.gather(problem)
+        result: Value = _result([(value, problem) for problem in problems])
+        return result
+
+    def check_same(self, facts: Mapping[str, object]) -> None:
+        everyone = self.gather({name: str(value) for name, value in facts.items()})
+        for rank, theirs in enumerate(everyone):
+            for name in everyone[0] | theirs:
+                first, other = everyone[0].get(name, "missing"), theirs.get(name, "missing")
+                if first != other:
+                    raise shared(
+                        TridentError(
+                            f"{name} is {first} in process 0 and {other} in process {rank}: it must be the same in all "
+                            "processes"
+                        )
+                    )
+
+
+@contextmanager
+def connected(launched: Launched, nccl: bool) -> Iterator[Processes]:
+    """The processes that torchrun started.
+
+    Objects travel by gloo, between CPUs. Tensors on GPUs travel by NCCL if wanted, which needs a GPU for each process.
+    """
+    rank, size, restarts = launched.rank, launched.size, launched.restarts
+    with _noticing_losses():
+        kept, _, _ = next(rendezvous("env://", rank, size))
+        # torchrun keeps its store when it starts the processes again, with the addresses of those that have ended.
+        store = PrefixStore(f"trident/{restarts}/{size}", kept)
+        backend = "cpu:gloo,cuda:nccl" if nccl else "gloo"
+        distributed.init_process_group(backend, store=store, rank=rank, world_size=size)
+    processes = _Connected(rank, size)
+    yield processes
+    # Only after success: after an error this could wait for processes that have ended. All end together, because
+    # torchrun ends those that are left if one ends with another status than 0, as an interrupted run does.
+    processes.gather(None)
+    distributed.destroy_process_group()
+
+
+def shared(error: TridentError) -> TridentError:
+    """An error that all processes raise, so that the first alone prints it."""
+    error.shared = True
+    return error
+
+
+def _attempt(work: Callable[[], Value]) -> tuple[Any, tuple[type[TridentError], str] | None]:
+    """A result and None, or None and an error as its type and message."""
+    try:
+        return work(), None
+    except TridentError as error:
+        return None, (type(error), str(error))
+
+
+def _result(attempts: Sequence[tuple[Any, tuple[type[TridentError], str] | None]]) -> Any:
+    """The first result, unless there is an error."""
+    for _, problem in attempts:
+        if problem is not None:
+            kind, message = problem
+            raise shared(kind(message))
+    return attempts[0][0]
+
+
+@contextmanager
+def _noticing_losses() -> Iterator[None]:
+    """torch.distributed reports a lost connection as a RuntimeError."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        reason = re.sub(r"^\[\S+\] ", "", str(error).split("\n")[0])  # without the line of gloo's source
+        raise shared(LostProcessError(f"another process has ended, or cannot be reached ({reason})")) from error
