@@ -11,3 +11,7 @@ class NotFiniteError(TridentError):
 
 class BadValueError(TridentError, ValueError):
     """A wrong argument. Also a ValueError, which libraries that call this one expect."""
+
+
+class ResumableError(TridentError):
+    """Work was stopped, and what is done so far was kept."""
