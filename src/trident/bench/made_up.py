@@ -32,6 +32,25 @@ def made_up_store(recipe: Recipe) -> ImageStore:
     return store_in_memory("made-up images", np.concatenate([images] * len(SPLITS)), classes)
 
 
+def large_made_up_store(recipe: Recipe, n_images: int) -> ImageStore:
+    """About so many different images in memory, once, to time the drawing of tasks from a large store.
+
+    They are those of `made_up_store`, shifted in brightness.
+    """
+    small = made_up_store(recipe)
+    few = small.images[: len(small.images) // len(SPLITS)]
+    per_class = recipe.episode.n_shot + recipe.episode.n_query
+    n_classes = max(len(small.classes), n_images // per_class)
+    images = np.empty((n_classes * per_class, *few.shape[1:]), np.uint8)
+    for shift, start in enumerate(range(0, len(images), len(few))):
+        part = images[start : start + len(few)]
+        np.add(few[: len(part)], np.uint8(shift % 256), out=part)  # overflow is fine: no accuracy is measured
+    held_out = [f"{split} {i}" for split in SPLITS[1:] for i in range(recipe.episode.n_way)]
+    names = [*(f"train {i}" for i in range(n_classes - len(held_out))), *held_out]
+    classes = class_table((name, name.split()[0], per_class) for name in names)
+    return ImageStore("made-up images", images, classes, f"{n_images} made-up images of {recipe.name}")
+
+
 def made_up_tasks(recipe: Recipe, n_tasks: int) -> Batch:
     """Training tasks with made-up images, on the CPU."""
     sampler = EpisodeSampler(made_up_store(recipe), "train", recipe.episode, Protocol())

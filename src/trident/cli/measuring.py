@@ -15,6 +15,7 @@ from trident.cli.options import (
     Seed,
     Settings,
     Split,
+    StoreOn,
     Tasks,
     data_of,
     load_for_measuring,
@@ -35,6 +36,7 @@ def evaluate(
     device: Device = "auto",
     engine: EngineName = "auto",
     precision: PrecisionName = "auto",
+    store_on: StoreOn = "auto",
     as_json: Json = False,
 ) -> None:
     """Measure accuracy, by default on tasks from the test classes and with the settings of the run.
@@ -46,7 +48,7 @@ def evaluate(
     from trident.measuring.evaluate import evaluate as measure
 
     checkpoint = load_for_measuring(run, settings)
-    store = open_data(data_of(checkpoint.recipe, data, checkpoint))
+    store = open_data(data_of(checkpoint.recipe, data, checkpoint), store_on)
     sample = sample_of(split, tasks, seed, device, tasks_per_chunk, engine, precision)
     with counting("evaluating tasks") as progress:
         result = measure(checkpoint, store, progress=progress, **sample)

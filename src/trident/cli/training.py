@@ -14,6 +14,7 @@ from trident.cli.options import (
     Json,
     PrecisionName,
     Settings,
+    StoreOn,
     data_of,
     device_of,
     open_data,
@@ -80,6 +81,7 @@ def train(
     device: Device = "auto",
     engine: EngineName = "auto",
     precision: PrecisionName = "auto",
+    store_on: StoreOn = "auto",
 ) -> None:
     """Train a model. Ctrl-C saves and stops; --resume continues with bit-identical results."""
     words = [word for word in [recipe, *(settings or [])] if word is not None]
@@ -88,7 +90,7 @@ def train(
             raise TridentError("--resume RUN continues in the run's folder: omit --out")
         if start_from is not None:
             raise TridentError("--resume RUN continues with the run's weights: omit --start-from")
-        _resume(resume, overrides_of(words), data, device, engine, precision)
+        _resume(resume, overrides_of(words), data, device, engine, precision, store_on)
         return
     if recipe is None or "=" in recipe or recipe.startswith("-"):
         raise TridentError("which recipe? 'trident recipes' lists them, for example: trident train glyphs --out RUN")
@@ -98,7 +100,7 @@ def train(
 
     loaded = load_recipe(recipe, overrides_of(settings))
     source = data_of(loaded, data, None)
-    store, device = open_data(source), device_of(device)
+    store, device = open_data(source, store_on), device_of(device)
     from trident.learning.checkpoint import load_checkpoint
     from trident.learning.run_start import start_run
 
@@ -107,7 +109,9 @@ def train(
     _train(start, store, out, device, engine, precision)
 
 
-def _resume(run: Path, overrides: list[str], data: str | None, device: str, engine: str, precision: str) -> None:
+def _resume(
+    run: Path, overrides: list[str], data: str | None, device: str, engine: str, precision: str, store_on: str
+) -> None:
     from dataclasses import replace
 
     from trident.learning.checkpoint import LAST, load_checkpoint
@@ -120,7 +124,7 @@ def _resume(run: Path, overrides: list[str], data: str | None, device: str, engi
     recipe = with_overrides(checkpoint.recipe, overrides)
     check_resumable(checkpoint.recipe, recipe)
     checkpoint = replace(checkpoint, recipe=recipe)
-    store = open_data(data_of(recipe, data, checkpoint))
+    store = open_data(data_of(recipe, data, checkpoint), store_on)
     _train(resume_run(checkpoint, store, run), store, run, device_of(device), engine, precision)
 
 

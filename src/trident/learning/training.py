@@ -6,6 +6,7 @@ the validation classes), `log.jsonl` and, if TensorBoard is installed, its event
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -172,18 +173,18 @@ class _Batches:
         self.source = source
         self.n_tasks = n_tasks
         self.settings = settings
-        self.drawn: dict[int, list[Batch]] = {}
+        self.drawn: dict[int, list[Callable[[], Batch]]] = {}
 
     def of(self, step: int) -> list[Batch]:
         self.draw(step)
-        return self.drawn.pop(step)
+        return [ready() for ready in self.drawn.pop(step)]
 
     def draw(self, step: int) -> None:
         if step not in self.drawn and step < self.settings.steps:
             indices = range(step * self.n_tasks, (step + 1) * self.n_tasks)
             at_once = self.settings.tasks_per_chunk or self.n_tasks
             chunks = [indices[start : start + at_once] for start in range(0, self.n_tasks, at_once)]
-            self.drawn[step] = [self.source.batch(chunk) for chunk in chunks]
+            self.drawn[step] = [self.source.ahead(chunk) for chunk in chunks]
 
 
 def _summed(chunks: list[Gradient]) -> Gradient:

@@ -14,6 +14,7 @@ from trident.errors import NotFiniteError
 from trident.measuring.subject import Measurable, Prepared, Subject, subject_of
 from trident.progress import Progress
 from trident.settings import EpisodeSpec, Protocol
+from trident.tasks.task import Batch
 
 
 @dataclass(frozen=True)
@@ -139,16 +140,19 @@ def evaluate_subject(
 def _predictions(
     prepared: Prepared, split: str, tasks: int, tasks_per_chunk: int | None, progress: Progress | None
 ) -> Predictions:
-    def predicted(indices: range) -> tuple[np.ndarray, np.ndarray]:
-        batch = prepared.source.batch(indices)
+    source = prepared.source
+
+    def predicted(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         found = prepared.log_probabilities(batch.task)
         assert found.shape[:2] == batch.labels.queries.shape
         return found.double().cpu().numpy(), batch.labels.queries.cpu().numpy()
 
     log_probabilities, labels = [], []
     chunks = chunks_of(tasks, tasks_per_chunk or prepared.at_once)
-    device = prepared.source.device
-    results = side_by_side(predicted, chunks, device) if prepared.in_parallel else map(predicted, chunks)
+    if prepared.in_parallel and not source.images.gathers:
+        results = side_by_side(lambda indices: predicted(source.batch(indices)), chunks, source.device)
+    else:
+        results = map(predicted, source.in_turn(chunks))
     for indices, (found, truth) in zip(chunks, results, strict=True):
         finite = np.isfinite(found.max(2)).all(1)  # (task,); a probability of exactly 0 is fine
         if not finite.all():
