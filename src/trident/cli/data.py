@@ -76,7 +76,7 @@ def _stoppable() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        print("trident: stopped; the same command goes on where this one stopped", file=sys.stderr)
+        print("trident: stopped; the same command goes on where it stopped", file=sys.stderr)
         raise typer.Exit(130) from None
 
 

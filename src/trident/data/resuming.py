@@ -51,7 +51,7 @@ def write_resumable_store(
                 _write(part, journal, new_writer, inputs, images_from, on_resume)
                 replace_file(part, path)
             except ResumableError as error:
-                raise ResumableError(f"{error}; the same command goes on where this one stopped") from error
+                raise ResumableError(f"{error}; the same command goes on where it stopped") from error
             except Exception:
                 part.unlink(missing_ok=True)
                 journal_path.unlink(missing_ok=True)

@@ -127,9 +127,9 @@ def open_store(path: Path) -> ImageStore:
 
 def _checksums(path: Path, header: bytes, metadata: dict[str, Any], n_images: int) -> Checksums | None:
     """The checksums of the blocks, after the header was compared with its own."""
-    recorded = metadata.get("header_checksum")
-    if recorded is None:  # written by an older version
-        return None
+    if not {"header_checksum", "images_per_block", "block_checksums"} & metadata.keys():
+        return None  # written by an older version
+    recorded = metadata["header_checksum"]
     if digest_of_header(header, recorded) != recorded:
         raise ValueError("its header does not match its checksum, so the file is damaged")
     per_block, digests = int(metadata["images_per_block"]), metadata["block_checksums"].split()
