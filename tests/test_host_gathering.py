@@ -64,6 +64,23 @@ def test_the_same_batches_bit_for_bit(file: Path, make: Callable[..., Source], a
                 assert torch.equal(one, other)
 
 
+def test_the_copy_on_the_device_is_the_whole_store(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a GPU would have it, and checked before it is used."""
+    monkeypatch.setattr(images, "_on_device", {})
+    monkeypatch.setattr(images, "COPIED_AT_ONCE", 50)
+    store, device = open_store(file), torch.device("cpu")
+    whole = images._resident(store, device)
+    assert whole is not None and np.array_equal(whole, store.images)
+    assert images._resident(store, device) is whole
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    images._on_device.clear()
+    with pytest.raises(TridentError, match=r"noise.store is damaged: block 1 of 1"):
+        images._resident(open_store(file), device)
+    assert not images._on_device
+
+
 def test_features_are_gathered_too() -> None:
     numbers = np.random.default_rng(0).standard_normal((120, 7), np.float32)
     store = replace(tiny_store(), images=numbers, features_of="made up")

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import pickle
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -58,6 +59,7 @@ def test_a_store_with_checksums_is_a_safetensors_file(file: Path) -> None:
     assert np.array_equal(load_file(file)["images"], tiny_store().images)
     assert store.fingerprint == tiny_store().fingerprint
     read_all(store)
+    read_all(pickle.loads(pickle.dumps(store)))
 
 
 @pytest.mark.parametrize("number", [0, 9, 10, 87, 119])

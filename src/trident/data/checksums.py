@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +27,10 @@ class Checksums:
         self.digests = tuple(digests)
         self._checked = np.zeros(len(self.digests), bool)
         self._locks = [Lock() for _ in self.digests]  # two threads do not hash the same block
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process compares for itself."""
+        return Checksums, (self.path, self.per_block, self.digests)
 
     def check(self, images: np.ndarray, positions: np.ndarray) -> None:
         """Compare the blocks that these images are in, unless that was done before."""

@@ -30,13 +30,9 @@ class Target:
     size: int
     channels: int
     inverted: bool = False
-    reduced: bool = False
-    middle: float = 1.0
 
     def decode(self, source: ImageSource) -> np.ndarray:
-        return decode(
-            source, self.size, self.channels, self.inverted, reduced=self.reduced, middle=self.middle
-        )  # (size, size, channels)
+        return decode(source, self.size, self.channels, self.inverted)
 
 
 def available_cores() -> int:

@@ -48,7 +48,7 @@ def write_resumable_store(
     try:
         with _locked(journal_path, path) as journal:
             try:
-                _write(part, journal, new_writer, inputs, images_from, on_resume)
+                _write(path, part, journal, new_writer, inputs, images_from, on_resume)
                 replace_file(part, path)
             except ResumableError as error:
                 raise ResumableError(f"{error}; the same command goes on where it stopped") from error
@@ -75,6 +75,7 @@ def _locked(journal: Path, path: Path) -> Iterator[BinaryIO]:
 
 
 def _write(
+    path: Path,
     part: Path,
     journal: BinaryIO,
     new_writer: NewWriter,
@@ -85,11 +86,8 @@ def _write(
     saved = _read_journal(journal, inputs)
     with part.open("r+b" if saved and part.is_file() else "w+b") as file:
         writer = _taken_over(file, new_writer, saved)
-        check_space(file, part, writer.size)
-        if writer.written == 0:
-            journal.truncate(0)
-            _append(journal, {"inputs": inputs})
-        elif on_resume:
+        check_space(file, path, writer.size)
+        if writer.written and on_resume:
             on_resume(writer.written, writer.total)
 
         def save() -> None:
@@ -97,6 +95,9 @@ def _write(
             os.fsync(file.fileno())
             _append(journal, Saved(writer.written, writer.running_digest)._asdict())
 
+        journal.truncate(0)  # it may have entries for images that are not intact
+        _append(journal, {"inputs": inputs})
+        save()
         last = time.monotonic()
         with closing(images_from(writer.written)) as images:
             try:

@@ -14,7 +14,7 @@ from trident.tasks.task import Batch, tensors_of
 
 KEPT_FREE = 1 / 3  # of a GPU's memory, for training
 COPIED_AT_ONCE = 4096  # images
-GATHERING_THREADS = 4  # several wait for the disk at the same time
+READING_THREADS = 4  # several wait for the disk and compute checksums at the same time
 _on_device: dict[tuple[str, torch.device], Tensor] = {}
 
 
@@ -40,8 +40,10 @@ class Images:
         """(...) -> (..., height, width, channel) uint8, or (..., feature) float32."""
         if self._resident is not None:
             return self._resident[torch.from_numpy(positions).to(self.device)]
+        if self.gathers:
+            return self._gathered(positions)
         self.store.check(positions)
-        return self._gathered(positions) if self.gathers else torch.from_numpy(self.store.images[positions])
+        return torch.from_numpy(self.store.images[positions])
 
     def on_device(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.device)
@@ -56,16 +58,17 @@ class Images:
 
     @cached_property
     def _threads(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(GATHERING_THREADS)
+        return ThreadPoolExecutor(READING_THREADS)
 
     def _gathered(self, positions: np.ndarray) -> Tensor:
         images, flat = np.asarray(self.store.images), positions.reshape(-1)
         pinned = self.device.type == "cuda"
         found = torch.empty((len(flat), *images.shape[1:]), dtype=_type_of(images), pin_memory=pinned)
-        rows, per_thread = found.numpy(), -(-len(flat) // GATHERING_THREADS)
+        rows, per_thread = found.numpy(), -(-len(flat) // READING_THREADS)
 
         def gather(start: int) -> None:
             part = slice(start, start + per_thread)
+            self.store.check(flat[part])
             np.take(images, flat[part], 0, rows[part], mode="clip")  # other modes copy twice
 
         list(self._threads.map(gather, range(0, len(flat), per_thread)))
@@ -109,10 +112,13 @@ def _resident(store: ImageStore, device: torch.device) -> Tensor | None:
         if store.keep_on == "auto" and not _fits(store, device):
             return None
         whole = torch.empty(store.images.shape, dtype=_type_of(store.images), device=device)
-        for start in range(0, len(whole), COPIED_AT_ONCE):
-            stop = min(start + COPIED_AT_ONCE, len(whole))
-            store.check(np.arange(start, stop))
-            whole[start:stop] = torch.from_numpy(np.array(store.images[start:stop])).to(device)
+        parts = [slice(start, start + COPIED_AT_ONCE) for start in range(0, len(whole), COPIED_AT_ONCE)]
+        with ThreadPoolExecutor(READING_THREADS) as threads:
+            positions = np.arange(len(whole))
+            checked = threads.map(lambda part: store.check(positions[part]), parts)
+            for part in parts:
+                whole[part] = torch.from_numpy(np.array(store.images[part])).to(device)
+            list(checked)  # raises if an image is damaged
         _on_device[key] = whole
     return _on_device[key]
 
