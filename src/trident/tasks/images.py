@@ -15,7 +15,7 @@ from trident.tasks.task import Batch, tensors_of
 KEPT_FREE = 1 / 3  # of a GPU's memory, for training
 COPIED_AT_ONCE = 4096  # images
 READING_THREADS = 4  # several wait for the disk and compute checksums at the same time
-_on_device: dict[tuple[str, torch.device], Tensor] = {}
+_on_device: dict[tuple[str, torch.device, str], Tensor | None] = {}  # None: it did not fit when it was first used
 
 
 class Images:
@@ -106,10 +106,11 @@ class _Background:
 
 def _resident(store: ImageStore, device: torch.device) -> Tensor | None:
     """The whole store on a GPU, or None if it does not fit there and need not be there."""
-    key = (store.fingerprint, device)
+    key = (store.fingerprint, device, store.keep_on)
     if key not in _on_device:
         _on_device.clear()
         if store.keep_on == "auto" and not _fits(store, device):
+            _on_device[key] = None
             return None
         whole = torch.empty(store.images.shape, dtype=_type_of(store.images), device=device)
         parts = [slice(start, start + COPIED_AT_ONCE) for start in range(0, len(whole), COPIED_AT_ONCE)]
