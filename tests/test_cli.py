@@ -141,7 +141,7 @@ def test_prepare_and_show(here: Here, tmp_path: Path) -> None:
     content = bytearray((tmp_path / "pictures.store").read_bytes())
     content[-1] ^= 1
     (tmp_path / "pictures.store").write_bytes(content)
-    assert_one_line_error(here("data", "show", "pictures.store", "--verify"), "has changed")
+    assert_one_line_error(here("data", "show", "pictures.store", "--verify"), "is damaged")
 
 
 def test_the_command_line_knows_every_dataset(here: Here) -> None:

@@ -39,6 +39,7 @@ def test_prepare_describes_and_verifies(tmp_path: Path, pets: Path) -> None:
             "test": {"classes": 1, "images": 1, "fewest_images_in_a_class": 1, "most_images_in_a_class": 1},
         },
         "fingerprint": store.fingerprint,
+        "checksums": 1,
     }
     assert verify_fingerprint(store)
     content = bytearray((tmp_path / "pets.st").read_bytes())

@@ -17,3 +17,7 @@ class BadValueError(TridentError, ValueError):
 
 class LostProcessError(TridentError):
     """One of several processes has ended, so the others cannot go on."""
+
+
+class ResumableError(TridentError):
+    """Work was stopped, and what is done so far was kept."""

@@ -32,17 +32,22 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)  # the new name is on disk only after this
-        finally:
-            os.close(folder)
+        replace_file(temporary, path)
     except OSError as error:
         raise TridentError(f"cannot write {path}: {error.strerror or error}") from error
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def replace_file(complete: Path, path: Path) -> None:
+    """Give a complete file its final name."""
+    complete.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # the new name is on disk only after this
+    finally:
+        os.close(folder)
 
 
 def _runs(process: str) -> bool:

@@ -1,14 +1,16 @@
 """Stores of features: a dataset's pictures, seen through a frozen backbone."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 import numpy as np
 
 from trident.backbones.pretrained import BATCH, Pretrained
-from trident.data.prepare import read_dataset
+from trident.data.prepare import fingerprint_of_inputs, read_dataset
 from trident.data.readers import Dataset
-from trident.data.store import ImageStore, class_table, open_store, write_store
+from trident.data.resuming import write_resumable_store
+from trident.data.store import ImageStore, open_store
+from trident.data.store_writer import StoreWriter
 from trident.errors import TridentError
 from trident.progress import Progress
 
@@ -20,21 +22,32 @@ def prepare_features(
     backbone: Pretrained,
     split_file: Path | None = None,
     progress: Progress | None = None,
+    on_resume: Progress | None = None,
 ) -> ImageStore:
-    """Compute the features of every image of a dataset and write them to a store. After an error nothing is written."""
+    """Compute the features of every image of a dataset and write them to a store. After an error nothing is written.
+
+    A run that was killed or interrupted is resumed by the next one with the same arguments, which calls `on_resume`.
+    """
     dataset = read_dataset(name, source, split_file)
     if dataset.channels != 3:
         raise TridentError(f"{name} has grey images: backbones take colour images only")
-    table = class_table((entry.name, entry.split, len(entry.sources)) for entry in dataset.classes)
-    write_store(target, dataset.name, table, _features(dataset, backbone, progress), backbone.name)
+    write_resumable_store(
+        target,
+        lambda file: StoreWriter(file, dataset.name, dataset.table, (backbone.n_features,), backbone.name),
+        fingerprint_of_inputs(dataset, backbone.name, backbone.fingerprint, backbone.device),
+        lambda first: _features(dataset, first, backbone, progress),
+        on_resume,
+    )
     return open_store(target)
 
 
-def _features(dataset: Dataset, backbone: Pretrained, progress: Progress | None) -> Iterator[np.ndarray]:
-    sources = [source for entry in dataset.classes for source in entry.sources]
-    for start in range(0, len(sources), BATCH):
+def _features(
+    dataset: Dataset, first: int, backbone: Pretrained, progress: Progress | None
+) -> Generator[np.ndarray, None, None]:
+    sources = dataset.sources
+    for start in range(first - first % BATCH, len(sources), BATCH):  # the same batches as without a stop
         part = sources[start : start + BATCH]
         pixels = np.stack([backbone.decoded(source) for source in part])
-        yield from backbone.features(pixels)
+        yield from backbone.features(pixels)[max(0, first - start) :]
         if progress:
             progress(start + len(part), len(sources))

@@ -1,7 +1,7 @@
 """Benchmarks of a meta-iteration and of an evaluation, each compared with the plain loop.
 
-Tasks are sampled before the clock starts, and the weights are untrained. Time and memory include the patches that the
-library computes from the images.
+Tasks are sampled before the clock starts, unless each round is to draw its own, and the weights are untrained. Time and
+memory include the patches that the library computes from the images.
 """
 
 import math
@@ -109,6 +109,7 @@ class Amount(TypedDict):
     repeats: int
     yardstick: bool
     plain_layout: NotRequired[str]  # of LAYOUTS
+    new_tasks: NotRequired[bool]  # whether each round draws its own tasks, while the round before is computed
     progress: StageProgress
 
 
@@ -182,6 +183,7 @@ def _benchmark(
     repeats: int,
     yardstick: bool,
     plain_layout: str = "nchw",
+    new_tasks: bool = False,
     progress: StageProgress,
 ) -> Benchmark:
     if yardstick:
@@ -190,7 +192,7 @@ def _benchmark(
 
     def ours() -> Callable[[], Result]:
         do = work.ours()
-        return lambda: do(chunks)
+        return _on_new_tasks(do, source, tasks, at_once) if new_tasks else lambda: do(chunks)
 
     measured = measure(ours, device, repeats, lambda done, total: progress("trident", done, total))
     plain = None
@@ -251,6 +253,24 @@ def _largest_difference(actual: Tensor, expected: Tensor) -> float:
 
 def _drawn(source: Source, tasks: int, at_once: int) -> list[Batch]:
     return [source.batch(indices) for indices in chunks_of(tasks, at_once)]
+
+
+def _on_new_tasks(do: _OnTasks[Result], source: Source, tasks: int, at_once: int) -> Callable[[], Result]:
+    """Work on other tasks at each call. As in training, those of the next call are drawn while the GPU is busy."""
+
+    def drawn(first: int) -> list[Callable[[], Batch]]:
+        return [source.ahead([first + i for i in indices]) for indices in chunks_of(tasks, at_once)]
+
+    upcoming, first = drawn(0), 0
+
+    def work() -> Result:
+        nonlocal upcoming, first
+        result = do([ready() for ready in upcoming])
+        first += tasks
+        upcoming = drawn(first)
+        return result
+
+    return work
 
 
 def _without_cache(batch: Batch) -> Batch:

@@ -12,6 +12,7 @@ from trident.tasks.task import Batch
 
 BLOCKS = 7  # along each side of an image
 SPLITS = ("train", "val", "test")
+IMAGES_PER_CLASS = 1000  # of a large store, as in ImageNet
 
 
 def made_up_store(recipe: Recipe) -> ImageStore:
@@ -30,6 +31,26 @@ def made_up_store(recipe: Recipe) -> ImageStore:
     images = (blocks + generator.integers(0, 20, blocks.shape)).astype(np.uint8)
     classes = class_table((f"{split} {i}", split, per_class) for split in SPLITS for i in range(n_way))
     return store_in_memory("made-up images", np.concatenate([images] * len(SPLITS)), classes)
+
+
+def large_made_up_store(recipe: Recipe, n_images: int) -> ImageStore:
+    """About so many different images in memory, once, to time the drawing of tasks from a large store.
+
+    They are those of `made_up_store`, shifted in brightness.
+    """
+    small = made_up_store(recipe)
+    few = small.images[: len(small.images) // len(SPLITS)]
+    needed, fewest_classes = recipe.episode.n_shot + recipe.episode.n_query, len(small.classes)
+    per_class = max(needed, min(IMAGES_PER_CLASS, n_images // fewest_classes))
+    n_classes = max(fewest_classes, n_images // per_class)
+    images = np.empty((n_classes * per_class, *few.shape[1:]), np.uint8)
+    for shift, start in enumerate(range(0, len(images), len(few))):
+        part = images[start : start + len(few)]
+        np.add(few[: len(part)], np.uint8(shift % 256), out=part)  # overflow is fine: no accuracy is measured
+    held_out = [f"{split} {i}" for split in SPLITS[1:] for i in range(recipe.episode.n_way)]
+    names = [*(f"train {i}" for i in range(n_classes - len(held_out))), *held_out]
+    classes = class_table((name, name.split()[0], per_class) for name in names)
+    return ImageStore("made-up images", images, classes, f"{n_images} made-up images of {recipe.name}")
 
 
 def made_up_tasks(recipe: Recipe, n_tasks: int) -> Batch:

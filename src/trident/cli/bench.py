@@ -1,6 +1,7 @@
 """Speed: `trident bench train`, `trident bench evaluate` and `trident bench predict`."""
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -13,6 +14,7 @@ from trident.cli.options import (
     Json,
     PrecisionName,
     Settings,
+    StoreOn,
     data_of,
     device_of,
     open_data,
@@ -43,6 +45,15 @@ PlainLayout = Annotated[
     Literal["nchw", "channels-last"],
     typer.Option("--plain-layout", help="Memory layout of the plain loop's tensors; torch's default is nchw."),
 ]
+Images = Annotated[
+    int | None,
+    typer.Option(
+        "--images",
+        min=1,
+        help="Draw new tasks in each round, as training does, from a made-up store of this many images; drawing is "
+        "timed too. Implies --no-yardstick.",
+    ),
+]
 # Default (tasks, repeats) on a GPU and on a CPU: a few minutes at most.
 _DEFAULTS = {"train": {"cuda": (20, 5), "cpu": (2, 3)}, "evaluate": {"cuda": (600, 3), "cpu": (1, 7)}}
 _DIFFERENCE = {
@@ -64,6 +75,8 @@ def train(
     no_yardstick: NoYardstick = False,
     plain_layout: PlainLayout = "nchw",
     device: Device = "auto",
+    store_on: StoreOn = "auto",
+    images: Images = None,
     as_json: Json = False,
 ) -> None:
     """Time a meta-iteration: the meta-gradient of some tasks, through all their inner steps.
@@ -72,6 +85,7 @@ def train(
     trident bench train                       20 tasks on a GPU; 2 on a CPU, a few minutes
     trident bench train --n-shot 5
     trident bench train --recipe glyphs method.inner_steps=3
+    trident bench train --images 950000 --store-on host     a store of 20 GB that stays in host memory
 
     The yardstick is a plain loop that computes the same gradient: one task at a time, with torch's layers and autograd
     through the unrolled steps, in float32 (on a GPU with TF32 convolutions, torch's default). The ratio is its time
@@ -93,6 +107,8 @@ def train(
         plain_layout,
         device,
         as_json,
+        store_on,
+        images,
     )
 
 
@@ -109,6 +125,7 @@ def evaluate(
     no_yardstick: NoYardstick = False,
     plain_layout: PlainLayout = "nchw",
     device: Device = "auto",
+    store_on: StoreOn = "auto",
     as_json: Json = False,
 ) -> None:
     """Time an evaluation: adapting to some tasks, then predicting their queries.
@@ -136,6 +153,7 @@ def evaluate(
         plain_layout,
         device,
         as_json,
+        store_on,
     )
 
 
@@ -194,24 +212,32 @@ def _run(
     plain_layout: str,
     device: str,
     as_json: bool,
+    store_on: str,
+    images: int | None = None,
 ) -> None:
+    if images is not None and data is not None:
+        raise TridentError("--images and --data exclude each other: the number is that of made-up images")
     recipe = _recipe(recipe_name, n_shot, overrides_of(settings))
-    store = open_data(data_of(recipe, data, None)) if data is not None else None
+    store = open_data(data_of(recipe, data, None), store_on) if data is not None else None
     device = device_of(device)
     from trident.bench.benchmarks import bench_evaluate, bench_train
-    from trident.bench.made_up import made_up_store
+    from trident.bench.made_up import large_made_up_store, made_up_store
     from trident.cli.console import counting
     from trident.engines.execution import execution_for
 
+    if store is None:
+        made_up = made_up_store(recipe) if images is None else large_made_up_store(recipe, images)
+        store = replace(made_up, keep_on=store_on)
     default_tasks, default_repeats = _DEFAULTS[name][device.split(":")[0]]
     with counting("warming up") as progress:
         result = (bench_train if name == "train" else bench_evaluate)(
             recipe,
             execution_for(device, engine, precision, recipe),
-            store or made_up_store(recipe),
+            store,
             tasks=tasks or default_tasks,
             repeats=repeats or default_repeats,
-            yardstick=not no_yardstick,
+            yardstick=not no_yardstick and images is None,
+            new_tasks=images is not None,
             plain_layout=plain_layout,
             progress=lambda who, done, total: progress(done, total, f"{who}, rounds"),
         )

@@ -51,6 +51,11 @@ class Counter:
         self._progress = progress
         self._task = progress.add_task(description, total=None)
 
+    def resumed(self, done: int, total: int) -> None:
+        """So much was done by an earlier run, which says nothing about the speed of this one."""
+        stderr.print(f"going on after {done} of {total}, which an earlier run has done", soft_wrap=True)
+        self._progress.reset(self._task, completed=done, total=total)
+
     def __call__(self, done: int, total: int, description: str | None = None) -> None:
         self._progress.update(self._task, completed=done, total=total, description=description)
 

@@ -1,6 +1,9 @@
 """Stores: `trident data prepare` and `trident data show`."""
 
 import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -25,10 +28,18 @@ def prepare(
         str | None,
         typer.Option(help="Store features of this backbone instead of images; 'trident backbones' lists them."),
     ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes that decode images; by default one for each core.")
+    ] = None,
     device: Device = "auto",
 ) -> None:
-    """Decode and check a dataset, and write it to one store file that opens instantly."""
+    """Decode and check a dataset, and write it to one store file that opens instantly.
+
+    Images are decoded in several processes, and few of them are in memory at a time. After Ctrl-C or a kill, the same
+    command goes on where it stopped; until then, hidden files beside the store keep what is done.
+    """
     from trident.cli.console import counting, stderr
+    from trident.data.decoding import available_cores
     from trident.data.images import silence_pillow
     from trident.data.prepare import prepare as write
 
@@ -41,20 +52,40 @@ def prepare(
         if image_size is not None:
             raise TridentError("--image-size and --features exclude each other: a backbone has its own image size")
         backbone = find_backbone(features, device_of(device))
-        with counting("images") as progress:
-            store = prepare_features(name, source, target, backbone, split_file, progress)
+        with _stoppable(), counting("images") as progress:
+            store = prepare_features(name, source, target, backbone, split_file, progress, progress.resumed)
         count = f"features of {len(store.images)} images of {len(store.classes)} classes"
         stderr.print(f"wrote {target}: {count}, by {features}", soft_wrap=True)
         return
-    with counting("images") as progress:
-        store = write(name, source, target, image_size=image_size, split_file=split_file, progress=progress)
+    with _stoppable(), counting("images") as progress:
+        store = write(
+            name,
+            source,
+            target,
+            image_size=image_size,
+            split_file=split_file,
+            progress=progress,
+            workers=workers or available_cores(),
+            on_resume=progress.resumed,
+        )
     stderr.print(f"wrote {target}: {len(store.images)} images of {len(store.classes)} classes", soft_wrap=True)
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("trident: stopped; the same command goes on where it stopped", file=sys.stderr)
+        raise typer.Exit(130) from None
 
 
 @data_app.command()
 def show(
     store: Annotated[str, typer.Argument(help="A store file, or 'glyphs'.")],
-    verify: Annotated[bool, typer.Option("--verify", help="Read every pixel and check the fingerprint.")] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read every pixel and compare checksums and fingerprint.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Print what a store holds."""
@@ -62,6 +93,11 @@ def show(
 
     opened = open_data(store)
     about = describe(opened)
+    if verify and opened.checksums is not None:
+        from trident.cli.console import counting
+
+        with counting("blocks") as progress:
+            opened.checksums.check_all(opened.images, progress)  # says which block is damaged
     if verify and not verify_fingerprint(opened):
         raise TridentError(f"{store} has changed since it was written: its pixels do not match its fingerprint")
     if as_json:

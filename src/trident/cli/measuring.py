@@ -15,6 +15,7 @@ from trident.cli.options import (
     Seed,
     Settings,
     Split,
+    StoreOn,
     Tasks,
     load_for_measuring,
     sample_of,
@@ -34,6 +35,7 @@ def evaluate(
     device: Device = "auto",
     engine: EngineName = "auto",
     precision: PrecisionName = "auto",
+    store_on: StoreOn = "auto",
     as_json: Json = False,
 ) -> None:
     """Measure accuracy, by default on tasks from the test classes and with the settings of the run.
@@ -46,7 +48,7 @@ def evaluate(
     from trident.measuring.evaluate import evaluate as measure
 
     with on_processes(device) as here:
-        checkpoint, store = here.measured(lambda: load_for_measuring(run, settings), data)
+        checkpoint, store = here.measured(lambda: load_for_measuring(run, settings), data, store_on)
         sample = sample_of(split, tasks, seed, here.device, tasks_per_chunk, engine, precision)
         with counting("evaluating tasks") as progress:
             result = measure(checkpoint, store, progress=progress, **sample, processes=here.processes)

@@ -25,6 +25,14 @@ PrecisionName = Annotated[
     Literal["auto", "fp32", "tf32", "fp16", "bf16"],
     typer.Option("--precision", help="Number format; auto: fp16 with the fused engine, else fp32."),
 ]
+StoreOn = Annotated[
+    Literal["auto", "device", "host"],
+    typer.Option(
+        "--store-on",
+        help="Where the store's images are kept: on the GPU, or in host memory, from which each batch is copied ahead; "
+        "auto: on the GPU if they fit.",
+    ),
+]
 Settings = Annotated[
     list[str] | None,
     typer.Argument(metavar="[KEY=VALUE]...", help="Settings to override; 'trident recipes NAME' lists them."),
@@ -129,14 +137,16 @@ def open_fitting_data(given: str | None, checkpoint: "Checkpoint", measured: "Im
         ) from error
 
 
-def open_data(source: str) -> "ImageStore":
+def open_data(source: str, store_on: str = "auto") -> "ImageStore":
+    from dataclasses import replace
+
     if source == "glyphs":
         from trident.data.glyphs import open_glyphs
 
-        return open_glyphs()
+        return replace(open_glyphs(), keep_on=store_on)
     from trident.data.store import open_store
 
-    return open_store(Path(source))
+    return replace(open_store(Path(source)), keep_on=store_on)
 
 
 def device_of(name: str, local_rank: int | None = None) -> str:

@@ -19,13 +19,15 @@ class Here(NamedTuple):
     device: str
     restarts: int  # how often torchrun has started the processes again
 
-    def measured(self, load: Callable[[], "Checkpoint"], data: str | None) -> tuple["Checkpoint", "ImageStore"]:
+    def measured(
+        self, load: Callable[[], "Checkpoint"], data: str | None, store_on: str = "auto"
+    ) -> tuple["Checkpoint", "ImageStore"]:
         """The checkpoint to measure, which the first process loads, and the store, which each opens."""
         from trident.cli.options import data_of, open_data
         from trident.learning.spreading import check_same_inputs, checkpoint_from_first
 
         checkpoint = checkpoint_from_first(self.processes, load)
-        store = self.processes.together(lambda: open_data(data_of(checkpoint.recipe, data, checkpoint)))
+        store = self.processes.together(lambda: open_data(data_of(checkpoint.recipe, data, checkpoint), store_on))
         check_same_inputs(self.processes, checkpoint.recipe, store)
         return checkpoint, store
 

@@ -14,6 +14,7 @@ from trident.cli.options import (
     Json,
     PrecisionName,
     Settings,
+    StoreOn,
     data_of,
     open_data,
     overrides_of,
@@ -81,6 +82,7 @@ def train(
     device: Device = "auto",
     engine: EngineName = "auto",
     precision: PrecisionName = "auto",
+    store_on: StoreOn = "auto",
 ) -> None:
     """Train a model. Ctrl-C saves and stops; --resume continues with bit-identical results.
 
@@ -94,7 +96,7 @@ def train(
         if start_from is not None:
             raise TridentError("--resume RUN continues with the run's weights: omit --start-from")
         with on_processes(device) as here:
-            finished = _resume(resume, overrides_of(words), data, here, engine, precision)
+            finished = _resume(resume, overrides_of(words), data, here, engine, precision, store_on)
         raise typer.Exit(0 if finished else 130)
     if recipe is None or "=" in recipe or recipe.startswith("-"):
         raise TridentError("which recipe? 'trident recipes' lists them, for example: trident train glyphs --out RUN")
@@ -111,7 +113,7 @@ def train(
         def inputs() -> tuple["Recipe", str, "ImageStore"]:
             loaded = load_recipe(recipe, overrides_of(settings))
             source = data_of(loaded, data, None)
-            return loaded, source, open_data(source)
+            return loaded, source, open_data(source, store_on)
 
         loaded, source, store = here.processes.together(inputs)
         check_same_inputs(here.processes, loaded, store)
@@ -130,7 +132,9 @@ def train(
     raise typer.Exit(0 if finished else 130)
 
 
-def _resume(run: Path, overrides: list[str], data: str | None, here: Here, engine: str, precision: str) -> bool:
+def _resume(
+    run: Path, overrides: list[str], data: str | None, here: Here, engine: str, precision: str, store_on: str
+) -> bool:
     from dataclasses import replace
 
     from trident.learning.checkpoint import LAST, load_checkpoint
@@ -147,7 +151,7 @@ def _resume(run: Path, overrides: list[str], data: str | None, here: Here, engin
         return replace(found, recipe=recipe)
 
     def inputs() -> "ImageStore":
-        store = open_data(data_of(checkpoint.recipe, data, checkpoint))
+        store = open_data(data_of(checkpoint.recipe, data, checkpoint), store_on)
         resume_run(checkpoint, store, run)
         return store
 

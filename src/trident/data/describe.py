@@ -28,6 +28,7 @@ def describe(store: ImageStore) -> dict[str, Any]:
         "images": len(store.images),
         "splits": splits,
         "fingerprint": store.fingerprint,
+        "checksums": 0 if store.checksums is None else len(store.checksums.digests),
     }
 
 

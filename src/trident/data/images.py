@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from struct import error as StructError
 from typing import IO, Protocol
@@ -59,6 +60,19 @@ class ImageSource(Protocol):
         ...
 
 
+class DatasetImage(ImageSource, Protocol):
+    """An image of a dataset on disk."""
+
+    @property
+    def file(self) -> Path:
+        """The file that it is in, perhaps with other images."""
+        ...
+
+    def portable(self) -> ImageSource:
+        """The same image as another process can open it: with its content, unless it is a file of its own."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class ImageFile:
     """An image file."""
@@ -69,12 +83,36 @@ class ImageFile:
     def name(self) -> str:
         return str(self.path)
 
+    @property
+    def file(self) -> Path:
+        return self.path
+
+    def portable(self) -> "ImageFile":
+        return self
+
     def open(self) -> Image.Image:
         return open_image(self.path)
 
     def key(self) -> bytes:
         with naming_errors(self):
             return key_of(self.path.read_bytes())
+
+
+@dataclass(frozen=True, slots=True)
+class ImageContent:
+    """An image in memory: its pixels (height, width, 3) uint8, or the bytes of an image file."""
+
+    name: str
+    content: np.ndarray | bytes
+
+    def open(self) -> Image.Image:
+        if isinstance(self.content, np.ndarray):
+            return Image.fromarray(self.content)
+        return open_image(BytesIO(self.content))
+
+    def key(self) -> bytes:
+        with naming_errors(self), self.open() as image:
+            return key_of_pixels(image)
 
 
 def open_image(file: Path | IO[bytes]) -> Image.Image:

@@ -7,13 +7,12 @@ sixth before it for validation.
 """
 
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path, PurePosixPath
 from zipfile import BadZipFile, ZipFile
 
 from PIL import Image
 
-from trident.data.images import ImageSource, key_of, naming_errors, open_image
+from trident.data.images import DatasetImage, ImageContent, key_of, naming_errors
 from trident.data.readers import ClassImages, Dataset, image_files, ordered_classes, subfolders
 from trident.errors import TridentError
 
@@ -22,7 +21,7 @@ _BACKGROUNDS = ("images_background", "images_background_small1", "images_backgro
 _EVALUATION = "images_evaluation"
 _MAX_BYTES = 1 << 20  # a drawing has about 300 bytes
 
-Alphabets = dict[str, dict[str, list[ImageSource]]]  # alphabet, character, drawings
+Alphabets = dict[str, dict[str, list[DatasetImage]]]  # alphabet, character, drawings
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +35,15 @@ class ZippedImage:
     def name(self) -> str:
         return f"{self.archive.filename}: {self.member}"
 
+    @property
+    def file(self) -> Path:
+        return Path(str(self.archive.filename))
+
+    def portable(self) -> ImageContent:
+        return ImageContent(self.name, self.archive.read(self.member))
+
     def open(self) -> Image.Image:
-        return open_image(BytesIO(self.archive.read(self.member)))
+        return self.portable().open()
 
     def key(self) -> bytes:
         with naming_errors(self):

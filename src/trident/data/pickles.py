@@ -2,14 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from trident.data.images import key_of_pixels, naming_errors, open_image
+from trident.data.images import ImageContent, key_of_pixels, naming_errors
 from trident.data.unpickle import load_pickle
 from trident.errors import TridentError
 
@@ -87,15 +86,20 @@ class PickledImage:
     def name(self) -> str:
         return f"{self.path}: image {self.number}"
 
-    def open(self) -> Image.Image:
+    @property
+    def file(self) -> Path:
+        return self.path
+
+    def portable(self) -> ImageContent:
         image = self.cache.images(self.path)[self.number]
         if isinstance(image, np.ndarray) and image.dtype == np.uint8:
-            if image.ndim == 3:
-                return Image.fromarray(image)
-            image = image.tobytes()
+            return ImageContent(self.name, image if image.ndim == 3 else image.tobytes())
         if not isinstance(image, bytes):
             raise ValueError(f"it is a {type(image).__name__}, not an array of bytes")
-        return open_image(BytesIO(image))
+        return ImageContent(self.name, image)
+
+    def open(self) -> Image.Image:
+        return self.portable().open()
 
     def key(self) -> bytes:
         with naming_errors(self), self.open() as image:

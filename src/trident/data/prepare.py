@@ -1,16 +1,22 @@
 """Convert a published dataset into a packed store."""
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Generator
 from difflib import get_close_matches
 from pathlib import Path
 from typing import cast
 
 import numpy as np
+import PIL
 
-from trident.data.images import UnreadableImageError, decode
+import trident
+from trident.data.decoding import Target, decoded
+from trident.data.images import UnreadableImageError
 from trident.data.readers import Dataset
 from trident.data.registry import READERS, WITH_SPLIT_FILE
-from trident.data.store import ImageStore, class_table, open_store, write_store
+from trident.data.resuming import write_resumable_store
+from trident.data.store import ImageStore, open_store
+from trident.data.store_writer import StoreWriter
 from trident.errors import TridentError
 from trident.importing import imported
 from trident.progress import Progress
@@ -26,11 +32,15 @@ def prepare(
     image_size: int | None = None,
     split_file: Path | None = None,
     progress: Progress | None = None,
+    workers: int = 1,
+    on_resume: Progress | None = None,
 ) -> ImageStore:
     """Decode every image of a dataset and write a store. After an error nothing is written.
 
     Images of another size are resized until their shorter side fits, and cropped at the centre. Images that cannot be
-    read are an error, which is reported after all images have been tried.
+    read are an error, which is reported after all images have been tried. `workers` is the number of processes; a
+    script that asks for more than one must be importable without running (`if __name__ == "__main__"`). A run that was
+    killed or interrupted is resumed by the next one with the same arguments, which calls `on_resume`.
     """
     source, target = Path(source), Path(target)
     if image_size is not None and image_size not in _IMAGE_SIZES:
@@ -40,8 +50,16 @@ def prepare(
     if not target.parent.is_dir():
         raise TridentError(f"cannot write {target}: the folder {target.parent} does not exist")
     dataset = read_dataset(name, source, split_file)
-    table = class_table((entry.name, entry.split, len(entry.sources)) for entry in dataset.classes)
-    write_store(target, dataset.name, table, _pixels(dataset, image_size or dataset.image_size, progress))
+    size = image_size or dataset.image_size
+    decoding = Target(size, dataset.channels, dataset.inverted)
+    shape = (size, size, dataset.channels)
+    write_resumable_store(
+        target,
+        lambda file: StoreWriter(file, dataset.name, dataset.table, shape),
+        fingerprint_of_inputs(dataset, decoding),
+        lambda first: _pixels(dataset, first, decoding, workers, progress),
+        on_resume,
+    )
     return open_store(target)
 
 
@@ -64,23 +82,41 @@ def read_dataset(name: str, source: Path, split_file: Path | None = None) -> Dat
         raise TridentError(f"cannot read {error.filename or source}: {error.strerror or error}") from error
 
 
-def _pixels(dataset: Dataset, size: int, progress: Progress | None) -> Iterator[np.ndarray]:
-    """Decode all images. After the first that cannot be read, only count the others that cannot."""
-    total = sum(len(entry.sources) for entry in dataset.classes)
-    done, n_unreadable, first = 0, 0, ""
+def fingerprint_of_inputs(dataset: Dataset, *options: object) -> str:
+    """Changes when the store could become another: with the files, their order and splits, options and versions."""
+    digest = hashlib.sha256(repr((dataset.name, options, trident.__version__, PIL.__version__)).encode())
+    file, state = None, (0, 0)
     for entry in dataset.classes:
+        digest.update(repr((entry.name, entry.split, len(entry.sources))).encode())
         for source in entry.sources:
-            try:
-                pixels = decode(source, size, dataset.channels, dataset.inverted)
-            except UnreadableImageError as error:
-                n_unreadable += 1
-                first = first or str(error)
-            else:
-                if not n_unreadable:
-                    yield pixels
-            done += 1
-            if progress:
-                progress(done, total)
+            if source.file != file:  # a pickle or zip file holds many images
+                file, state = source.file, _size_and_time(source.file)
+            digest.update(repr((source.name, state)).encode())
+    return digest.hexdigest()
+
+
+def _size_and_time(file: Path) -> tuple[int, int]:
+    try:
+        found = file.stat()
+    except OSError:  # reported when it is decoded
+        return -1, -1
+    return found.st_size, found.st_mtime_ns
+
+
+def _pixels(
+    dataset: Dataset, first: int, target: Target, workers: int, progress: Progress | None
+) -> Generator[np.ndarray, None, None]:
+    """Decode all images but the first ones. After one that cannot be read, only count the others that cannot."""
+    sources = dataset.sources
+    n_unreadable, first_unreadable = 0, ""
+    for done, found in enumerate(decoded(sources[first:], target, workers), first + 1):
+        if isinstance(found, UnreadableImageError):
+            n_unreadable += 1
+            first_unreadable = first_unreadable or str(found)
+        elif not n_unreadable:
+            yield found
+        if progress:
+            progress(done, len(sources))
     if n_unreadable:
         count = f"{n_unreadable} images cannot be read, the first is" if n_unreadable > 1 else "1 image cannot be read,"
-        raise TridentError(f"{count} {first}")
+        raise TridentError(f"{count} {first_unreadable}")

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from trident.data.images import IMAGE_SUFFIXES, ImageFile, ImageSource
-from trident.data.store import SPLITS
+from trident.data.images import IMAGE_SUFFIXES, DatasetImage, ImageFile
+from trident.data.store import SPLITS, ClassEntry, class_table
 from trident.errors import TridentError
 
 
@@ -21,7 +21,7 @@ class ClassImages:
 
     name: str
     split: str
-    sources: Sequence[ImageSource]
+    sources: Sequence[DatasetImage]
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,15 @@ class Dataset:
     image_size: int  # the default
     channels: int = 3
     inverted: bool = False  # whether to swap dark and bright
+
+    @property
+    def sources(self) -> list[DatasetImage]:
+        """All images, in the order of the store."""
+        return [source for entry in self.classes for source in entry.sources]
+
+    @property
+    def table(self) -> tuple[ClassEntry, ...]:
+        return class_table((entry.name, entry.split, len(entry.sources)) for entry in self.classes)
 
 
 def ordered_classes(where: Path, classes: Iterable[ClassImages]) -> tuple[ClassImages, ...]:

@@ -2,38 +2,28 @@
 
 The file is a safetensors file with a single uint8 tensor `images` (image, height, width, channel), sorted by class. A
 store of features has float32 features of a frozen backbone instead, (image, feature). The
-class table (name, split, first image, number of images) and a fingerprint of the pixels are JSON in the file's
-metadata. The format is open and runs no code when read. The tensor can be copied to a GPU as it is.
+class table (name, split, first image, number of images), a fingerprint of the pixels and checksums of blocks of images
+are in the file's metadata. The format is open and runs no code when read. The tensor can be copied to a GPU as it is.
 """
 
-import hashlib
 import json
-import os
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from trident.data.checksums import Checksums
+from trident.data.store_format import FORMAT, TYPES, digest_of_header, new_hash
+from trident.data.store_format import ClassEntry as ClassEntry
+from trident.data.store_writer import StoreWriter, check_space
 from trident.errors import TridentError
 from trident.files import atomic_file
 
 SPLITS = ("train", "val", "test")
-_FORMAT = "trident-store-1"
-_TYPES: dict[str, Any] = {"U8": np.dtype(np.uint8), "F32": np.dtype("<f4")}  # by their names in safetensors
-_NO_FINGERPRINT = "0" * 64  # a placeholder, replaced when all pixels are written
-
-
-@dataclass(frozen=True)
-class ClassEntry:
-    """One class of a store: its images are `images[start : start + count]`."""
-
-    name: str
-    split: str
-    start: int
-    count: int
+PLACES = ("auto", "device", "host")
 
 
 @dataclass(frozen=True)
@@ -45,6 +35,13 @@ class ImageStore:
     classes: tuple[ClassEntry, ...]
     fingerprint: str  # SHA-256 over the class table and the pixels or features
     features_of: str = ""  # the backbone that computed the features, if it is a store of features
+    checksums: Checksums | None = field(default=None, repr=False, compare=False)  # older files have none
+    keep_on: str = "auto"  # of PLACES: whether tasks are drawn from a copy on the GPU; auto: if it fits there
+
+    def check(self, positions: np.ndarray) -> None:
+        """Compare these images with the file's checksums before they are used. Each block is compared only once."""
+        if self.checksums is not None:
+            self.checksums.check(self.images, positions)
 
     @property
     def image_size(self) -> int:
@@ -72,12 +69,8 @@ def class_table(counts: Iterable[tuple[str, str, int]]) -> tuple[ClassEntry, ...
     return tuple(table)
 
 
-def _new_hash(classes: Sequence[ClassEntry]) -> Any:
-    return hashlib.sha256(json.dumps([asdict(entry) for entry in classes], sort_keys=True).encode())
-
-
 def store_in_memory(dataset: str, images: np.ndarray, classes: Sequence[ClassEntry]) -> ImageStore:
-    digest = _new_hash(classes)
+    digest = new_hash(classes)
     digest.update(np.ascontiguousarray(images))
     return ImageStore(dataset, images, tuple(classes), digest.hexdigest())
 
@@ -89,52 +82,18 @@ def write_store(
 
     `features_of`: the backbone's name, if features (feature,) float32 come instead of images.
     """
-    kind = "F32" if features_of else "U8"
-    total = sum(entry.count for entry in classes)
     stream = iter(images)
     try:
         first = next(stream)
     except StopIteration:
         raise TridentError(f"{dataset}: there is not one image to store") from None
-    shape = first.shape
-    n_bytes = total * first.nbytes
-    table = [asdict(entry) for entry in classes]
-    metadata = {"format": _FORMAT, "dataset": dataset, "classes": json.dumps(table), "fingerprint": _NO_FINGERPRINT}
-    metadata |= {"features_of": features_of} if features_of else {}
-    header = {
-        "__metadata__": metadata,
-        "images": {"dtype": kind, "shape": [total, *shape], "data_offsets": [0, n_bytes]},
-    }
-    header_bytes = json.dumps(header).encode()
-    header_bytes += b" " * (-len(header_bytes) % 8)
-    digest = _new_hash(classes)
     with atomic_file(path) as file:
-        free = os.statvfs(path.parent)
-        if free.f_bavail * free.f_frsize < n_bytes + len(header_bytes):
-            have = free.f_bavail * free.f_frsize
-            raise TridentError(
-                f"cannot write {path}: it needs {n_bytes / 1e6:.1f} MB, and {have / 1e6:.1f} MB are free"
-            )
-        file.write(struct.pack("<Q", len(header_bytes)) + header_bytes)
-        written, image = 0, first
-        while True:
-            if image.shape != shape or image.dtype != _TYPES[kind]:
-                raise TridentError(
-                    f"{dataset}: image {written} is {image.dtype} {image.shape}, the first was {_TYPES[kind]} {shape}"
-                )
-            pixels = np.ascontiguousarray(image)
-            digest.update(pixels)
-            file.write(pixels.data)
-            written += 1
-            following = next(stream, None)
-            if following is None:
-                break
-            image = following
-        if written != total:
-            raise TridentError(f"{dataset}: {written} images came for a class table of {total}")
-        position = header_bytes.rindex(_NO_FINGERPRINT.encode())
-        file.seek(8 + position)
-        file.write(digest.hexdigest().encode())
+        writer = StoreWriter(file, dataset, classes, first.shape, features_of)
+        check_space(file, path, writer.size)
+        writer.add(first)
+        for image in stream:
+            writer.add(image)
+        writer.finish()
 
 
 def open_store(path: Path) -> ImageStore:
@@ -147,17 +106,33 @@ def open_store(path: Path) -> ImageStore:
             (length,) = struct.unpack("<Q", file.read(8))
             if length > min(path.stat().st_size, 1 << 30):
                 raise ValueError("its header is longer than the file")
-            header = json.loads(file.read(length))
+            content = file.read(length)
+        header = json.loads(content)
         metadata = header["__metadata__"]
-        if metadata.get("format") != _FORMAT:
+        if metadata.get("format") != FORMAT:
             raise ValueError("it was not written by 'trident data prepare'")
         classes = tuple(ClassEntry(**entry) for entry in json.loads(metadata["classes"]))
         shape = tuple(header["images"]["shape"])
         features_of = str(metadata.get("features_of", ""))
-        kind = _TYPES["F32" if features_of else "U8"]
+        kind = TYPES["F32" if features_of else "U8"]
         images = np.memmap(path, kind, "r", offset=8 + length, shape=shape)
         if len(shape) != (2 if features_of else 4) or shape[0] != sum(entry.count for entry in classes):
             raise ValueError("its class table does not fit its images")
-        return ImageStore(str(metadata["dataset"]), images, classes, str(metadata["fingerprint"]), features_of)
+        checksums = _checksums(path, content, metadata, len(images))
+        fingerprint = str(metadata["fingerprint"])
+        return ImageStore(str(metadata["dataset"]), images, classes, fingerprint, features_of, checksums)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
         raise TridentError(f"{path} is not a trident store: {error}") from error
+
+
+def _checksums(path: Path, header: bytes, metadata: dict[str, Any], n_images: int) -> Checksums | None:
+    """The checksums of the blocks, after the header was compared with its own."""
+    if not {"header_checksum", "images_per_block", "block_checksums"} & metadata.keys():
+        return None  # written by an older version
+    recorded = metadata["header_checksum"]
+    if digest_of_header(header, recorded) != recorded:
+        raise ValueError("its header does not match its checksum, so the file is damaged")
+    per_block, digests = int(metadata["images_per_block"]), metadata["block_checksums"].split()
+    if per_block < 1 or len(digests) != -(-n_images // per_block):
+        raise ValueError("its checksums do not fit its images")
+    return Checksums(path, per_block, digests)

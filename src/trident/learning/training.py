@@ -6,7 +6,7 @@ the validation classes), `log.jsonl` and, if TensorBoard is installed, its event
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -224,11 +224,11 @@ class _Batches:
         self.n_tasks = n_tasks
         self.places = places
         self.settings = settings
-        self.drawn: dict[int, list[Batch]] = {}
+        self.drawn: dict[int, list[Callable[[], Batch]]] = {}
 
     def of(self, step: int) -> list[Batch]:
         self.draw(step)
-        return self.drawn.pop(step)
+        return [ready() for ready in self.drawn.pop(step)]
 
     def draw(self, step: int) -> None:
         if step not in self.drawn and step < self.settings.steps:
@@ -236,7 +236,7 @@ class _Batches:
             indices = range(first, first + n_own)
             at_once = self.settings.tasks_per_chunk or n_own
             chunks = [indices[start : start + at_once] for start in range(0, n_own, at_once)]
-            self.drawn[step] = [self.source.batch(chunk) for chunk in chunks]
+            self.drawn[step] = [self.source.ahead(chunk) for chunk in chunks]
 
 
 def _summed(chunks: list[Gradient]) -> Gradient:

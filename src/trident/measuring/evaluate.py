@@ -16,6 +16,7 @@ from trident.measuring.subject import Measurable, Prepared, Subject, subject_of
 from trident.progress import Progress, StoppedError
 from trident.settings import EpisodeSpec, Protocol
 from trident.spread.processes import ALONE, Processes, shared
+from trident.tasks.task import Batch
 
 
 @dataclass(frozen=True)
@@ -182,14 +183,16 @@ def _predictions(
 
 
 def _predicted(prepared: Prepared, chunks: list[range]) -> Iterator[Found]:
-    def predicted(indices: range) -> Found:
-        batch = prepared.source.batch(indices)
+    source = prepared.source
+
+    def predicted(batch: Batch) -> Found:
         found = prepared.log_probabilities(batch.task)
         assert found.shape[:2] == batch.labels.queries.shape
         return found.double().cpu().numpy(), batch.labels.queries.cpu().numpy()
 
-    device = prepared.source.device
-    return side_by_side(predicted, chunks, device) if prepared.in_parallel else map(predicted, chunks)
+    if prepared.in_parallel and not source.images.gathers:
+        return side_by_side(lambda indices: predicted(source.batch(indices)), chunks, source.device)
+    return map(predicted, source.in_turn(chunks))
 
 
 def chunks_of(tasks: int, at_once: int) -> list[range]:

@@ -1,7 +1,7 @@
 """From positions in a store to tensors: the images, labels and noise of some tasks, or batches of single images."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -10,40 +10,10 @@ from torch import Tensor
 from trident.data.store import ImageStore
 from trident.tasks.augmentation import augment, draw_augmentations
 from trident.tasks.episodes import EpisodeSampler, task_generator
+from trident.tasks.images import Images
 from trident.tasks.task import Batch, Labels, Task
 
 NoiseShapes = Mapping[str, tuple[int, int]]  # by name: images of the set, numbers for each image
-_on_device: dict[tuple[str, torch.device], Tensor] = {}
-
-
-def _resident(store: ImageStore, device: torch.device) -> Tensor:
-    """The whole store on a GPU, one copy for training and validation; on the CPU the memory map is used."""
-    key = (store.fingerprint, device)
-    if key not in _on_device:
-        _on_device.clear()
-        whole = torch.empty(store.images.shape, dtype=torch.from_numpy(store.images[:1]).dtype, device=device)
-        for start in range(0, len(whole), 4096):
-            whole[start : start + 4096] = torch.from_numpy(np.array(store.images[start : start + 4096])).to(device)
-        _on_device[key] = whole
-    return _on_device[key]
-
-
-class Images:
-    """The images of a store, by position, on a device."""
-
-    def __init__(self, store: ImageStore, device: torch.device | str):
-        self.store = store
-        self.device = torch.device(device)
-        self._resident = None if self.device.type == "cpu" else _resident(store, self.device)
-
-    def at(self, positions: np.ndarray) -> Tensor:
-        """(...) -> (..., height, width, channel) uint8, or (..., feature) float32."""
-        if self._resident is None:
-            return torch.from_numpy(self.store.images[positions])
-        return self._resident[torch.from_numpy(positions).to(self.device)]
-
-    def on_device(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(self.device)
 
 
 class Source(ABC):
@@ -61,6 +31,26 @@ class Source(ABC):
 
     @abstractmethod
     def batch(self, indices: Sequence[int]) -> Batch: ...
+
+    def ahead(self, indices: Sequence[int]) -> Callable[[], Batch]:
+        """Draw a batch before it is needed, in the background if its images are gathered from host memory.
+
+        The function that is returned gives the batch, and waits for it if necessary.
+        """
+        if self.images.gathers:
+            return self.images.in_background(lambda: self.batch(indices))
+        batch = self.batch(indices)
+        return lambda: batch
+
+    def in_turn(self, chunks: Iterable[Sequence[int]]) -> Iterator[Batch]:
+        """One batch after another; each is drawn while the one before is in use."""
+        upcoming: Callable[[], Batch] | None = None
+        for indices in chunks:
+            current, upcoming = upcoming, self.ahead(indices)
+            if current is not None:
+                yield current()
+        if upcoming is not None:
+            yield upcoming()
 
 
 class TaskSource(Source):

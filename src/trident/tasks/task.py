@@ -75,6 +75,13 @@ class Batch(NamedTuple):
     labels: Labels
 
 
+def tensors_of(batch: Batch) -> list[Tensor]:
+    """All tensors of a batch."""
+    task, labels = batch
+    truth = [part for part in labels if part is not None]
+    return [task.images, task.support_labels, *task.noise.values(), *truth]
+
+
 def queries_alone(task: Task, index: int, queries: Sequence[int], fill: bool = False) -> Task:
     """Some queries of one task, each as the only query of its own task with the same support set.
 

@@ -10,11 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from trident.engines.learner import Gradient, matrix_products
 from trident.nn.parameters import Parameters
-from trident.tasks.task import Batch, Labels, Task
+from trident.tasks.task import Batch, Labels, Task, tensors_of
 
 Compute = Callable[[Parameters, Batch], Gradient]
 
@@ -33,7 +32,8 @@ class Replay:
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.empty_cache()
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=pool):
+        # Another thread may copy images to the GPU meanwhile; only this thread's calls belong to the recording.
+        with torch.cuda.graph(self.graph, pool=pool, capture_error_mode="thread_local"):
             self.result = compute(self.parameters, _without_cache(self.batch))
         self.pool = self.graph.pool()
 
@@ -76,12 +76,6 @@ def computing(precision: str, device: torch.device) -> Iterator[None]:
     current = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
     with current, torch.no_grad(), matrix_products(precision, device):
         yield
-
-
-def tensors_of(batch: Batch) -> list[Tensor]:
-    task, labels = batch
-    truth = [part for part in labels if part is not None]
-    return [task.images, task.support_labels, *task.noise.values(), *truth]
 
 
 def signature(batch: Batch) -> tuple[Any, ...]:

@@ -1,0 +1,147 @@
+"""Writes a store that takes long to make, so that it can be resumed after a kill.
+
+The store grows in a hidden `.part` file beside the target, in order. A journal beside it says what it is made from, and
+every few seconds how many images are safely on disk, with a digest of them. A second run with the same inputs reads
+these images, compares the digest and goes on after them. The result has the same bytes as without the kill.
+"""
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+
+from trident.data.store_writer import StoreWriter, check_space
+from trident.errors import ResumableError, TridentError
+from trident.files import check_writable, replace_file
+
+SAVE_SECONDS = 2.0  # a kill loses at most this much work
+
+NewWriter = Callable[[BinaryIO], StoreWriter]
+ImagesFrom = Callable[[int], Generator[np.ndarray, None, None]]  # all images but the first ones, as many as given
+
+
+class Saved(NamedTuple):
+    images: int  # so many are on disk
+    digest: str  # `StoreWriter.running_digest` after them
+
+
+def write_resumable_store(
+    path: Path,
+    new_writer: NewWriter,
+    inputs: str,
+    images_from: ImagesFrom,
+    on_resume: Callable[[int, int], None] | None = None,
+) -> None:
+    """Write a store file, or go on with one of the same `inputs` that was killed or interrupted.
+
+    `on_resume(n, total)` is called if n images were there already. An error leaves nothing behind. Ctrl-C and a
+    `ResumableError` leave what is needed to go on.
+    """
+    check_writable(path)
+    part, journal_path = path.with_name(f".{path.name}.part"), path.with_name(f".{path.name}.journal")
+    try:
+        with _locked(journal_path, path) as journal:
+            try:
+                _write(path, part, journal, new_writer, inputs, images_from, on_resume)
+                replace_file(part, path)
+            except ResumableError as error:
+                raise ResumableError(f"{error}; the same command goes on where it stopped") from error
+            except Exception:
+                part.unlink(missing_ok=True)
+                journal_path.unlink(missing_ok=True)
+                raise
+            journal_path.unlink(missing_ok=True)
+    except OSError as error:
+        raise TridentError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+@contextmanager
+def _locked(journal: Path, path: Path) -> Iterator[BinaryIO]:
+    """The journal, opened by one process at a time."""
+    with journal.open("a+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise TridentError(f"another process is writing {path}: wait for it, or choose another file") from error
+        except OSError:
+            pass  # some file systems have no locks
+        yield file
+
+
+def _write(
+    path: Path,
+    part: Path,
+    journal: BinaryIO,
+    new_writer: NewWriter,
+    inputs: str,
+    images_from: ImagesFrom,
+    on_resume: Callable[[int, int], None] | None,
+) -> None:
+    saved = _read_journal(journal, inputs)
+    with part.open("r+b" if saved and part.is_file() else "w+b") as file:
+        writer = _taken_over(file, new_writer, saved)
+        check_space(file, path, writer.size)
+        if writer.written and on_resume:
+            on_resume(writer.written, writer.total)
+
+        def save() -> None:
+            file.flush()
+            os.fsync(file.fileno())
+            _append(journal, Saved(writer.written, writer.running_digest)._asdict())
+
+        journal.truncate(0)  # it may have entries for images that are not intact
+        _append(journal, {"inputs": inputs})
+        save()
+        last = time.monotonic()
+        with closing(images_from(writer.written)) as images:
+            try:
+                for image in images:
+                    writer.add(image)
+                    if time.monotonic() - last >= SAVE_SECONDS:
+                        save()
+                        last = time.monotonic()
+            except (KeyboardInterrupt, ResumableError):
+                save()
+                raise
+        writer.finish()
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _read_journal(journal: BinaryIO, inputs: str) -> list[Saved]:
+    """What a run with the same inputs has saved. The last line may be incomplete."""
+    journal.seek(0)
+    saved: list[Saved] = []
+    try:
+        if json.loads(journal.readline()) == {"inputs": inputs}:
+            for line in journal:
+                saved.append(Saved(**json.loads(line)))
+    except (ValueError, TypeError):
+        pass
+    return saved
+
+
+def _append(journal: BinaryIO, entry: dict[str, object]) -> None:
+    journal.write(json.dumps(entry).encode() + b"\n")
+    journal.flush()
+    os.fsync(journal.fileno())
+
+
+def _taken_over(file: BinaryIO, new_writer: NewWriter, saved: list[Saved]) -> StoreWriter:
+    """A writer that stands after the images that are in the file as the journal says."""
+    writer, intact = new_writer(file), 0
+    for entry in saved:
+        if not writer.take_over(entry.images) or writer.running_digest != entry.digest:
+            break
+        intact = writer.written
+    if writer.written != intact:  # after a power failure the file may have less than the journal says
+        writer = new_writer(file)
+        writer.take_over(intact)
+    writer.cut()
+    return writer
