@@ -26,7 +26,8 @@ from trident.cli import main
 from trident.learning import training
 from trident.measuring import evaluate
 from trident.spread.torchrun import launched
-from trident.tasks.source import Images, TaskSource
+from trident.tasks.images import Images
+from trident.tasks.source import TaskSource
 
 
 def in_doubles() -> None:
