@@ -182,12 +182,12 @@ class FeatureLabeller:
     def _temperature_alone(self) -> float:
         if isinstance(self.method_alone, NearestMean):
             return math.exp(0.208 - 0.239 * math.log(self._shots))
-        return math.exp(-1.554 + 0.270 * math.log(self._shots))
+        return math.exp(-1.464 + 0.242 * math.log(self._shots))
 
     def _temperature_together(self, logits: np.ndarray) -> float:
         """Hard piles, whose pictures are not very similar to the class means, need a higher temperature."""
         similarity = float(logits.max(1).mean()) / SoftKMeans().scale
-        return math.exp(1.494 - 0.335 * math.log(self._shots) - 2.033 * similarity)
+        return math.exp(1.650 - 0.342 * math.log(self._shots) - 2.314 * similarity)
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without the network, which is found again by its name."""
