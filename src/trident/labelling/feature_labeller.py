@@ -67,16 +67,19 @@ class FeatureLabeller:
         )
 
     def label(self, pile: Sequence[ImageSource], progress: Progress | None = None, together: bool = True) -> Labelled:
-        features, failures = features_of(self.backbone, pile, self.cache, progress)
-        readable = np.array([place for place in range(len(pile)) if place not in failures], np.int64)
+        return self.label_found(*features_of(self.backbone, pile, self.cache, progress), together)
+
+    def label_found(self, features: np.ndarray, failures: dict[int, str], together: bool = True) -> Labelled:
+        """Label a pile whose features were computed, as `features_of` returns them."""
+        readable = np.array([place for place in range(len(features)) if place not in failures], np.int64)
         labelled = self.label_features(features if not failures else features[readable], together)
         if not failures:
             return labelled
-        probabilities = np.full((len(pile), len(self.classes)), np.nan)
+        probabilities = np.full((len(features), len(self.classes)), np.nan)
         probabilities[readable] = labelled.probabilities
         typical = labelled.typicality
         if typical is not None:
-            typical = np.full(len(pile), np.nan)
+            typical = np.full(len(features), np.nan)
             typical[readable] = labelled.typicality
         return replace(labelled, probabilities=probabilities, failures=failures, typicality=typical)
 

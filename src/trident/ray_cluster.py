@@ -1,0 +1,118 @@
+"""A connection to a Ray cluster. Ray is only imported when a command asks for a cluster."""
+
+import contextlib
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+from trident.errors import TridentError
+
+AUTO = "auto"
+_INSTALL = "--cluster needs Ray: pip install 'trident-fewshot[cluster]'"
+_START = "start one with 'ray start --head', or give --cluster auto"
+_CONNECT_SECONDS, _ANSWER_SECONDS = 3, 15
+
+
+def check_cluster(address: str) -> None:
+    """Check within seconds that Ray is installed and that a cluster answers; Ray itself would wait for minutes."""
+    _imported()
+    address = _given(address)
+    if address == AUTO:
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536 or "/" in host:
+        raise TridentError(f"--cluster {address}: it must be auto, or HOST:PORT of the cluster's head node")
+    try:
+        socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
+    except OSError as error:
+        raise TridentError(f"no Ray cluster answers at {address} ({error.strerror or error}): {_START}") from error
+    # Something listens there. Ray's own command tells whether it is Ray.
+    command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address]
+    try:
+        answer = subprocess.run(command, capture_output=True, timeout=_ANSWER_SECONDS)
+    except subprocess.TimeoutExpired as error:
+        raise TridentError(f"what answers at {address} is not a Ray cluster: {_START}") from error
+    if answer.returncode:
+        raise TridentError(f"the Ray cluster at {address} is not healthy, or is of another version: {_START}")
+
+
+@contextmanager
+def connected(address: str, say: Callable[[str], None]) -> Iterator[ModuleType]:
+    """Yields the module `ray`, connected to a cluster. With auto and no running cluster, one is started here.
+
+    What Ray prints is kept away: it would mix with a table on standard output.
+    """
+    ray = _imported()
+    check_cluster(address)
+    if ray.is_initialized():  # by the program that uses this library
+        yield ray
+        return
+    with _quiet():
+        if not _connect(ray, _given(address)):
+            say("cluster: no Ray cluster is running, so one was started on this machine alone")
+        before = _alive(ray)
+        try:
+            yield ray
+            lost = len(before - _alive(ray))
+            if lost:
+                say(f"cluster: {lost} of {len(before)} nodes were lost on the way; others did their work")
+        finally:
+            ray.shutdown()
+
+
+def one_line(error: BaseException) -> str:
+    """The last line of an error of Ray's, whose messages hold whole tracebacks."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1][:300] if lines else type(error).__name__
+
+
+def _imported() -> ModuleType:
+    try:
+        import ray
+        import ray.data
+    except ImportError as error:
+        raise TridentError(f"{_INSTALL} ({error})") from error
+    return ray
+
+
+def _given(address: str) -> str:
+    """`auto` also means the cluster that Ray's own variable names."""
+    return os.environ.get("RAY_ADDRESS", AUTO) if address == AUTO else address
+
+
+def _connect(ray: ModuleType, address: str) -> bool:
+    """Whether there was a cluster to connect to."""
+    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+    try:
+        ray.init(address=address, **quiet)
+        return True
+    except (OSError, RuntimeError, ValueError) as error:  # ConnectionError is an OSError
+        if address != AUTO or not isinstance(error, ConnectionError):
+            raise TridentError(f"cannot connect to the Ray cluster at {address}: {one_line(error)}") from error
+    try:
+        ray.init(address="local", include_dashboard=False, **quiet)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise TridentError(f"cannot start Ray on this machine: {one_line(error)}") from error
+    return False
+
+
+def _alive(ray: ModuleType) -> set[str]:
+    return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep Ray's messages about itself from both outputs. Its log files have them all."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent to anybody
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
+        yield
