@@ -110,8 +110,6 @@ def _alive(ray: ModuleType) -> set[str]:
 def _quiet() -> Iterator[None]:
     """Keep Ray's messages about itself from both outputs. Its log files have them all."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent to anybody
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     logging.getLogger("ray").setLevel(logging.ERROR)
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
