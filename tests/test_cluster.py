@@ -143,7 +143,7 @@ def local_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalClu
         try:
             yield LocalCluster(cluster, seen, environment)
         finally:
-            cluster.shutdown()  # type: ignore[no-untyped-call]
+            cluster.shutdown()
 
 
 def wait_until(process: subprocess.Popen[str], reached: Callable[[], bool]) -> None:
