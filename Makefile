@@ -22,7 +22,7 @@ test-slow: .venv/.installed-dev
 	$(PYTEST) -m "slow and not cluster"
 
 test-cluster: .venv/.installed-cluster
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m cluster tests/test_cluster.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_cluster.py tests/test_piles.py -k "cluster or parquet"
 
 test-all: .venv/.installed-dev
 	$(PYTEST)

@@ -18,6 +18,7 @@ from conftest import assert_one_line_error
 from stand_in_backbone import NAME, picture, save_pictures
 from trident.data.images import ImageFile, UnreadableImageError, decode
 from trident.data.piles import find_pile
+from trident.data.pictures import UniqueNames
 from trident.data.tars import tar_pictures
 
 SUPPORT = ("red", "green", "blue")
@@ -216,6 +217,11 @@ def test_without_pyarrow_there_is_one_line(predict: Here, folders: Path, monkeyp
     (folders / "a.parquet").write_bytes(b"")
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     assert_one_line_error(predict("a.parquet"), "Parquet files need pyarrow", "trident-fewshot[cluster]")
+
+
+def test_names_are_unique() -> None:
+    names = UniqueNames()
+    assert [names.unique(name) for name in ("a", "a", "a#2", "a", "b")] == ["a", "a#2", "a#2#2", "a#3", "b"]
 
 
 def test_a_folder_of_pictures_with_an_archive_in_it_is_a_folder_of_pictures(folders: Path) -> None:

@@ -1,8 +1,10 @@
 """A connection to a Ray cluster. Ray is only imported when a command asks for a cluster."""
 
 import contextlib
+import importlib
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -58,7 +60,8 @@ def connected(address: str, say: Callable[[str], None]) -> Iterator[ModuleType]:
             say("cluster: no Ray cluster is running, so one was started on this machine alone")
         before = _alive(ray)
         try:
-            yield ray
+            with _stopped_by_sigterm():
+                yield ray
             lost = len(before - _alive(ray))
             if lost:
                 say(f"cluster: {lost} of {len(before)} nodes were lost on the way; others did their work")
@@ -67,18 +70,17 @@ def connected(address: str, say: Callable[[str], None]) -> Iterator[ModuleType]:
 
 
 def one_line(error: BaseException) -> str:
-    """The last line of an error of Ray's, whose messages hold whole tracebacks."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1][:300] if lines else type(error).__name__
+    """What an error of Ray's says: the last line of a traceback, or else the beginning."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return (lines[-1] if any("ray::" in line for line in lines) else " ".join(lines))[:300]
 
 
 def _imported() -> ModuleType:
     try:
-        import ray
-        import ray.data
+        importlib.import_module("ray.data")
+        return importlib.import_module("ray")
     except ImportError as error:
         raise TridentError(f"{_INSTALL} ({error})") from error
-    return ray
 
 
 def _given(address: str) -> str:
@@ -104,6 +106,24 @@ def _connect(ray: ModuleType, address: str) -> bool:
 
 def _alive(ray: ModuleType) -> set[str]:
     return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+
+
+@contextmanager
+def _stopped_by_sigterm() -> Iterator[None]:
+    """A request to terminate stops the work like Ctrl-C. Ray's own handler prints a page of its own addresses."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        before = signal.signal(signal.SIGTERM, stop)
+    except ValueError:  # not in the main thread, where signals do not arrive
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

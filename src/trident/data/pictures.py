@@ -71,8 +71,12 @@ class UniqueNames:
         self._counts: dict[str, int] = {}
 
     def unique(self, name: str) -> str:
-        count = self._counts[name] = self._counts.get(name, 0) + 1
-        return name if count == 1 else f"{name}#{count}"
+        found = name
+        while found in self._counts:
+            self._counts[name] += 1
+            found = f"{name}#{self._counts[name]}"
+        self._counts[found] = 1
+        return found
 
 
 @dataclass(frozen=True, slots=True)
