@@ -17,8 +17,8 @@ from ablation_grids import Answer
 from conftest import assert_one_line_error
 from stand_in_backbone import NAME, picture, save_pictures
 from trident.data.images import ImageFile, UnreadableImageError, decode
-from trident.data.piles import find_pile
 from trident.data.pictures import UniqueNames
+from trident.data.piles import find_pile
 from trident.data.tars import tar_pictures
 
 SUPPORT = ("red", "green", "blue")
