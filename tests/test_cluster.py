@@ -3,7 +3,6 @@
 import dataclasses
 import os
 import pickle
-import re
 import socket
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ablation_grids import GLYPHS, Answer, assert_same_weights, grid_file, trained_steps
+from ablation_grids import CELLS, GLYPHS, Answer, assert_same_weights, grid_file, trained_steps
 from conftest import assert_one_line_error
 from stand_in_backbone import NAME, PATH, PAUSE, SEEN, SLOW, save_pictures
 from trident import ray_cluster
@@ -163,6 +162,7 @@ def test_a_node_is_killed_half_way_and_the_labels_are_those_of_one_machine(
     paths = sorted(str(path.relative_to(tmp_path)) for path in (tmp_path / "pile").iterdir())
     (tmp_path / "list.txt").write_text("\n".join([*paths, "pile/gone.png"]))
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(PAUSE, "0")  # here, not on the nodes
     alone = trident_here(*call(SLOW, "list.txt", "--json", "--all", "--no-cache"))
     assert alone.returncode == 2 and "gone.png: No such file" in alone.stderr and "broken.png" in alone.stderr
 
@@ -175,8 +175,9 @@ def test_a_node_is_killed_half_way_and_the_labels_are_those_of_one_machine(
     local_cluster.kill(node)
     out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (2, alone.stdout), err
-    assert "1 of 2 nodes were lost" in err
-    assert [line for line in err.splitlines() if "skipped" in line] == alone.stderr.splitlines()[-2:]
+    described, *skipped = alone.stderr.splitlines()
+    lost = "cluster: 1 of 2 nodes were lost on the way; others did their work"
+    assert err.splitlines() == [described, lost, *skipped]  # and nothing of Ray's own
     # All pictures once, those that the node had in hand twice, and batches to load the backbones.
     assert N_PICTURES <= local_cluster.n_seen() <= N_PICTURES + 6 * cluster_features._LEAST
 
@@ -185,14 +186,14 @@ def test_a_node_is_killed_half_way_and_the_labels_are_those_of_one_machine(
     again = trident_here(*arguments, "--cluster", local_cluster.cluster.address)
     assert (again.returncode, again.stdout) == (2, alone.stdout), again.stderr
     assert local_cluster.n_seen() <= before + 2 * BATCH  # to load the backbone, here and for the damaged picture
-    assert not re.search(r"raylet|INFO|WARNING", again.stderr), again.stderr
+    assert again.stderr == alone.stderr
 
 
 @pytest.mark.cluster
 def test_a_node_is_killed_and_its_cells_go_on_elsewhere(
     trident_here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, local_cluster: LocalCluster
 ) -> None:
-    grid_file(tmp_path, GLYPHS.replace("steps = 4", "steps = 8").replace("validate_every = 2", "validate_every = 4"))
+    grid_file(tmp_path, GLYPHS.replace("steps = 4", "steps = 8").replace("values = [3, 5]", "values = [3]"))
     monkeypatch.chdir(tmp_path)
     assert trident_here("ablate", "grid.toml", "--out", "alone").returncode == 0
     node = local_cluster.add_node()
@@ -206,8 +207,8 @@ def test_a_node_is_killed_and_its_cells_go_on_elsewhere(
     local_cluster.kill(node)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
-    assert "4 of 4 cells are finished" in out
+    assert "2 of 2 cells are finished" in out
     assert "resuming after step" in err and "1 of 2 nodes were lost" in err
-    assert_same_weights(tmp_path / "alone", tmp_path / "spread")
+    assert_same_weights(tmp_path / "alone", tmp_path / "spread", CELLS[:2])
     assert all(trained_steps(folder) == [*range(1, 9)] for folder in (tmp_path / "spread").glob("latents*"))
     assert (tmp_path / "alone" / "table.md").read_text() == (tmp_path / "spread" / "table.md").read_text()

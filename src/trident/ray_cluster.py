@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import IO
 
 from trident.errors import TridentError
 
@@ -132,5 +133,25 @@ def _quiet() -> Iterator[None]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent to anybody
     logging.getLogger("ray").setLevel(logging.ERROR)
     logging.getLogger("ray.data").setLevel(logging.ERROR)
-    with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
+    with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere), _stderr_for_python_alone(nowhere):
         yield
+
+
+@contextmanager
+def _stderr_for_python_alone(nowhere: IO[str]) -> Iterator[None]:
+    """Ray's compiled part writes to standard error as well, past Python. Only `sys.stderr` still leads there."""
+    try:
+        usual = sys.stderr.fileno() == 2
+    except (AttributeError, OSError, ValueError):  # replaced by something that is no file
+        usual = False
+    if not usual:
+        yield
+        return
+    sys.stderr.flush()
+    with os.fdopen(os.dup(2), "w", buffering=1, errors="backslashreplace") as ours, contextlib.redirect_stderr(ours):
+        os.dup2(nowhere.fileno(), 2)
+        try:
+            yield
+        finally:
+            ours.flush()
+            os.dup2(ours.fileno(), 2)

@@ -1,9 +1,11 @@
 """One image: its source, and how it is decoded to the requested size."""
 
 import hashlib
+import io
 import math
 import warnings
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -75,6 +77,27 @@ class ImageFile:
     def key(self) -> bytes:
         with naming_errors(self):
             return key_of(self.path.read_bytes())
+
+
+class InnerImage(ABC):
+    """An image whose bytes are a part of another file, such as an archive."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def name(self) -> str: ...
+
+    @abstractmethod
+    def content(self) -> bytes:
+        """The bytes of the image file."""
+
+    def open(self) -> Image.Image:
+        return open_image(io.BytesIO(self.content()))
+
+    def key(self) -> bytes:
+        with naming_errors(self):
+            return key_of(self.content())
 
 
 def open_image(file: Path | IO[bytes]) -> Image.Image:

@@ -7,13 +7,10 @@ sixth before it for validation.
 """
 
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path, PurePosixPath
 from zipfile import BadZipFile, ZipFile
 
-from PIL import Image
-
-from trident.data.images import ImageSource, key_of, naming_errors, open_image
+from trident.data.images import ImageSource, InnerImage
 from trident.data.readers import ClassImages, Dataset, image_files, ordered_classes, subfolders
 from trident.errors import TridentError
 
@@ -26,7 +23,7 @@ Alphabets = dict[str, dict[str, list[ImageSource]]]  # alphabet, character, draw
 
 
 @dataclass(frozen=True, slots=True)
-class ZippedImage:
+class ZippedImage(InnerImage):
     """An image in a zip file. The zip file stays open as long as one of its images is referenced."""
 
     archive: ZipFile
@@ -36,12 +33,8 @@ class ZippedImage:
     def name(self) -> str:
         return f"{self.archive.filename}: {self.member}"
 
-    def open(self) -> Image.Image:
-        return open_image(BytesIO(self.archive.read(self.member)))
-
-    def key(self) -> bytes:
-        with naming_errors(self):
-            return key_of(self.archive.read(self.member))
+    def content(self) -> bytes:
+        return self.archive.read(self.member)
 
 
 def read_omniglot(source: Path) -> Dataset:

@@ -4,7 +4,6 @@ Both are found by themselves. The pictures are in the column `image`, or in the 
 records with `bytes` and `path`, as the Hugging Face datasets have them. Files are read one row group at a time.
 """
 
-import io
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,9 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
-from trident.data.images import key_of, naming_errors, open_image
+from trident.data.images import InnerImage
 from trident.data.pictures import UniqueNames
 from trident.errors import TridentError
 
@@ -27,7 +24,7 @@ _reading = threading.Lock()  # so that two threads do not read the same row grou
 
 
 @dataclass(frozen=True, slots=True)
-class ParquetPicture:
+class ParquetPicture(InnerImage):
     """A picture in a row of a Parquet file."""
 
     file: Path
@@ -40,14 +37,7 @@ class ParquetPicture:
     def name(self) -> str:
         return f"{self.file}#{self.row_name}"
 
-    def open(self) -> Image.Image:
-        return open_image(io.BytesIO(self._read()))
-
-    def key(self) -> bytes:
-        with naming_errors(self):
-            return key_of(self._read())
-
-    def _read(self) -> bytes:
+    def content(self) -> bytes:
         with _reading:
             column = _row_group(self.file, self.group, self.column)
         content = column[self.row].as_py()

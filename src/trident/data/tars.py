@@ -4,15 +4,12 @@ An archive is read once from start to end, header by header, to know where its p
 when it is needed. A member's name is only a name: no file is ever made from it, so it can do no harm.
 """
 
-import io
 import tarfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from PIL import Image
-
-from trident.data.images import IMAGE_SUFFIXES, key_of, naming_errors, open_image
+from trident.data.images import IMAGE_SUFFIXES, InnerImage
 from trident.data.pictures import UniqueNames
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
@@ -21,7 +18,7 @@ _PREFIXES = (".", "__MACOSX")  # of members that archivers add by themselves
 
 
 @dataclass(frozen=True, slots=True)
-class TarPicture:
+class TarPicture(InnerImage):
     """A picture in an archive that is not compressed."""
 
     archive: Path
@@ -33,14 +30,7 @@ class TarPicture:
     def name(self) -> str:
         return f"{self.archive}/{self.member}"
 
-    def open(self) -> Image.Image:
-        return open_image(io.BytesIO(self._read()))
-
-    def key(self) -> bytes:
-        with naming_errors(self):
-            return key_of(self._read())
-
-    def _read(self) -> bytes:
+    def content(self) -> bytes:
         if self.size > _LARGEST:
             raise ValueError(f"it has {self.size} bytes: {_LARGEST} at most can be read from an archive")
         with self.archive.open("rb") as file:
