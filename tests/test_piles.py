@@ -81,7 +81,7 @@ def test_archives_are_labelled_as_the_folder_is_and_nothing_is_unpacked(predict:
     known = {Path(name).name: found for name, found in labels(predict("pile")).items()}
     inside = contents(folders / "pile")
     notes = [("notes.json", b"{}"), (".hidden.png", b"x"), ("__MACOSX/._a.png", b"x"), ("a.cls", b"3")]
-    make_tar(folders / "shards" / "b.tar", inside[:7] + notes)
+    make_tar(folders / "shards" / "b.tar", [(f"./{name}", content) for name, content in inside[:7]] + notes)
     make_tar(folders / "shards" / "deep" / "a.tar", inside[7:], format=tarfile.GNU_FORMAT)
     before = sorted(folders.rglob("*"))
     found = predict("shards")

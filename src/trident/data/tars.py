@@ -52,7 +52,9 @@ def tar_pictures(archives: Iterable[Path]) -> tuple[list[TarPicture], dict[str, 
         names = UniqueNames()
         try:
             for member in _members(archive):
-                pictures.append(TarPicture(archive, names.unique(member.name), member.offset_data, member.size))
+                pictures.append(
+                    TarPicture(archive, names.unique(member.name.removeprefix("./")), member.offset_data, member.size)
+                )
         except (OSError, tarfile.TarError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) and error.strerror else str(error) or "it is damaged"
             unread[str(archive)] = f"{archive}: the archive cannot be read to its end: {why}"
