@@ -7,7 +7,7 @@ ifndef RUN
 RUN := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 endif
 
-.PHONY: demo test test-slow test-all check format bench clean
+.PHONY: demo test test-slow test-cluster test-all check format bench clean
 
 demo: .venv/.installed
 	$(BIN)/trident train glyphs --out $(RUN)
@@ -16,10 +16,13 @@ demo: .venv/.installed
 	@echo "Open $(RUN)/report.html in a browser"
 
 test: .venv/.installed-dev
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow and not cluster"
 
 test-slow: .venv/.installed-dev
-	$(PYTEST) -m slow
+	$(PYTEST) -m "slow and not cluster"
+
+test-cluster: .venv/.installed-cluster
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_cluster.py tests/test_piles.py -k "cluster or parquet"
 
 test-all: .venv/.installed-dev
 	$(PYTEST)
@@ -50,4 +53,8 @@ clean:
 
 .venv/.installed-dev: .venv/.installed
 	$(PIP) --editable '.[dev]'
+	@touch $@
+
+.venv/.installed-cluster: .venv/.installed-dev
+	$(PIP) --editable '.[cluster]'
 	@touch $@

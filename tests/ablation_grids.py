@@ -2,9 +2,13 @@
 
 import json
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+import torch
+
+from trident.learning.checkpoint import BEST, LAST, load_checkpoint
 
 GLYPHS = """
 summary = "letters, for tests"
@@ -92,3 +96,15 @@ def trained_steps(folder: Path) -> list[int]:
 
 def modified(folder: Path) -> dict[str, int]:
     return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+
+def assert_same_weights(one: Path, other: Path, cells: Sequence[str] = tuple(CELLS)) -> None:
+    for cell in cells:
+        for name in (LAST, BEST):
+            mine, theirs = load_checkpoint(one / cell / name), load_checkpoint(other / cell / name)
+            assert mine.step == theirs.step
+            for group in ("parameters", "running", "optimizer"):
+                a, b = getattr(mine, group), getattr(theirs, group)
+                assert a.keys() == b.keys()
+                assert all(torch.equal(a[key], b[key]) for key in a), (cell, name, group)
+        assert result_of(one / cell) == result_of(other / cell)

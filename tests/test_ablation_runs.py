@@ -13,12 +13,12 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
-import torch
 
 from ablation_grids import (
     CELLS,
     GLYPHS,
     Ablate_command,
+    assert_same_weights,
     grid_file,
     modified,
     result_of,
@@ -30,7 +30,7 @@ from trident.cli import main
 from trident.cli.console import TrainingProgress
 from trident.data.store import write_store
 from trident.errors import TridentError
-from trident.learning.checkpoint import BEST, LAST, load_checkpoint
+from trident.learning.checkpoint import LAST, load_checkpoint
 
 
 def start(folder: Path, *arguments: object) -> subprocess.Popen[str]:
@@ -63,18 +63,6 @@ def trained(whole: Path, tmp_path: Path) -> list[object]:
     """The arguments for a copy of that grid."""
     shutil.copytree(whole, tmp_path / "d")
     return [grid_file(tmp_path, GLYPHS), "--out", "d"]
-
-
-def assert_same_weights(one: Path, other: Path) -> None:
-    for cell in CELLS:
-        for name in (LAST, BEST):
-            mine, theirs = load_checkpoint(one / cell / name), load_checkpoint(other / cell / name)
-            assert mine.step == theirs.step
-            for group in ("parameters", "running", "optimizer"):
-                a, b = getattr(mine, group), getattr(theirs, group)
-                assert a.keys() == b.keys()
-                assert all(torch.equal(a[key], b[key]) for key in a), (cell, name, group)
-        assert result_of(one / cell) == result_of(other / cell)
 
 
 def test_results_say_what_was_trained_and_how_it_was_measured(whole: Path) -> None:

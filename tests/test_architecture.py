@@ -27,9 +27,15 @@ LAYERS = (  # from top to bottom: each may import from those below it
     ("backbones",),
     ("tasks",),
     ("nn", "data", "spread"),
-    ("settings", "errors", "files", "importing", "progress", "weights"),
+    ("settings", "errors", "files", "importing", "progress", "ray_cluster", "weights"),
 )
-BESIDE = {("cli", "web"), ("ablations", "report"), ("settings", "errors"), ("files", "errors")}  # in one layer
+BESIDE = {  # in one layer
+    ("cli", "web"),
+    ("ablations", "report"),
+    ("settings", "errors"),
+    ("files", "errors"),
+    ("ray_cluster", "errors"),
+}
 WEB_COMMAND = Path("trident", "cli", "web.py")  # the only file of `cli` that may import from `web`
 
 

@@ -1,7 +1,8 @@
-"""Training and measuring the cells of a grid, in a folder that several processes may share.
+"""Training and measuring the cells of a grid.
 
-Each cell has a folder in it: an ordinary run, and `result.json` once the cell is finished. A process locks the cell it
-works on. The lock ends with the process, so the next process can resume an interrupted cell.
+Each cell has a folder: an ordinary run, and `result.json` once the cell is finished. A process locks the cell it works
+on, so that two commands never write the same run. The lock ends with the process, so the next process can resume an
+interrupted cell. `on_cluster.py` spreads the cells over several machines.
 """
 
 import fcntl
@@ -41,7 +42,7 @@ class GridRun:
     training_bar: Callable[[int, int], AbstractContextManager[Observer]]  # takes the first step and the last
     counting_bar: Callable[[str], AbstractContextManager[Progress]]
 
-    def _check(self) -> None:
+    def check(self) -> None:
         """Check all cells before the first is trained."""
         require(self.out.is_dir() or not self.out.exists(), f"{self.out} is a file: --out needs a folder")
         for cell in self.grid.cells:
@@ -53,26 +54,42 @@ class GridRun:
 
     def run(self) -> str | None:
         """Train and measure the open cells that no other process works on. Returns where it was interrupted, if so."""
-        self._check()
-        for number, cell in enumerate(self.grid.cells, 1):
-            folder, title = self.out / cell.name, f"cell {number}/{len(self.grid.cells)} {cell.name}"
-            folder.mkdir(parents=True, exist_ok=True)
-            with (folder / "lock").open("a") as lock:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    self.say(f"{title}: skipped, another process is working on it")
-                    continue
-                if (folder / RESULT).is_file():
-                    self.say(f"{title}: finished before")
-                else:
-                    step = self._run_cell(cell, folder, title)
-                    if step is not None:
-                        return f"{cell.name} after step {step}"
-                (folder / "lock").unlink(missing_ok=True)  # other processes will find the result
+        self.check()
+        for cell in self.grid.cells:
+            step = self.run_cell(cell)
+            if step is not None:
+                return f"{cell.name} after step {step}"
         return None
 
-    def _run_cell(self, cell: Cell, folder: Path, title: str) -> int | None:
+    def title(self, cell: Cell) -> str:
+        return f"cell {self.grid.cells.index(cell) + 1}/{len(self.grid.cells)} {cell.name}"
+
+    def finished(self, cell: Cell) -> bool:
+        return (self.out / cell.name / RESULT).is_file()
+
+    def run_cell(self, cell: Cell, wait: bool = False) -> int | None:
+        """Train and measure one cell, if it is open. Returns the step of an interruption, if any.
+
+        If another process works on it, the cell is skipped; with `wait`, it is begun when that process has ended.
+        """
+        folder, title = self.out / cell.name, self.title(cell)
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / "lock").open("a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            except BlockingIOError:
+                self.say(f"{title}: skipped, another process is working on it")
+                return None
+            if self.finished(cell):
+                self.say(f"{title}: finished before")
+            else:
+                step = self._train_and_measure(cell, folder, title)
+                if step is not None:
+                    return step
+            (folder / "lock").unlink(missing_ok=True)  # other processes will find the result
+        return None
+
+    def _train_and_measure(self, cell: Cell, folder: Path, title: str) -> int | None:
         """Train and measure one cell, and write its result. Returns the step of an interruption, if any."""
         start = self._begun(cell) or start_run(cell.recipe, self.store, self.data, folder, self.device)
         steps, chunk = cell.recipe.training.steps, cell.recipe.training.tasks_per_chunk

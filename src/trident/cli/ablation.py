@@ -33,6 +33,15 @@ def ablate(
         Literal["train", "val", "test"] | None, typer.Option(help="Split to measure on; default: the grid's.")
     ] = None,
     tasks: Annotated[int | None, typer.Option(min=2, help="Tasks to measure on; default: the grid's.")] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            metavar="auto|ADDRESS",
+            help="Spread the cells over a Ray cluster: HOST:PORT of its head node; auto: the one that runs here, or "
+            "else a new one of this machine alone.",
+            show_default=False,
+        ),
+    ] = None,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
@@ -56,9 +65,11 @@ def ablate(
       settings = ["training.tasks_per_step", "method.inner_steps"]
       values = [[4, 3], [8, 1]]
 
-    Several processes may share DIR. Each cell is trained by one of them. Cells are measured on validation classes;
-    --split test uses the test classes. DIR/CELL is an ordinary run with a result.json. DIR/table.md and DIR/plot.svg
-    are written when all cells are finished, and by --show.
+    With --cluster, each cell is a task of a Ray cluster, on one CPU or one GPU. A cell whose node is lost goes on from
+    its last save on another. All nodes must see DIR and the data at the same paths.
+
+    Cells are measured on validation classes; --split test uses the test classes. DIR/CELL is an ordinary run with a
+    result.json. DIR/table.md and DIR/plot.svg are written when all cells are finished, and by --show.
     """
     if grid is None and out is None:
         _print_names(as_json)
@@ -75,11 +86,15 @@ def ablate(
     elif show:
         _report(loaded, out, as_json, show)
     else:
-        _run(loaded, data_of(loaded.cells[0].recipe, data, None), out, device)
+        _run(loaded, data_of(loaded.cells[0].recipe, data, None), out, device, cluster)
         _report(loaded, out, as_json, show)
 
 
-def _run(grid: "Grid", source: str, out: Path, device: str) -> None:
+def _run(grid: "Grid", source: str, out: Path, device: str, cluster: str | None) -> None:
+    if cluster is not None:
+        from trident.ray_cluster import check_cluster
+
+        check_cluster(cluster)
     store, device = open_data(source), device_of(device)
     from trident.ablations.running import GridRun
     from trident.cli.console import TrainingProgress, counting, stderr
@@ -87,7 +102,13 @@ def _run(grid: "Grid", source: str, out: Path, device: str) -> None:
     def say(text: str) -> None:
         stderr.print(text, soft_wrap=True)
 
-    stopped = GridRun(grid, store, source, out, device, say, TrainingProgress, counting).run()
+    run = GridRun(grid, store, source, out, device, say, TrainingProgress, counting)
+    if cluster is None:
+        stopped = run.run()
+    else:
+        from trident.ablations.on_cluster import run_on_cluster
+
+        stopped = run_on_cluster(run, cluster, open_data)
     if stopped is not None:
         say(f"stopped in cell {stopped}; run the same command again to resume")
         raise typer.Exit(130)

@@ -98,7 +98,7 @@ def suggest(
     features = unit(features[readable])
     labelled = labeller.label_features(features)
     chosen = choose(labeller.unit, features, labelled, number)
-    found = [(str(pile[readable[place]].path), *labelled.ranking(place)[0]) for place in chosen]
+    found = [(pile[readable[place]].name, *labelled.ranking(place)[0]) for place in chosen]
     if as_json:
         print(json.dumps([{"path": path, "best_guess": label, "probability": p} for path, label, p in found]))
     else:

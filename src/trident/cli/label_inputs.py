@@ -9,7 +9,7 @@ import typer
 from trident.errors import TridentError
 
 if TYPE_CHECKING:
-    from trident.data.images import ImageFile
+    from trident.data.images import ImageFile, ImageSource
     from trident.labelling.feature_cache import FeatureCache
     from trident.labelling.feature_labeller import FeatureLabeller
     from trident.labelling.labelled import PictureLabeller
@@ -17,7 +17,22 @@ if TYPE_CHECKING:
 Support = Annotated[
     Path | None, typer.Option(help="Labelled pictures: a folder with one folder for each class.", show_default=False)
 ]
-Query = Annotated[Path, typer.Option(help="The pictures to label: a folder, including its subfolders.")]
+Query = Annotated[
+    Path,
+    typer.Option(
+        help="The pictures to label: a folder, including its subfolders; a text file with one path on each line; or a "
+        "folder of tar archives (WebDataset) or of Parquet files."
+    ),
+]
+Cluster = Annotated[
+    str | None,
+    typer.Option(
+        metavar="auto|ADDRESS",
+        help="Compute features on a Ray cluster: HOST:PORT of its head node; auto: the one that runs here, or else "
+        "a new one of this machine alone.",
+        show_default=False,
+    ),
+]
 Weights = Annotated[
     str,
     typer.Option(
@@ -62,16 +77,15 @@ def labelled_pictures(support: Path) -> "tuple[dict[str, list[ImageFile]], dict[
     return by_class, unread
 
 
-def pile_of(query: Path, support: Path | None, without: list[Path]) -> "tuple[list[ImageFile], dict[str, str]]":
+def pile_of(query: Path, support: Path | None, without: list[Path]) -> "tuple[Sequence[ImageSource], dict[str, str]]":
     """The pictures to label, and an error message for each unreadable path. Omits labelled and sorted pictures."""
-    from trident.data.pictures import find_pictures
+    from trident.ablations.files import errors_in
+    from trident.data.piles import find_pile
 
-    if not query.is_dir():
-        what = "that is a file" if query.is_file() else "there is no such folder"
-        raise TridentError(f"--query {query}: {what}; it must be a folder of pictures")
-    if support is not None and query.resolve().is_relative_to(support.resolve()):
+    if support is not None and query.is_dir() and query.resolve().is_relative_to(support.resolve()):
         raise TridentError(f"--query {query} is inside --support {support}: choose another folder of pictures to label")
-    pictures, unread = find_pictures(query, without)
+    with errors_in(f"--query {query}"):
+        pictures, unread = find_pile(query, without)
     if not pictures:
         why = f" ({next(iter(unread.values()))})" if unread else ""
         raise TridentError(f"--query {query}: it has no picture to label{why}")
@@ -79,7 +93,7 @@ def pile_of(query: Path, support: Path | None, without: list[Path]) -> "tuple[li
 
 
 def labeller_from_pictures(
-    by_class: "dict[str, list[ImageFile]]", backbone: str, weights: str, device: str, use_cache: bool
+    by_class: "Mapping[str, Sequence[ImageSource]]", backbone: str, weights: str, device: str, use_cache: bool
 ) -> "PictureLabeller":
     """Makes the labeller and says on standard error what it is, and what would be better."""
     from trident.cli.console import stderr
@@ -101,7 +115,7 @@ def labeller_from_pictures(
 
 
 def labeller_from_file(
-    model: Path, backbone: str, device: str, use_cache: bool, more: "Mapping[str, Sequence[ImageFile]]"
+    model: Path, backbone: str, device: str, use_cache: bool, more: "Mapping[str, Sequence[ImageSource]]"
 ) -> "FeatureLabeller":
     """A saved classifier, with more labelled pictures."""
     from trident.cli.console import stderr

@@ -9,6 +9,7 @@ import typer
 from trident.cli.app import app
 from trident.cli.label_inputs import (
     Backbone,
+    Cluster,
     Model,
     NoCache,
     Query,
@@ -25,8 +26,10 @@ from trident.errors import TridentError
 from trident.labelling.corrections import NONE, read_corrections
 
 if TYPE_CHECKING:
-    from trident.data.images import ImageFile
-    from trident.labelling.labelled import PictureLabeller
+    from collections.abc import Sequence
+
+    from trident.data.images import ImageSource
+    from trident.labelling.labelled import Labelled, PictureLabeller
 
 
 @app.command(short_help="Label your own pictures.")
@@ -57,6 +60,7 @@ def predict(
     really: Annotated[
         bool, typer.Option("--yes", help="Really copy or move; without it, only print what would be done.")
     ] = False,
+    cluster: Cluster = None,
     no_cache: NoCache = False,
     device: Device = "auto",
     as_json_text: Json = False,
@@ -68,8 +72,11 @@ def predict(
     are kept on disk, so that a stopped command goes on where it was, and the next one is fast. With the weights of
     conv4, pictures are classified together in chunks of up to 100. Unreadable pictures are skipped and named on
     standard error; the exit code is then 2.
+
+    With --cluster, the nodes of a Ray cluster compute the features, and the labels are the same. All nodes must see
+    the pictures at the same paths.
     """
-    from trident.cli.console import counting, stderr
+    from trident.cli.console import stderr
     from trident.data.images import silence_pillow
     from trident.files import check_writable
 
@@ -77,14 +84,19 @@ def predict(
     _check_options(support, model, weights, out, as_json_text, copy, move, really)
     if out is not None:
         check_writable(out)
+    if cluster is not None:
+        _check_cluster(cluster, backbone, weights, model)
     target = copy or move
     unread: dict[str, str] = {}
-    by_class: dict[str, list[ImageFile]] = {}
+    by_class: dict[str, Sequence[ImageSource]] = {}
     if support is not None:
-        by_class, unread = labelled_pictures(support)
+        found, unread = labelled_pictures(support)
+        by_class.update(found)
     without = [folder for folder in (support, target) if folder is not None]
     pile, more = pile_of(query, support, without)
     unread |= more
+    if target is not None:
+        _check_files(query, pile, moving=move is not None)
     corrected = _corrected(corrections, pile)
     pile = [source for source in pile if source not in corrected]
     right = {name: [source for source in corrected if corrected[source] == name] for name in corrected.values()}
@@ -95,16 +107,15 @@ def predict(
         for name, sources in right.items():
             by_class[name] = [*by_class.get(name, []), *sources]
         labeller = labeller_from_pictures(by_class, backbone, weights, device_of(device), not no_cache)
-    names = [str(source.path) for source in pile]
+    names = [source.name for source in pile]
     try:
-        with counting("labelling pictures") as progress:
-            labelled = labeller.label(pile, progress)
+        labelled = _labelled(labeller, pile, cluster)
     except KeyboardInterrupt:
         kept = labeller.keeps_features
         print(f"trident: stopped{'; the same command goes on where it stopped' if kept else ''}", file=sys.stderr)
         raise typer.Exit(130) from None
     skipped = {names[place]: why for place, why in labelled.failures.items()} | unread
-    known = {str(source.path): name for source, name in corrected.items()}
+    known = {source.name: name for source, name in corrected.items()}
     rows = rows_of(labelled, names, known, threshold, least_sure_first)
     wants_json = out.suffix.lower() == ".json" if out is not None else as_json_text
     write(as_json(rows, labelled.classes, every, skipped) if wants_json else as_csv(rows, labelled.classes, every), out)
@@ -142,12 +153,43 @@ def _check_options(
         raise TridentError("--json goes to standard output: omit it, or give --out a file that ends in .json")
 
 
-def _corrected(corrections: Path | None, pile: "list[ImageFile]") -> "dict[ImageFile, str]":
+def _check_cluster(cluster: str, backbone: str, weights: str, model: Path | None) -> None:
+    """Before any work: Ray is there, a cluster answers, and there are features to compute on it."""
+    from trident.labelling.making import CONV4, HINT, chosen_backbone
+    from trident.ray_cluster import check_cluster
+
+    if model is None and chosen_backbone(backbone, weights) == CONV4:
+        raise TridentError(f"--cluster needs a pretrained backbone; {HINT}")
+    check_cluster(cluster)
+
+
+def _check_files(query: Path, pile: "Sequence[ImageSource]", moving: bool) -> None:
+    from trident.data.piles import are_files
+
+    if not are_files(pile):
+        option = "--move" if moving else "--copy"
+        raise TridentError(f"{option} needs pictures that are files: those of --query {query} are inside other files")
+
+
+def _labelled(labeller: "PictureLabeller", pile: "Sequence[ImageSource]", cluster: str | None) -> "Labelled":
+    from trident.cli.console import counting, stderr
+
+    with counting("labelling pictures") as progress:
+        if cluster is None:
+            return labeller.label(pile, progress)
+        from trident.labelling.cluster_features import label_on_cluster
+        from trident.labelling.feature_labeller import FeatureLabeller
+
+        assert isinstance(labeller, FeatureLabeller)  # the only kind without conv4
+        return label_on_cluster(labeller, pile, cluster, lambda text: stderr.print(text, soft_wrap=True), progress)
+
+
+def _corrected(corrections: Path | None, pile: "Sequence[ImageSource]") -> "dict[ImageSource, str]":
     """The pictures of the pile that a table corrects, with their right class."""
     if corrections is None:
         return {}
     found = read_corrections(corrections)
-    by_path = {str(source.path): source for source in pile}
+    by_path = {source.name: source for source in pile}
     missing = [path for path in found if path not in by_path]
     if missing:
         raise TridentError(

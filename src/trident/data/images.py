@@ -4,6 +4,7 @@ import hashlib
 import math
 import warnings
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -113,6 +114,27 @@ class ImageContent:
     def key(self) -> bytes:
         with naming_errors(self), self.open() as image:
             return key_of_pixels(image)
+
+
+class InnerImage(ABC):
+    """An image whose bytes are a part of another file, such as an archive."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def name(self) -> str: ...
+
+    @abstractmethod
+    def content(self) -> bytes:
+        """The bytes of the image file."""
+
+    def open(self) -> Image.Image:
+        return open_image(BytesIO(self.content()))
+
+    def key(self) -> bytes:
+        with naming_errors(self):
+            return key_of(self.content())
 
 
 def open_image(file: Path | IO[bytes]) -> Image.Image:

@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from zipfile import BadZipFile, ZipFile
 
-from PIL import Image
-
-from trident.data.images import DatasetImage, ImageContent, key_of, naming_errors
+from trident.data.images import DatasetImage, ImageContent, InnerImage
 from trident.data.readers import ClassImages, Dataset, image_files, ordered_classes, subfolders
 from trident.errors import TridentError
 
@@ -25,7 +23,7 @@ Alphabets = dict[str, dict[str, list[DatasetImage]]]  # alphabet, character, dra
 
 
 @dataclass(frozen=True, slots=True)
-class ZippedImage:
+class ZippedImage(InnerImage):
     """An image in a zip file. The zip file stays open as long as one of its images is referenced."""
 
     archive: ZipFile
@@ -40,14 +38,10 @@ class ZippedImage:
         return Path(str(self.archive.filename))
 
     def portable(self) -> ImageContent:
-        return ImageContent(self.name, self.archive.read(self.member))
+        return ImageContent(self.name, self.content())
 
-    def open(self) -> Image.Image:
-        return self.portable().open()
-
-    def key(self) -> bytes:
-        with naming_errors(self):
-            return key_of(self.archive.read(self.member))
+    def content(self) -> bytes:
+        return self.archive.read(self.member)
 
 
 def read_omniglot(source: Path) -> Dataset:

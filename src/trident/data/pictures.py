@@ -1,5 +1,6 @@
-"""The user's own pictures: in nested folders, or in memory as images, arrays or tensors."""
+"""The user's own pictures: in nested folders, listed in a file, or in memory as images, arrays or tensors."""
 
+import codecs
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from trident.data.images import IMAGE_SUFFIXES, ImageFile, ImageSource, key_of_pixels, naming_errors
-from trident.errors import BadValueError
+from trident.errors import BadValueError, TridentError
 
 _CHANNELS = (1, 3, 4)
 
@@ -46,6 +47,36 @@ def find_pictures(folder: Path, without: Iterable[Path] = ()) -> tuple[list[Imag
                 kind = path.suffix.lower().removeprefix(".").upper()
                 unread[str(path)] = f"{path}: {kind} pictures cannot be read here: save it as JPEG or PNG"
     return pictures, unread
+
+
+def listed_pictures(path: Path) -> list[ImageFile]:
+    """The pictures that a text file lists, one path on each line, relative to the current folder.
+
+    A path that is listed twice counts once. Whether the files can be read is not checked yet.
+    """
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise TridentError(error.strerror or str(error)) from error
+    if b"\0" in text:
+        raise TridentError("that is not a text file; a list of pictures has one path on each line")
+    lines = os.fsdecode(text.removeprefix(codecs.BOM_UTF8)).split("\n")
+    return [ImageFile(Path(line)) for line in dict.fromkeys(line.rstrip("\r") for line in lines) if line.strip()]
+
+
+class UniqueNames:
+    """Names for the pictures of a file: the second `a.png` is called `a.png#2`."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = {}
+
+    def unique(self, name: str) -> str:
+        found = name
+        while found in self._counts:
+            self._counts[name] += 1
+            found = f"{name}#{self._counts[name]}"
+        self._counts[found] = 1
+        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,18 +73,22 @@ class FeatureLabeller:
         )
 
     def label(self, pile: Sequence[ImageSource], progress: Progress | None = None, together: bool = True) -> Labelled:
-        features, failures = features_of(self.backbone, pile, self.cache, progress)
-        readable = np.array([place for place in range(len(pile)) if place not in failures], np.int64)
+        return self.label_found(*features_of(self.backbone, pile, self.cache, progress), together)
+
+    def label_found(self, features: np.ndarray, failures: dict[int, str], together: bool = True) -> Labelled:
+        """Label a pile whose features were computed, as `features_of` returns them. They are overwritten."""
+        n_pictures = len(features)
+        readable = np.array([place for place in range(n_pictures) if place not in failures], np.int64)
         features = features if not failures else features[readable]
         make_unit(features)  # in place, because it may be a large part of the memory
         labelled = self._label_unit(features, together)
         if not failures:
             return labelled
-        probabilities = np.full((len(pile), len(self.classes)), np.nan)
+        probabilities = np.full((n_pictures, len(self.classes)), np.nan)
         probabilities[readable] = labelled.probabilities
         typical = labelled.typicality
         if typical is not None:
-            typical = np.full(len(pile), np.nan)
+            typical = np.full(n_pictures, np.nan)
             typical[readable] = labelled.typicality
         return replace(labelled, probabilities=probabilities, failures=failures, typicality=typical)
 

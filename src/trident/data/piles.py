@@ -1,0 +1,62 @@
+"""A pile of pictures to label: a folder, a list of paths, tar archives or Parquet files."""
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from trident.data.images import IMAGE_SUFFIXES, ImageFile, ImageSource
+from trident.data.parquet import PARQUET_SUFFIX, parquet_pictures
+from trident.data.pictures import find_pictures, listed_pictures
+from trident.data.tars import TAR_SUFFIXES, tar_pictures
+from trident.errors import TridentError
+
+KINDS = "a folder of pictures, a text file with one path on each line, or tar archives or Parquet files"
+
+Pile = tuple[Sequence[ImageSource], dict[str, str]]  # the pictures, and a message for each path that cannot be read
+
+
+def find_pile(query: Path, without: Iterable[Path] = ()) -> Pile:
+    """The pictures of a pile. In a folder with pictures, archives are not looked into."""
+    if query.is_file():
+        return _in_file(query)
+    if not query.is_dir():
+        raise TridentError(f"there is no such folder or file; it must be {KINDS}")
+    pictures, unread = find_pictures(query, without)
+    if pictures:
+        return pictures, unread
+    tars, tables = (_files(query, suffixes) for suffixes in (TAR_SUFFIXES, (PARQUET_SUFFIX,)))
+    if tars and tables:
+        raise TridentError(f"it has both tar archives and Parquet files ({tars[0]}, {tables[0]}): give one kind")
+    if not tars and not tables:
+        return pictures, unread
+    found, more = tar_pictures(tars) if tars else parquet_pictures(tables)
+    return found, unread | more
+
+
+def are_files(pile: Sequence[ImageSource]) -> bool:
+    """Whether the pictures are files of their own, which can be copied and moved."""
+    return all(isinstance(source, ImageFile) for source in pile)
+
+
+def _in_file(path: Path) -> Pile:
+    name = path.name.lower()
+    if name.endswith(TAR_SUFFIXES):
+        return tar_pictures([path])
+    if name.endswith(PARQUET_SUFFIX):
+        return parquet_pictures([path])
+    if path.suffix.lower() in IMAGE_SUFFIXES:
+        raise TridentError(f"that is a single picture; it must be {KINDS}")
+    return listed_pictures(path), {}
+
+
+def _files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
+    """Files in a folder and its subfolders whose names end so, sorted. Hidden ones are skipped, as are _metadata."""
+    found = []
+    for where, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        found += [
+            Path(where) / name
+            for name in sorted(files)
+            if name.lower().endswith(suffixes) and not name.startswith((".", "_"))
+        ]
+    return found
