@@ -127,7 +127,7 @@ def test_the_included_recipe_says_what_to_do_and_takes_other_features(stores: Pa
             ["train", "soft-kmeans.toml", "--data", "features.store", "--out", "run"],
             ["needs no training", "trident evaluate"],
         ),
-        (["evaluate", "features-trident", "--data", "features.store"], ["must be trained first"]),
+        (["evaluate", "features-trident", "--data", "features.store"], ["takes features of efficientnet-lite0"]),
         (["evaluate", "soft-kmeans.toml"], ["--data STORE"]),
         (["evaluate", "conv4.toml", "--data", "pictures.store"], ["backbone without weights"]),
         (["evaluate", "nowhere.toml", "--data", "pictures.store"], ["nowhere.toml"]),

@@ -435,5 +435,3 @@ def test_a_recipe_that_needs_no_training_is_a_checkpoint() -> None:
     assert checkpoint.described() == "recipe features-soft-kmeans, not trained"
     with pytest.raises(TridentError, match="glyphs must be trained first: trident train glyphs"):
         untrained(load_recipe("glyphs"))
-    with pytest.raises(TridentError, match="must be trained first"):
-        load_checkpoint("features-trident")

@@ -87,7 +87,9 @@ def test_a_pile_is_labelled_in_a_process_of_its_own(folders: Path) -> None:
         assert sum(shares) == pytest.approx(1, abs=2e-3)
         assert float(row["probability"]) == max(shares) >= float(row["runner_up_probability"])
         assert float(row["typicality"]) > 0.65 and row["none_of_these"] == row["correction"] == ""
-    assert found.stderr.strip() == "features of efficientnet-lite0, soft k-means with class sizes"
+    assert (
+        found.stderr.strip() == "features of efficientnet-lite0, TRIDENT's label latents, soft k-means with class sizes"
+    )
     assert (folders / "cache" / "features.sqlite").stat().st_mode & 0o077 == 0
     again = run_trident(folders, *call)
     assert (again.stdout, again.returncode) == (found.stdout, 0)
