@@ -73,7 +73,7 @@ def nginx(folder: Path, ports: list[int], secure: int, plain: int) -> Iterator[N
     """With the configuration of docs/deploy.md, but for ports and paths."""
     text = re.findall(r"```nginx\n(.*?)```", DEPLOY.read_text("utf-8"), re.DOTALL)[0]
     certificate, key = folder / "certificate.pem", folder / "key.pem"
-    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=labels.lab.org"]
+    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=labels.example.org"]
     subprocess.run([*make, "-keyout", key, "-out", certificate], check=True, capture_output=True)
     temporary = [f"{kind}_temp_path {folder / kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")]
     for documented, here in (
@@ -81,8 +81,8 @@ def nginx(folder: Path, ports: list[int], secure: int, plain: int) -> Iterator[N
         ("listen 443 ssl;", f"listen 127.0.0.1:{secure} ssl;"),
         ("server 127.0.0.1:8001;", f"server 127.0.0.1:{ports[0]};"),
         ("server 127.0.0.1:8002;", f"server 127.0.0.1:{ports[1]};"),
-        ("/etc/nginx/labels.lab.org.pem", str(certificate)),
-        ("/etc/nginx/labels.lab.org.key", str(key)),
+        ("/etc/nginx/labels.example.org.pem", str(certificate)),
+        ("/etc/nginx/labels.example.org.key", str(key)),
         ("/var/log/nginx/access.log", str(folder / "access.log")),
         ("worker_processes auto;", "worker_processes 1;"),
         ("http {", "http {\n" + "\n".join(temporary)),  # the usual places belong to the system's nginx
@@ -114,7 +114,7 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
     folder = tmp_path_factory.mktemp("nginx")
     folder.chmod(0o755)  # nginx' workers may run as another user
     ports, secure, plain = [free_port(), free_port()], free_port(), free_port()
-    options = ("--backbone", NAME, "--proxy", "127.0.0.1", "--public-name", "labels.lab.org")
+    options = ("--backbone", NAME, "--proxy", "127.0.0.1", "--public-name", "labels.example.org")
     with contextlib.ExitStack() as started, pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)  # for the backbone
         starting = [
@@ -140,7 +140,7 @@ def labelled_by(server: Site) -> int:
 
 
 def test_two_replicas_behind_nginx(proxy: Proxy) -> None:
-    name = {"Host": "labels.lab.org"}
+    name = {"Host": "labels.example.org"}
     assert proxy.get("/", **name)[0] == 401
     assert proxy.get("/", **name, **BEARER)[0] == 200
     assert proxy.get("/", Host="evil.example", **BEARER)[0] == 403
@@ -149,7 +149,7 @@ def test_two_replicas_behind_nginx(proxy: Proxy) -> None:
     status, headers, _ = proxy.get(f"/?token={TOKEN}", **name)
     assert status == 200 and "Secure" in headers["set-cookie"]
     status, headers, _ = Site(f"http://127.0.0.1:{proxy.plain_port}").get(f"/?token={TOKEN}", **name)
-    assert (status, headers["location"]) == (301, "https://labels.lab.org/")
+    assert (status, headers["location"]) == (301, "https://labels.example.org/")
     assert "/ 200" in (log := (proxy.folder / "access.log").read_text()) and TOKEN not in log
 
     before = [labelled_by(one) for one in proxy.replicas]
@@ -160,7 +160,7 @@ def test_two_replicas_behind_nginx(proxy: Proxy) -> None:
     after = [labelled_by(one) for one in proxy.replicas]
     assert sum(after) - sum(before) == 6
     assert all(now > earlier for now, earlier in zip(after, before, strict=True)), (before, after)
-    origin = {"Origin": "https://labels.lab.org", "Sec-Fetch-Site": "same-origin"}
+    origin = {"Origin": "https://labels.example.org", "Sec-Fetch-Site": "same-origin"}
     assert proxy.ask(three_classes(), pile(1), headers=name | BEARER | origin)[0] == 200
     assert proxy.ask(three_classes(), pile(1), headers=name | BEARER | {"Origin": "https://evil.example"})[0] == 403
 
