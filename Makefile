@@ -7,7 +7,7 @@ ifndef RUN
 RUN := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 endif
 
-.PHONY: demo test test-slow test-cluster test-all check format bench clean
+.PHONY: demo test test-slow test-soak test-cluster test-all check format bench clean
 
 demo: .venv/.installed
 	$(BIN)/trident train glyphs --out $(RUN)
@@ -16,10 +16,13 @@ demo: .venv/.installed
 	@echo "Open $(RUN)/report.html in a browser"
 
 test: .venv/.installed-dev
-	$(PYTEST) -m "not slow and not cluster"
+	$(PYTEST) -m "not slow and not cluster and not soak"
 
 test-slow: .venv/.installed-dev
 	$(PYTEST) -m "slow and not cluster"
+
+test-soak: .venv/.installed-dev
+	$(PYTEST) -m soak
 
 test-cluster: .venv/.installed-cluster
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_cluster.py tests/test_piles.py -k "cluster or parquet"

@@ -1,7 +1,6 @@
 """Training and measuring on several processes: the same weights and figures, whatever happens to the processes."""
 
 import json
-import os
 import random
 import re
 import signal
@@ -286,7 +285,7 @@ def test_the_command_of_the_documentation(launcher: Launcher, alone: Checkpoint)
     assert (launcher.folder / "command" / BEST).is_file()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize(("recipe", "doubles", "most"), [
     ("trident", True, 1e-8), ("trident", False, 0.1), ("protonet", True, 1e-8), ("protonet", False, 1e-2),
 ])  # fmt: skip
@@ -298,10 +297,9 @@ def test_20_steps_on_2_and_4_processes(launcher: Launcher, recipe: str, doubles:
     assert max(differences) < most
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_kills_at_random_times_lose_no_saved_step(launcher: Launcher) -> None:
-    """Three kills; TRIDENT_KILLS=20 takes two minutes."""
-    wanted = int(os.environ.get("TRIDENT_KILLS", "3"))
+    wanted = 20
     generator = random.Random(0)
     settings = ("steps=20", "save_every=3", "validate_every=10")
     undisturbed = launcher.end(2, "protonet", "soak", *settings)
