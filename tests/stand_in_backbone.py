@@ -87,3 +87,13 @@ def save_pictures(folder: Path, colours: dict[str, int], first: int = 0) -> None
     for colour, count in colours.items():
         for place in range(count):
             picture(colour, 1000 * [*COLOURS].index(colour) + first + place).save(folder / f"{colour}-{place:03d}.png")
+
+
+SUPPORT = ("red", "green", "blue")
+
+
+def save_support_and_pile(folder: Path) -> None:
+    """Three classes with two labelled pictures each in FOLDER/support, and fifteen in FOLDER/pile."""
+    for colour in SUPPORT:
+        save_pictures(folder / "support" / colour, {colour: 2}, first=900)
+    save_pictures(folder / "pile", dict.fromkeys(SUPPORT, 5))

@@ -15,21 +15,18 @@ import pytest
 
 from ablation_grids import Answer
 from conftest import assert_one_line_error
-from stand_in_backbone import NAME, picture, save_pictures
+from stand_in_backbone import NAME, picture, save_pictures, save_support_and_pile
 from trident.data.images import ImageFile, UnreadableImageError, decode
 from trident.data.pictures import UniqueNames
 from trident.data.piles import find_pile
 from trident.data.tars import tar_pictures
 
-SUPPORT = ("red", "green", "blue")
 Here = Callable[..., Answer]
 
 
 @pytest.fixture
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for colour in SUPPORT:
-        save_pictures(tmp_path / "support" / colour, {colour: 2}, first=900)
-    save_pictures(tmp_path / "pile", dict.fromkeys(SUPPORT, 5))
+    save_support_and_pile(tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -18,12 +18,11 @@ from PIL import Image
 
 from ablation_grids import Answer
 from conftest import assert_one_line_error, run_trident
-from stand_in_backbone import NAME, PATH, PAUSE, SEEN, SLOW, picture, save_pictures
+from stand_in_backbone import NAME, PATH, PAUSE, SEEN, SLOW, SUPPORT, picture, save_pictures, save_support_and_pile
 from trident.backbones.pretrained import BATCH, find_backbone
 from trident.labelling.corrections import NONE, read_corrections
 from trident.labelling.feature_cache import FeatureCache
 
-SUPPORT = ("red", "green", "blue")
 COLUMNS = [
     "path",
     "label",
@@ -41,9 +40,7 @@ Here = Callable[..., Answer]
 @pytest.fixture
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Three classes with two labelled pictures each, and a pile of fifteen. The cache is empty."""
-    for colour in SUPPORT:
-        save_pictures(tmp_path / "support" / colour, {colour: 2}, first=900)
-    save_pictures(tmp_path / "pile", dict.fromkeys(SUPPORT, 5))
+    save_support_and_pile(tmp_path)
     monkeypatch.setenv("TRIDENT_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     return tmp_path
