@@ -22,9 +22,10 @@ from trident.learning.heads import HeadLearner
 from trident.learning.meta_update import make_optimizer, update
 from trident.methods.base import HeadOnFeatures, Method
 from trident.methods.matching import MatchingNetwork
+from trident.methods.normalised import MEAN
 from trident.methods.protonet import ProtoNet
 from trident.methods.registry import method_class, method_name, method_paths
-from trident.methods.simpleshot import MEAN, SimpleShot
+from trident.methods.simpleshot import SimpleShot
 from trident.nn.parameters import Parameters
 from trident.recipes.files import recipe_names
 from trident.recipes.loading import load_recipe

@@ -31,6 +31,11 @@ class Backbone(ABC):
     def n_features(self) -> int:
         """How many numbers come out for an image."""
 
+    @property
+    def n_cells(self) -> int:
+        """Of how many cells of a feature map these numbers are."""
+        return 1
+
     @abstractmethod
     def check_store(self, store: ImageStore) -> None:
         """Raise an error if these images cannot be taken."""

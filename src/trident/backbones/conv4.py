@@ -53,6 +53,10 @@ class Conv4Backbone(Backbone):
     def n_features(self) -> int:
         return self.channels * self.map_size**2
 
+    @property
+    def n_cells(self) -> int:
+        return self.map_size**2
+
     def initial(self, generator: torch.Generator) -> Parameters:
         return self.network.initial(generator)
 

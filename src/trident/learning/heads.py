@@ -39,9 +39,9 @@ class HeadLearner(Setting):
             return {"features": self.features(parameters, task)[0]}
 
     def features(self, parameters: Parameters, task: Task) -> tuple[Tensor, Parameters]:
-        """Features of all images, (task, image, feature), and the batch-norm statistics."""
+        """Features of all images, as the head takes them, and the batch-norm statistics."""
         maps, seen = self.model.backbone(for_each_task(parameters, task.n_tasks), task, self.statistics(task))
-        return maps.flatten(2), seen
+        return self.model.features(maps), seen
 
     def gradient(self, parameters: Parameters, batch: Batch) -> Gradient:
         task, labels = batch

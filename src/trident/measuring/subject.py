@@ -15,6 +15,7 @@ from trident.errors import TridentError
 from trident.learning.checkpoint import Checkpoint
 from trident.learning.learners import make_learner
 from trident.measuring.prediction import predict, predict_one_by_one
+from trident.methods.base import HeadModel
 from trident.nn.parameters import Parameters, on_device
 from trident.recipes.recipe import Recipe
 from trident.settings import EpisodeSpec, Protocol
@@ -78,7 +79,8 @@ class TrainedModel:
         recipe, protocol = self.recipe, self.recipe.protocol
         recipe.backbone.check_store(store)
         execution = execution_for(device, engine, precision, recipe)
-        learner, parameters = self.learner(execution), on_device(self.parameters, device)
+        complete = replace(self, running=self.running | training_statistics(recipe, store))
+        learner, parameters = complete.learner(execution), on_device(self.parameters, device)
         predictions = protocol.latent_samples if protocol.latents == "average" else 1
         shapes = recipe.model.noise_shapes(recipe.episode, predictions)
         source = task_source(self, store, split, seed, device, stream, shapes)
@@ -179,6 +181,24 @@ def task_source(
         sampled=subject.protocol.latents != "mean",
         device=device,
     )
+
+
+def training_statistics(recipe: Recipe, store: ImageStore) -> Parameters:
+    """The statistics of training features that a method needs which is not trained, if the store has training classes.
+
+    Trained weights bring their own.
+    """
+    model = recipe.model
+    if recipe.method.about.trained_on != "nothing" or not model.initial_running():
+        return {}
+    assert isinstance(model, HeadModel)
+    training = [entry for entry in store.classes if entry.split == "train"]
+    if not training:
+        return {}
+    rows = np.concatenate([np.arange(entry.start, entry.start + entry.count) for entry in training])
+    store.check(rows)
+    features = torch.from_numpy(np.asarray(store.images[rows]))  # (image, feature)
+    return {key: value[0] for key, value in model.method.statistics(model.features(features[None])).items()}
 
 
 def without_latents(protocol: Protocol) -> Protocol:

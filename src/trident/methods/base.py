@@ -125,6 +125,9 @@ class Method(ABC):
 class HeadOnFeatures(Method):
     """Base of methods that classify features. They work with any backbone and engine."""
 
+    takes_cells: ClassVar[bool] = False  # whether features come as (task, image, cell, channel): one cell of the
+    # backbone's square feature map after another, row by row. A backbone without maps has one cell.
+
     learners: ClassVar[Mapping[str, str]] = {
         "plain": "trident.learning.heads:HeadLearner",
         "fused": "trident.engines.fused.heads:FusedHeadLearner",
@@ -135,7 +138,7 @@ class HeadOnFeatures(Method):
         """Features of all images (task, image, feature), the support set first -> query logits (task, query, n_way)."""
 
     def initial(self, n_features: int, generator: torch.Generator) -> Parameters:
-        """The head's own parameters."""
+        """The head's own parameters. `n_features`: of an image, or of one of its cells with `takes_cells`."""
         return {}
 
     def initial_statistics(self, n_features: int) -> Parameters:
@@ -195,17 +198,28 @@ class HeadModel(Model):
     backbone: Backbone
 
     def initial(self, generator: torch.Generator) -> Parameters:
-        return self.backbone.initial(generator) | self.method.initial(self.backbone.n_features, generator)
+        return self.backbone.initial(generator) | self.method.initial(self.n_features, generator)
 
     def initial_running(self) -> Parameters:
-        return self.backbone.initial_running() | self.method.initial_statistics(self.backbone.n_features)
+        return self.backbone.initial_running() | self.method.initial_statistics(self.n_features)
+
+    @property
+    def n_features(self) -> int:
+        """What the head calls a feature: of the whole image, or of one cell."""
+        return self.backbone.n_features // (self.backbone.n_cells if self.method.takes_cells else 1)
+
+    def features(self, maps: Tensor) -> Tensor:
+        """What the backbone returns, (task, image, ...), as the head takes it."""
+        if not self.method.takes_cells:
+            return maps.flatten(2)
+        return maps.flatten(2, -2) if maps.dim() > 4 else maps[:, :, None]
 
     def noise_shapes(self, episode: EpisodeSpec, predictions: int) -> NoiseShapes:
         return self.method.noise_shapes(episode, predictions)
 
     def of_head(self, parameters: Parameters, running: Parameters | None) -> Parameters:
         """The parameters, and the training statistics that the head needs."""
-        wanted = self.method.initial_statistics(self.backbone.n_features)
+        wanted = self.method.initial_statistics(self.n_features)
         return parameters | {key: value for key, value in (running or {}).items() if key in wanted}
 
     def in_training(self, parameters: Parameters, features: Tensor) -> Parameters:

@@ -36,7 +36,7 @@ class FusedHeadLearner(Setting):
 
     def log_probabilities(self, parameters: Parameters, task: Task) -> Tensor:
         with computing(self.precision, task.device):
-            features = self._encode(for_each_task(parameters, task.n_tasks), task).features.flatten(2)
+            features = self.model.features(self._encode(for_each_task(parameters, task.n_tasks), task).features)
             logits = self.model.method.head(self.model.of_head(parameters, self.running), features, task)
             return mean_prediction([logits])
 
@@ -55,7 +55,7 @@ class FusedHeadLearner(Setting):
             with torch.enable_grad():
                 maps = encoded.features.requires_grad_()
                 head = {key: value.detach().requires_grad_() for key, value in parameters.items() if key not in own}
-                features = maps.flatten(2)
+                features = self.model.features(maps)
                 logits, losses = method.training(self.model.in_training(head, features), features, task, labels)
                 leaves = [maps, *head.values()]
                 for_maps, *for_head = torch.autograd.grad(losses["total"].sum(), leaves, materialize_grads=True)
