@@ -306,6 +306,17 @@ def test_a_head_trained_on_tasks_may_use_statistics_of_training() -> None:
     assert found.statistics["centre"].shape == (2, TINY_BACKBONE.n_features)
 
 
+def test_the_backbone_can_learn_more_slowly_or_not_at_all() -> None:
+    own, of_backbone = "scale", next(iter(TINY_BACKBONE.names))
+    for share in (0.0, 0.25):
+        training = replace(TINY_RECIPE.training, backbone_rate=share, clip_norm=None)
+        parameters = {key: torch.ones(3, requires_grad=True) for key in (own, of_backbone)}
+        optimizer = make_optimizer(parameters, Checkpoint(replace(TINY_RECIPE, training=training), {}, {}, 0))
+        update(parameters, optimizer, {key: torch.ones(3) for key in parameters}, 1.0, 1, 0.1, training)
+        torch.testing.assert_close(parameters[own].detach(), torch.full((3,), 0.9))
+        torch.testing.assert_close(parameters[of_backbone].detach(), torch.full((3,), 1 - 0.1 * share))
+
+
 def test_weight_decay_shrinks_weights_that_have_no_gradient() -> None:
     training = replace(TINY_RECIPE.training, weight_decay=0.5, clip_norm=None)
     start = Checkpoint(replace(TINY_RECIPE, training=training), {}, {}, 0)

@@ -1,6 +1,6 @@
 """Recipes: the paper's values, overrides, and mistakes told in words."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -154,3 +154,25 @@ def test_wrong_recipe_files(tmp_path: Path, text: str, message: str) -> None:
         load_recipe(str(tmp_path / "wrong.toml"))
     assert message in str(caught.value)
     assert "wrong.toml" in str(caught.value)
+
+
+def test_a_recipe_can_be_based_on_another(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('base = "glyphs-matching"\nsummary = "five shots"\n[episode]\nn_shot = 5\n', "utf-8")
+    found, before = load_recipe(str(path)), load_recipe("glyphs-matching")
+    assert found.episode == replace(before.episode, n_shot=5)
+    assert (found.method, found.training, found.name) == (before.method, before.training, "mine")
+
+
+def test_another_method_inherits_no_settings_from_the_base(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('base = "glyphs-simpleshot"\nsummary = "x"\n[method]\nname = "protonet"\n', "utf-8")
+    assert load_recipe(str(path)).method == ProtoNet()
+    assert load_recipe(str(path)).backbone == load_recipe("glyphs-simpleshot").backbone
+
+
+def test_a_base_must_be_an_included_recipe(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('base = "../secret"\n', "utf-8")
+    with pytest.raises(TridentError, match=r"base is '../secret': it must be one of features-"):
+        load_recipe(str(path))

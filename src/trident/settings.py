@@ -127,7 +127,12 @@ class TrainingSettings:
     steps: int = setting(82_000, "number of meta-updates")
     tasks_per_step: int = setting(20, "tasks in a meta-update, the paper's B (methods trained on episodes)")
     images_per_step: int = setting(256, "images in an update (methods trained on batches of all training classes)")
+    start_from: str | None = setting(
+        None,
+        "trained weights to start from, where the networks match: a name that 'trident weights' lists, or a path",
+    )
     rate: float = setting(1e-4, "learning rate of Adam in the outer loop, the paper's beta")
+    backbone_rate: float = setting(1.0, "learning rate of the backbone, as a multiple of the rate")
     weight_decay: float = setting(0.0, "decoupled weight decay (AdamW) in the outer loop")
     schedule: Literal["constant", "cosine"] = setting("constant", "rate over time: constant, or cosine to zero")
     augmentation: Literal["none", "flip", "flip_shift", "crop_colour"] = setting(
@@ -166,5 +171,5 @@ class TrainingSettings:
             0 <= self.most_left_out < 1,
             f"training.most_left_out is {self.most_left_out}: it must be 0 or more, and below 1",
         )
-        require_at_least(self, "training", 0, "weight_decay")
+        require_at_least(self, "training", 0, "weight_decay", "backbone_rate")
         require(0 <= self.seed < 2**63, f"training.seed is {self.seed}: it must be from 0 to 2**63 - 1")

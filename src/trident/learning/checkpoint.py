@@ -171,7 +171,10 @@ def load_checkpoint(path: Path | str) -> Checkpoint:
 
 def shareable(checkpoint: Checkpoint) -> Checkpoint:
     """For sharing: without optimiser state and local paths."""
-    return replace(checkpoint, optimizer={}, provenance=_without_paths(checkpoint.provenance))
+    recipe = checkpoint.recipe
+    if recipe.training.start_from not in (None, *weight_names()):
+        recipe = replace(recipe, training=replace(recipe.training, start_from=None))
+    return replace(checkpoint, recipe=recipe, optimizer={}, provenance=_without_paths(checkpoint.provenance))
 
 
 def _without_paths(provenance: dict[str, Any]) -> dict[str, Any]:

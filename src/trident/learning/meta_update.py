@@ -37,13 +37,19 @@ def update(
     for value, share in zip(parameters.values(), scaled, strict=True):
         value.grad = share
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * group["share"]
     optimizer.step()
 
 
 def make_optimizer(parameters: Parameters, start: Checkpoint) -> torch.optim.AdamW:
     settings = start.recipe.training
-    optimizer = torch.optim.AdamW(parameters.values(), lr=settings.rate, weight_decay=settings.weight_decay)
+    in_backbone = start.recipe.backbone.names
+    shares = {key: settings.backbone_rate if key in in_backbone else 1.0 for key in parameters}
+    groups = [
+        {"params": [value for key, value in parameters.items() if shares[key] == share], "share": share}
+        for share in sorted(set(shares.values()))
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=settings.rate, weight_decay=settings.weight_decay)
     if start.optimizer:
         state = optimizer.state_dict()
         state["state"] = {
@@ -51,7 +57,7 @@ def make_optimizer(parameters: Parameters, start: Checkpoint) -> torch.optim.Ada
                 "step": torch.tensor(float(start.step)),
                 **{moment: start.optimizer[f"{moment}/{key}"] for moment in MOMENTS},
             }
-            for place, key in enumerate(parameters)
+            for place, key in enumerate(sorted(parameters, key=lambda key: shares[key]))  # as in the groups
         }
         optimizer.load_state_dict(state)
     return optimizer

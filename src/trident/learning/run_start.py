@@ -57,7 +57,7 @@ def start_run(
 ) -> Checkpoint:
     """Check everything, then make the run's folder with its first checkpoint. `data` is how to find the store again.
 
-    `start_from`: trained weights for all parameters of the same name and shape.
+    `start_from`: trained weights for all parameters of the same name and shape, instead of the recipe's.
     """
     check_run(recipe, store)
     execution = execution_for(device, engine, precision, recipe.in_training())
@@ -79,6 +79,8 @@ def start_run(
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     parameters = recipe.initial(recipe.training.seed)
+    if start_from is None and recipe.training.start_from is not None:
+        start_from = load_checkpoint(recipe.training.start_from)
     if start_from is not None:
         provenance["start"] = start_from.describe() | {"provenance": start_from.provenance}
         parameters = _taken_over(parameters, recipe, start_from)

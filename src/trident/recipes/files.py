@@ -22,7 +22,25 @@ def read_recipe(name: str) -> tuple[dict[str, Any], Path]:
         if name.endswith(".toml"):
             raise TridentError(f"no recipe file at {path}")
         raise TridentError(f"no recipe is called '{name}'{nearest(name, recipe_names())}")
-    return {"name": path.stem, **read_toml(path)}, path
+    return {"name": path.stem, **_with_base(read_toml(path), path)}, path
+
+
+def _with_base(values: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The values of a file, and for what it does not say those of the included recipe that it names as its base."""
+    base = values.pop("base", None)
+    if base is None:
+        return values
+    if base not in recipe_names():
+        raise TridentError(f"{path}: base is {base!r}: it must be one of {', '.join(recipe_names())}")
+    inherited = read_toml(FOLDER / f"{base}.toml")
+    if "base" in inherited:
+        raise TridentError(f"{path}: its base {base} has a base itself: name {inherited['base']} instead")
+    for section, part in values.items():
+        before = inherited.get(section)
+        # Another method or backbone has other settings, so none are inherited.
+        same = isinstance(before, dict) and isinstance(part, dict) and part.get("name") in (None, before.get("name"))
+        inherited[section] = {**before, **part} if same and isinstance(before, dict) else part
+    return inherited
 
 
 def read_toml(path: Path) -> dict[str, Any]:
