@@ -60,7 +60,7 @@ def summed_over(
     packed = torch.cat([*(part.reshape(-1).to(kind) for part in gradient), table.reshape(-1), table.new_zeros(1)])
     if not places:
         packed.zero_()
-    packed[-1] = float(stop)
+    packed[-1:].fill_(float(stop))  # packed[-1] = ... would wait until the GPU is done
     processes.sum(packed)
     *sums, entries, stops = torch.split(packed, [*(part.numel() for part in gradient), table.numel(), 1])
     table = entries.view_as(table)
