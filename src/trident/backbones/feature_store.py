@@ -1,5 +1,6 @@
 """Stores of features: a dataset's pictures, seen through a frozen backbone."""
 
+import hashlib
 from collections.abc import Generator
 from pathlib import Path
 
@@ -39,6 +40,24 @@ def prepare_features(
         on_resume,
     )
     return open_store(target)
+
+
+def features_of_store(store: ImageStore, backbone: Pretrained, progress: Progress | None = None) -> ImageStore:
+    """The features of every image of a store, in memory."""
+    size, wanted = store.image_size, backbone.facts.image_size
+    if size != wanted:
+        raise TridentError(
+            f"the images of {store.dataset} are {size}x{size}, but {backbone.name} takes {wanted}x{wanted}"
+        )
+    features = np.empty((len(store.images), backbone.n_features), np.float32)
+    for start in range(0, len(store.images), BATCH):
+        rows = np.arange(start, min(start + BATCH, len(store.images)))
+        store.check(rows)
+        features[rows] = backbone.features(np.asarray(store.images[rows]))
+        if progress:
+            progress(int(rows[-1]) + 1, len(store.images))
+    fingerprint = hashlib.sha256(f"{store.fingerprint} {backbone.fingerprint}".encode()).hexdigest()
+    return ImageStore(store.dataset, features, store.classes, fingerprint, backbone.name, keep_on=store.keep_on)
 
 
 def _features(

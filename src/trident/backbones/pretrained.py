@@ -1,7 +1,8 @@
-"""Frozen backbones: networks trained elsewhere that turn a picture into features. They are never trained here.
+"""Frozen backbones: trained networks that turn a picture into features. They are not trained any further.
 
-A backbone has a name: one of the table below, `onnx:FILE`, or `python:package.module:function`. `find_backbone` turns a
-name into a `Pretrained`, which can compute features. Nothing is downloaded.
+A backbone has a name: one of the table below, `onnx:FILE`, `python:package.module:function`, or `weights:NAME` for the
+Conv4 of weights that were trained here. `find_backbone` turns a name into a `Pretrained`, which can compute features.
+Nothing is downloaded.
 """
 
 import hashlib
@@ -71,7 +72,11 @@ BACKBONES = {
     "efficientnet-lite1": _efficientnet(1, 240),
     "efficientnet-lite2": _efficientnet(2, 260),
 }
-PREFIXES = {"onnx:": "trident.backbones.onnx:load", "python:": "trident.backbones.python_function:load"}
+PREFIXES = {
+    "onnx:": "trident.backbones.onnx:load",
+    "python:": "trident.backbones.python_function:load",
+    "weights:": "trident.learning.frozen_weights:load",
+}
 DEFAULT = "efficientnet-lite0"
 INSTALL = "pip install -e '.[features]' in a clone of trident"
 INSTALL_ONNX = "pip install -e '.[onnx]' in a clone of trident"
@@ -116,8 +121,8 @@ def find_backbone(name: str, device: str = "cpu") -> Pretrained:
             return found
     if name not in BACKBONES:
         raise TridentError(
-            f"no backbone is called '{name}': there are {', '.join(BACKBONES)}, onnx:FILE and "
-            "python:package.module:function"
+            f"no backbone is called '{name}': there are {', '.join(BACKBONES)}, onnx:FILE, "
+            "python:package.module:function and weights:NAME"
         )
     listed = BACKBONES[name]
     if not listed.installed:

@@ -18,11 +18,10 @@ from trident.cli.options import (
     Settings,
     Split,
     Tasks,
-    data_of,
     device_of,
     load_for_measuring,
-    open_data,
     open_fitting_data,
+    open_for,
     sample_of,
 )
 from trident.cli.processes import on_processes
@@ -118,7 +117,7 @@ def calibrate(
 
     check_figure_path(out)
     checkpoint = load_for_measuring(run, settings)
-    store = open_data(data_of(checkpoint.recipe, data, checkpoint))
+    store = open_for(checkpoint.recipe, data, checkpoint)
     fitting_store = open_fitting_data(temperature_data, checkpoint, store) if temperature == "validation" else None
     sample = sample_of(split, tasks, seed, device, tasks_per_chunk)
     with counting("evaluating tasks") as progress:
@@ -160,7 +159,7 @@ def decoupling(
 
     check_figure_path(out)
     checkpoint = load_for_measuring(run, settings)
-    store = open_data(data_of(checkpoint.recipe, data, checkpoint))
+    store = open_for(checkpoint.recipe, data, checkpoint)
     sample = sample_of(split, tasks, seed, device, tasks_per_chunk)
     with counting("tasks") as progress:
         result = measure(checkpoint, store, progress=progress, **sample)
@@ -200,7 +199,7 @@ def reconstructions(
 
     check_figure_path(out)
     checkpoint = load_for_measuring(run, settings)
-    store = open_data(data_of(checkpoint.recipe, data, checkpoint))
+    store = open_for(checkpoint.recipe, data, checkpoint)
     result = decode(checkpoint, store, split=split, seed=seed, task=task, device=device_of(device))
     save_figure(reconstruction_plot(result), out)
     spec = checkpoint.recipe.episode

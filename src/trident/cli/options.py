@@ -123,18 +123,35 @@ def open_fitting_data(given: str | None, checkpoint: "Checkpoint", measured: "Im
     that are not trained: the temperature is fitted on its validation classes.
     """
     if given is not None:
-        return open_data(data_of(checkpoint.recipe, given, checkpoint))
+        return open_for(checkpoint.recipe, given, checkpoint)
     provenance = checkpoint.provenance
     untrained = checkpoint.recipe.method.about.trained_on == "nothing"
     if untrained or measured.fingerprint == provenance["fingerprint"]:
         return measured
     try:
-        return open_data(data_of(checkpoint.recipe, None, checkpoint))
+        return open_for(checkpoint.recipe, None, checkpoint)
     except TridentError as error:
         reason = provenance["dataset"] if provenance["data"] is None else f"but {error}"
         raise TridentError(
             f"the temperature is fitted on the data trained on, {reason}; name a store with --temperature-data"
         ) from error
+
+
+def open_for(
+    recipe: "Recipe", given: str | None, checkpoint: "Checkpoint | None" = None, store_on: str = "auto"
+) -> "ImageStore":
+    """The store for a recipe or for weights. If they take features of other weights of ours, those are computed."""
+    from trident.backbones.frozen import FrozenBackbone
+
+    store, backbone = open_data(data_of(recipe, given, checkpoint), store_on), recipe.backbone
+    if store.features_of or not isinstance(backbone, FrozenBackbone) or not backbone.of.startswith("weights:"):
+        return store
+    from trident.backbones.feature_store import features_of_store
+    from trident.backbones.pretrained import find_backbone
+    from trident.cli.console import counting
+
+    with counting("computing features") as progress:
+        return features_of_store(store, find_backbone(backbone.of, device_of("auto")), progress)
 
 
 def open_data(source: str, store_on: str = "auto") -> "ImageStore":

@@ -23,11 +23,11 @@ class Here(NamedTuple):
         self, load: Callable[[], "Checkpoint"], data: str | None, store_on: str = "auto"
     ) -> tuple["Checkpoint", "ImageStore"]:
         """The checkpoint to measure, which the first process loads, and the store, which each opens."""
-        from trident.cli.options import data_of, open_data
+        from trident.cli.options import open_for
         from trident.learning.spreading import check_same_inputs, checkpoint_from_first
 
         checkpoint = checkpoint_from_first(self.processes, load)
-        store = self.processes.together(lambda: open_data(data_of(checkpoint.recipe, data, checkpoint), store_on))
+        store = self.processes.together(lambda: open_for(checkpoint.recipe, data, checkpoint, store_on))
         check_same_inputs(self.processes, checkpoint.recipe, store)
         return checkpoint, store
 

@@ -15,10 +15,9 @@ from trident.cli.options import (
     RunPath,
     Seed,
     Split,
-    data_of,
     load_for_measuring,
-    open_data,
     open_fitting_data,
+    open_for,
     sample_of,
 )
 from trident.errors import TridentError
@@ -55,7 +54,7 @@ def report(
     page = out or (run / "report.html" if run.is_dir() else run.with_name(f"{run.stem}-report.html"))
     check_writable(page)
     check_extras()
-    store = open_data(data_of(checkpoint.recipe, data, checkpoint))
+    store = open_for(checkpoint.recipe, data, checkpoint)
     fitting_store = open_fitting_data(temperature_data, checkpoint, store)
     sample = sample_of(split, tasks, seed, device, tasks_per_chunk)
     with counting("report") as progress:
@@ -103,7 +102,7 @@ def compare(
         check_writable(out)
         check_extras()
     checkpoints = [load_for_measuring(run, None) for run in runs]
-    stores = [open_data(data_of(entry.recipe, data, entry)) for entry in checkpoints]
+    stores = [open_for(entry.recipe, data, entry) for entry in checkpoints]
     sample = sample_of(split, tasks, seed, device, tasks_per_chunk)
     with counting("comparing") as progress:
 

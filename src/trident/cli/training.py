@@ -16,7 +16,7 @@ from trident.cli.options import (
     Settings,
     StoreOn,
     data_of,
-    open_data,
+    open_for,
     overrides_of,
 )
 from trident.cli.processes import Here, on_processes
@@ -113,7 +113,7 @@ def train(
         def inputs() -> tuple["Recipe", str, "ImageStore"]:
             loaded = load_recipe(recipe, overrides_of(settings))
             source = data_of(loaded, data, None)
-            return loaded, source, open_data(source, store_on)
+            return loaded, source, open_for(loaded, data, None, store_on)
 
         loaded, source, store = here.processes.together(inputs)
         check_same_inputs(here.processes, loaded, store)
@@ -151,7 +151,7 @@ def _resume(
         return replace(found, recipe=recipe)
 
     def inputs() -> "ImageStore":
-        store = open_data(data_of(checkpoint.recipe, data, checkpoint), store_on)
+        store = open_for(checkpoint.recipe, data, checkpoint, store_on)
         resume_run(checkpoint, store, run)
         return store
 

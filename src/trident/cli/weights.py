@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trident.cli.app import app
-from trident.cli.options import Data, Device, Json, RunPath, data_of, open_data, sample_of
+from trident.cli.options import Data, Device, Json, RunPath, open_for, sample_of
 from trident.errors import TridentError
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def _with_temperatures(checkpoint: "Checkpoint", data: str | None, tasks: int, d
     from trident.cli.console import counting
     from trident.labelling.temperatures import fit_temperatures
 
-    store = open_data(data_of(checkpoint.recipe, data, checkpoint))
+    store = open_for(checkpoint.recipe, data, checkpoint)
     sample = sample_of("val", tasks, 0, device, None)
     with counting("evaluating validation tasks") as progress:
         temperatures = fit_temperatures(checkpoint, store, progress, **sample)

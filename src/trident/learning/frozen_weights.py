@@ -1,0 +1,42 @@
+"""Trained weights as a frozen backbone: `weights:NAME` computes features with the Conv4 of these weights."""
+
+import numpy as np
+import torch
+
+from trident.backbones.conv4 import Conv4Backbone
+from trident.backbones.pretrained import Compute, Facts, Pretrained, fingerprint_of
+from trident.errors import TridentError
+from trident.learning.checkpoint import Checkpoint, load_checkpoint
+from trident.nn.batch_norm import BatchNormStatistics
+from trident.nn.parameters import for_each_task, on_device
+from trident.tasks.task import Task
+
+PREFIX = "weights:"
+
+
+def load(name: str, device: str = "cpu") -> Pretrained:
+    """`name` is `weights:` and a name that 'trident weights' lists, a run's folder or a weights file."""
+    checkpoint = load_checkpoint(name.removeprefix(PREFIX))
+    backbone = checkpoint.recipe.backbone
+    if not isinstance(backbone, Conv4Backbone):
+        raise TridentError(f"{name} has no Conv4 that could compute features: it takes {backbone.describe()}")
+    facts = Facts(backbone.image_size, (0.0,) * 3, (255.0,) * 3, "MIT", str(checkpoint.provenance.get("dataset")))
+    kept = {key: checkpoint.parameters[key] for key in sorted(backbone.names)}
+    kept |= {key: value for key, value in sorted(checkpoint.running.items()) if key in backbone.initial_running()}
+    fingerprint = fingerprint_of(facts, b"".join(value.numpy().tobytes() for value in kept.values()))
+    return Pretrained(name, facts, backbone.n_features, fingerprint, _compute(checkpoint, backbone, device), device)
+
+
+def _compute(checkpoint: Checkpoint, backbone: Conv4Backbone, device: str) -> Compute:
+    parameters = for_each_task(on_device(checkpoint.parameters, device), 1)
+    statistics = BatchNormStatistics("running", 0, on_device(checkpoint.running, device))
+
+    def compute(pixels: np.ndarray) -> np.ndarray:
+        """With batch norm's statistics of training, so that each picture's features are its own."""
+        images = torch.from_numpy(pixels).to(device)[None]  # (1, image, size, size, channel)
+        task = Task(images, torch.zeros(1, 0, dtype=torch.int64, device=device), 1)
+        with torch.no_grad():
+            maps, _ = backbone(parameters, task, statistics)
+        return np.asarray(maps.flatten(2)[0].cpu().numpy())
+
+    return compute
