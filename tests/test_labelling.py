@@ -16,6 +16,7 @@ from trident.backbones.conv4 import conv4_of
 from trident.data.store import ImageStore, store_in_memory, write_store
 from trident.errors import TridentError
 from trident.labelling.labeller import ENOUGH_TOGETHER, MOST_LABELLED, Labeller
+from trident.leaderboard.card import card_of
 from trident.learning.checkpoint import Checkpoint, Temperatures, load_checkpoint, save_checkpoint
 from trident.learning.run_start import start_run
 from trident.measuring.calibration import fit_temperature
@@ -25,7 +26,7 @@ from trident.methods.protonet import ProtoNet
 from trident.recipes.recipe import Recipe
 from trident.settings import Views
 from trident.web.weight_store import WeightStore
-from trident.weights import model_card, weight_names, weights_for
+from trident.weights import weight_names, weights_for
 
 USUAL = replace(TINY_METHOD, attfex="set", classifier_start="prototypes", log_var_bound=1.0, inner_steps=0)
 
@@ -228,5 +229,5 @@ def test_shipped_weights_have_the_temperatures_of_their_card(trident_here: Calla
         assert set(listed[name]) == {"many", "few", "alone"}
         for temperature in listed[name].values():
             assert temperature != 1
-            assert f"temperature {temperature:.3f} fitted on" in model_card(name)
+            assert f"temperature {temperature:.3f} fitted on" in card_of(name)
     assert {weights_for(5, 5), weights_for(25, 5)} <= set(listed)

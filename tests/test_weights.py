@@ -12,11 +12,12 @@ from safetensors import safe_open
 from safetensors.torch import save
 
 from conftest import TINY_BACKBONE, TINY_METHOD, TINY_RECIPE, assert_one_line_error, tiny_store
-from trident.learning.checkpoint import load_checkpoint, save_checkpoint
+from trident.leaderboard.card import card_of
+from trident.learning.checkpoint import load_checkpoint, save_checkpoint, shareable
 from trident.learning.run_start import start_run
 from trident.methods.matching import MatchingNetwork
 from trident.methods.protonet import ProtoNet
-from trident.weights import model_card, weight_names, weights_file
+from trident.weights import weight_names, weights_file
 
 names = pytest.mark.parametrize("name", weight_names())
 
@@ -46,7 +47,7 @@ def test_weights_are_whole_small_and_say_nothing_of_the_machine_they_came_from(n
 
 @names
 def test_a_model_card_says_what_one_must_know(name: str) -> None:
-    card = model_card(name)
+    card = card_of(name)
     for word in ("Trained on", "steps", "Protocol", "Accuracy", "ECE", "Intended use", "Limits", "shuffled", "seed"):
         assert word in card, word
     best = load_checkpoint(Path(name)).best
@@ -64,7 +65,7 @@ def test_listing(trident_here: Callable) -> None:
         assert line.startswith(entry["name"])
         assert ("labels no pictures" in line) == entry["positional"] == ("paper" in entry["name"])
     first = weight_names()[0]
-    assert trident_here("weights", first).stdout.strip() == model_card(first).strip()
+    assert trident_here("weights", first).stdout.strip() == card_of(first).strip()
 
 
 def test_a_file_or_folder_of_that_name_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,3 +158,17 @@ def test_a_file_with_nonsense_in_it_is_refused_in_one_line(
     path = tmp_path / "odd.safetensors"
     path.write_bytes(save(tensors, metadata | {"trident": json.dumps(about)}))
     assert_one_line_error(trident_here("evaluate", path, "--data", "glyphs"), "odd.safetensors")
+
+
+def test_half_precision_halves_the_file_and_keeps_the_values(tmp_path: Path) -> None:
+    start = start_run(TINY_RECIPE, tiny_store(), "noise", tmp_path / "run", "cpu")
+    large = replace(start, running=start.running | {"backbone.0.norm.variance": torch.full((4,), 1e6)})
+    for name, half in (("whole", False), ("half", True)):
+        save_checkpoint(tmp_path / f"{name}.safetensors", shareable(large, half))
+    sizes = {path.stem: path.stat().st_size for path in tmp_path.glob("*.safetensors")}
+    assert sizes["whole"] - sizes["half"] > 1.9 * sum(value.numel() for value in start.parameters.values())
+    found = load_checkpoint(tmp_path / "half.safetensors")
+    for key, value in start.parameters.items():
+        assert found.parameters[key].dtype == torch.float32
+        torch.testing.assert_close(found.parameters[key], value, rtol=1e-3, atol=1e-6)
+    assert torch.equal(found.running["backbone.0.norm.variance"], torch.full((4,), 1e6))  # too large for half precision

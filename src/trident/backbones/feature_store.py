@@ -1,7 +1,7 @@
 """Stores of features: a dataset's pictures, seen through a frozen backbone."""
 
 import hashlib
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +10,7 @@ from trident.backbones.pretrained import BATCH, Pretrained
 from trident.data.prepare import fingerprint_of_inputs, read_dataset
 from trident.data.readers import Dataset
 from trident.data.resuming import write_resumable_store
-from trident.data.store import ImageStore, open_store
+from trident.data.store import SPLITS, ImageStore, class_table, open_store
 from trident.data.store_writer import StoreWriter
 from trident.errors import TridentError
 from trident.progress import Progress
@@ -42,22 +42,33 @@ def prepare_features(
     return open_store(target)
 
 
-def features_of_store(store: ImageStore, backbone: Pretrained, progress: Progress | None = None) -> ImageStore:
-    """The features of every image of a store, in memory."""
+def features_of_store(
+    store: ImageStore, backbone: Pretrained, progress: Progress | None = None, splits: Sequence[str] = SPLITS
+) -> ImageStore:
+    """The features of every image of a store, or of some splits only, in memory."""
     size, wanted = store.image_size, backbone.facts.image_size
     if size != wanted:
         raise TridentError(
             f"the images of {store.dataset} are {size}x{size}, but {backbone.name} takes {wanted}x{wanted}"
         )
-    features = np.empty((len(store.images), backbone.n_features), np.float32)
-    for start in range(0, len(store.images), BATCH):
-        rows = np.arange(start, min(start + BATCH, len(store.images)))
-        store.check(rows)
-        features[rows] = backbone.features(np.asarray(store.images[rows]))
+    classes = [entry for entry in store.classes if entry.split in splits]
+    rows = np.concatenate([np.arange(entry.start, entry.start + entry.count) for entry in classes])
+    features = np.empty((len(rows), backbone.n_features), np.float32)
+    for start in range(0, len(rows), BATCH):
+        part = rows[start : start + BATCH]
+        store.check(part)
+        features[start : start + len(part)] = backbone.features(np.asarray(store.images[part]))
         if progress:
-            progress(int(rows[-1]) + 1, len(store.images))
-    fingerprint = hashlib.sha256(f"{store.fingerprint} {backbone.fingerprint}".encode()).hexdigest()
-    return ImageStore(store.dataset, features, store.classes, fingerprint, backbone.name, keep_on=store.keep_on)
+            progress(start + len(part), len(rows))
+    identity = f"{store.fingerprint} {backbone.fingerprint} {' '.join(splits)}"
+    return ImageStore(
+        store.dataset,
+        features,
+        class_table((entry.name, entry.split, entry.count) for entry in classes),
+        hashlib.sha256(identity.encode()).hexdigest(),
+        backbone.name,
+        keep_on=store.keep_on,
+    )
 
 
 def _features(

@@ -11,7 +11,7 @@ from trident.data.store import ImageStore
 from trident.errors import TridentError
 from trident.nn.batch_norm import BatchNormStatistics
 from trident.nn.parameters import Parameters
-from trident.settings import require_at_least, setting
+from trident.settings import require, require_at_least, setting
 from trident.tasks.task import Task
 
 
@@ -25,9 +25,14 @@ class FrozenBackbone(Backbone):
     has_batch_norm: ClassVar[bool] = False
     of: str = setting("efficientnet-lite0", "the network that computed the features: see 'trident backbones'")
     size: int = setting(1280, "numbers in the features of one image")
+    cells: int = setting(1, "cells of a feature map that these numbers are of, one after another")
 
     def __post_init__(self) -> None:
-        require_at_least(self, "backbone", 1, "size")
+        require_at_least(self, "backbone", 1, "size", "cells")
+        require(
+            self.size % self.cells == 0,
+            f"backbone.cells is {self.cells}: backbone.size, {self.size}, must be a multiple of it",
+        )
 
     @property
     def numbers_per_image(self) -> int:
@@ -36,6 +41,10 @@ class FrozenBackbone(Backbone):
     @property
     def n_features(self) -> int:
         return self.size
+
+    @property
+    def n_cells(self) -> int:
+        return self.cells
 
     def check_store(self, store: ImageStore) -> None:
         if store.features_of != self.of:
@@ -59,7 +68,8 @@ class FrozenBackbone(Backbone):
     def __call__(
         self, parameters: Parameters, task: Task, statistics: BatchNormStatistics, rows: slice = ALL
     ) -> tuple[Tensor, Parameters]:
-        return task.images[:, rows], {}
+        features = task.images[:, rows]
+        return (features if self.cells == 1 else features.reshape(*features.shape[:2], self.cells, -1)), {}
 
     def describe(self) -> str:
         return f"features of {self.of}"

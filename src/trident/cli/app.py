@@ -15,7 +15,7 @@ from trident.spread.torchrun import launched
 ORDER = (
     *("predict", "fit", "suggest", "web", "weights", "backbones"),
     *("methods", "recipes", "params", "train", "evaluate"),
-    *("audit", "calibrate", "decoupling", "reconstructions", "report", "compare", "ablate"),
+    *("audit", "calibrate", "decoupling", "reconstructions", "report", "compare", "leaderboard", "ablate"),
     *("paper", "data", "cache", "export", "bench"),
 )
 
@@ -45,6 +45,8 @@ bench_app = typer.Typer(
     help="Measure speed: training and evaluation, compared with a plain loop over tasks, and labelling.",
 )
 app.add_typer(bench_app, name="bench")
+leaderboard_app = typer.Typer(rich_markup_mode=None)
+app.add_typer(leaderboard_app, name="leaderboard", short_help="Compare all methods on the same tasks.")
 
 
 def main() -> None:

@@ -24,14 +24,15 @@ def weights(
 
     Use their names wherever a RUN is expected. Nothing is downloaded.
     """
-    from trident.weights import model_card, weight_names
+    from trident.leaderboard.card import card_of
+    from trident.weights import weight_names
 
     if name is not None and name not in weight_names():
         raise TridentError(f"there are no weights '{name}': there are {', '.join(weight_names())}")
     if as_json:
         print(json.dumps([_described(known) for known in weight_names() if name in (None, known)]))
     elif name is not None:
-        print(model_card(name))
+        print(card_of(name))
     else:
         widest = max(map(len, weight_names()))
         for known in weight_names():
@@ -47,6 +48,7 @@ def export(
     fit: Annotated[
         bool, typer.Option("--fit-temperature", help="Fit the temperatures of 'trident predict' on validation tasks.")
     ] = False,
+    half: Annotated[bool, typer.Option("--half", help="Write half-precision numbers: half the size.")] = False,
     data: Data = None,
     tasks: Annotated[int | None, typer.Option(min=2, help="Tasks for --fit-temperature; default: 200.")] = None,
     device: Device = "auto",
@@ -66,7 +68,7 @@ def export(
     checkpoint = load_checkpoint(run)
     if fit:
         checkpoint = _with_temperatures(checkpoint, data, tasks or 200, device)
-    save_checkpoint(to, shareable(checkpoint))
+    save_checkpoint(to, shareable(checkpoint, half))
     print(
         f"wrote {to}: {checkpoint.described()}, temperatures "
         + ", ".join(f"{value:.3f} ({name})" for name, value in checkpoint.temperatures._asdict().items())

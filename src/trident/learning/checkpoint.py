@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -169,12 +170,28 @@ def load_checkpoint(path: Path | str) -> Checkpoint:
         raise TridentError(f"{path} is damaged: {error!r}") from error
 
 
-def shareable(checkpoint: Checkpoint) -> Checkpoint:
-    """For sharing: without optimiser state and local paths."""
+def shareable(checkpoint: Checkpoint, half: bool = False) -> Checkpoint:
+    """For sharing: without optimiser state and local paths; `half`: in half precision, which takes half the space."""
     recipe = checkpoint.recipe
     if recipe.training.start_from not in (None, *weight_names()):
         recipe = replace(recipe, training=replace(recipe.training, start_from=None))
-    return replace(checkpoint, recipe=recipe, optimizer={}, provenance=_without_paths(checkpoint.provenance))
+    return replace(
+        checkpoint,
+        recipe=recipe,
+        parameters=_halved(checkpoint.parameters) if half else checkpoint.parameters,
+        running=_halved(checkpoint.running) if half else checkpoint.running,
+        optimizer={},
+        provenance=_without_paths(checkpoint.provenance),
+    )
+
+
+def _halved(parameters: Parameters) -> Parameters:
+    """In half precision, where that is precise enough: not for numbers too large or too small for it."""
+
+    def fits(value: Tensor) -> bool:
+        return bool(((value.half().float() - value).abs() <= 1e-3 * value.abs() + 1e-6).all())
+
+    return {key: value.half() if fits(value) else value for key, value in parameters.items()}
 
 
 def _without_paths(provenance: dict[str, Any]) -> dict[str, Any]:
@@ -192,7 +209,8 @@ def _temperature(value: Any) -> float:
 
 
 def _as_in(expected: Parameters, found: Parameters, path: Path) -> Parameters:
-    """The tensors in the model's order. The order affects sums over them in the last bit."""
+    """The tensors in the model's order, which affects sums over them in the last bit. Half precision is widened."""
+    found = {key: value.float() if value.dtype == torch.float16 else value for key, value in found.items()}
     for key in sorted(expected.keys() | found.keys()):
         actual, needed = _kind(found.get(key)), _kind(expected.get(key))
         if actual != needed:

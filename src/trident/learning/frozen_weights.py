@@ -16,14 +16,19 @@ PREFIX = "weights:"
 
 def load(name: str, device: str = "cpu") -> Pretrained:
     """`name` is `weights:` and a name that 'trident weights' lists, a run's folder or a weights file."""
-    checkpoint = load_checkpoint(name.removeprefix(PREFIX))
+    return frozen(load_checkpoint(name.removeprefix(PREFIX)), device, name)
+
+
+def frozen(checkpoint: Checkpoint, device: str = "cpu", name: str | None = None) -> Pretrained:
+    """The Conv4 of these weights, with batch norm's statistics of training: each picture's features are its own."""
     backbone = checkpoint.recipe.backbone
+    name = name or f"{PREFIX}{checkpoint.recipe.name}"
     if not isinstance(backbone, Conv4Backbone):
         raise TridentError(f"{name} has no Conv4 that could compute features: it takes {backbone.describe()}")
     facts = Facts(backbone.image_size, (0.0,) * 3, (255.0,) * 3, "MIT", str(checkpoint.provenance.get("dataset")))
     kept = {key: checkpoint.parameters[key] for key in sorted(backbone.names)}
-    kept |= {key: value for key, value in sorted(checkpoint.running.items()) if key in backbone.initial_running()}
-    fingerprint = fingerprint_of(facts, b"".join(value.numpy().tobytes() for value in kept.values()))
+    kept |= {key: checkpoint.running[key] for key in sorted(backbone.initial_running())}
+    fingerprint = fingerprint_of(facts, b"".join(value.cpu().numpy().tobytes() for value in kept.values()))
     return Pretrained(name, facts, backbone.n_features, fingerprint, _compute(checkpoint, backbone, device), device)
 
 
@@ -32,7 +37,6 @@ def _compute(checkpoint: Checkpoint, backbone: Conv4Backbone, device: str) -> Co
     statistics = BatchNormStatistics("running", 0, on_device(checkpoint.running, device))
 
     def compute(pixels: np.ndarray) -> np.ndarray:
-        """With batch norm's statistics of training, so that each picture's features are its own."""
         images = torch.from_numpy(pixels).to(device)[None]  # (1, image, size, size, channel)
         task = Task(images, torch.zeros(1, 0, dtype=torch.int64, device=device), 1)
         with torch.no_grad():

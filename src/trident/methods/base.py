@@ -212,7 +212,7 @@ class HeadModel(Model):
         """What the backbone returns, (task, image, ...), as the head takes it."""
         if not self.method.takes_cells:
             return maps.flatten(2)
-        return maps.flatten(2, -2) if maps.dim() > 4 else maps[:, :, None]
+        return maps.flatten(2, -2) if maps.dim() > 3 else maps[:, :, None]
 
     def noise_shapes(self, episode: EpisodeSpec, predictions: int) -> NoiseShapes:
         return self.method.noise_shapes(episode, predictions)

@@ -25,7 +25,7 @@ def report_page(report: Report) -> str:
     checkpoint, evaluation = report.checkpoint, report.calibration.evaluation
     curves = [line for line in report.log if line["kind"] == "train"]
     decoded = report.reconstructions
-    return _render(
+    return render(
         "report.html",
         report=report,
         evaluation=evaluation,
@@ -61,7 +61,7 @@ def _validation_protocol(report: Report) -> str:
 
 
 def comparison_page(comparison: Comparison) -> str:
-    return _render(
+    return render(
         "comparison.html",
         comparison=comparison,
         curves=figures.to_svg(
@@ -78,7 +78,7 @@ def check_extras() -> None:
         raise TridentError(f"reports need {', '.join(missing)}: pip install 'trident-fewshot[analysis]'")
 
 
-def _render(template: str, **values: Any) -> str:
+def render(template: str, **values: Any) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(

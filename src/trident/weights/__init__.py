@@ -1,4 +1,4 @@
-"""Trained weights that come with the package, each with a model card. They are loaded by name wherever a run is."""
+"""Trained weights that come with the package, most with a model card. They are loaded by name wherever a run is."""
 
 from pathlib import Path
 
@@ -19,5 +19,7 @@ def weights_for(n_pictures: int, n_classes: int) -> str:
     return "mini-5w1s-set" if n_pictures <= FEW_SHOTS * n_classes else "mini-5w5s-set"
 
 
-def model_card(name: str) -> str:
-    return (FOLDER / f"{name}.md").read_text(encoding="utf-8")
+def model_card(name: str) -> str | None:
+    """The card that was written for these weights; None for those of the leaderboard, whose cards are made."""
+    path = FOLDER / f"{name}.md"
+    return path.read_text(encoding="utf-8") if path.is_file() else None

@@ -1,0 +1,196 @@
+"""All methods side by side: `trident leaderboard`."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trident.cli.app import leaderboard_app
+from trident.cli.options import Device, Json, device_of, open_data
+from trident.cli.tables import aligned
+from trident.errors import TridentError
+
+if TYPE_CHECKING:
+    from trident.data.store import ImageStore
+    from trident.leaderboard.boards import Board
+    from trident.leaderboard.lines import Line
+
+Tasks = Annotated[int, typer.Option(min=2, help="Tasks under each condition; a fifth of them for queries alone.")]
+Kept = Annotated[Path | None, typer.Option("--results", help="Folder of results; default: those that come along.")]
+
+
+@leaderboard_app.callback(invoke_without_command=True)
+def leaderboard(
+    context: typer.Context,
+    board: Annotated[str, typer.Option(help="Which tasks; 'trident leaderboard boards' lists them.")] = "mini-1-shot",
+    quick: Annotated[bool, typer.Option("--quick", help="Measure all methods on the embedded letters, now.")] = False,
+    tasks: Tasks = 100,
+    results: Kept = None,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Show all methods, measured on the very same tasks.
+
+    The results come along, so nothing is computed. With --quick, all methods are measured on letters of unseen scripts,
+    which takes a few minutes on two cores.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from tempfile import TemporaryDirectory
+
+    from trident.leaderboard.boards import board_called
+    from trident.leaderboard.lines import lines_of
+    from trident.leaderboard.results import FOLDER
+
+    if quick:
+        with TemporaryDirectory() as folder:
+            found = board_called("glyphs")
+            _measure([], [found], {"glyphs": open_data("glyphs")}, tasks, Path(folder), device_of(device), quiet=True)
+            _show(lines_of(found, Path(folder)), found, as_json)
+        return
+    found = board_called(board)
+    _show(lines_of(found, results or FOLDER), found, as_json)
+
+
+@leaderboard_app.command()
+def boards(as_json: Json = False) -> None:
+    """List the boards: which tasks methods are measured on."""
+    from trident.leaderboard.boards import BOARDS
+
+    if as_json:
+        print(json.dumps([asdict(board) for board in BOARDS.values()]))
+        return
+    print("\n".join(aligned([(board.name, board.title) for board in BOARDS.values()])))
+
+
+@leaderboard_app.command()
+def measure(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[ROW]...", help="Methods; by default all.")] = None,
+    board: Annotated[list[str] | None, typer.Option(help="Only these boards.")] = None,
+    data: Annotated[Path | None, typer.Option(help="The store of miniImageNet.")] = None,
+    cub: Annotated[Path | None, typer.Option(help="The store of CUB.")] = None,
+    tasks: Tasks = 1000,
+    results: Kept = None,
+    device: Device = "auto",
+) -> None:
+    """Measure methods and keep the results; boards whose data are not given are skipped.
+
+    A method needs a [[row]] in leaderboard/field.toml and, unless it runs on frozen features, trained weights.
+    """
+    from trident.leaderboard.boards import BOARDS, board_called
+    from trident.leaderboard.results import FOLDER
+
+    stores = {"glyphs": open_data("glyphs")}
+    stores |= {name: open_data(str(path)) for name, path in (("mini", data), ("cub", cub)) if path is not None}
+    chosen = [board_called(name) for name in board] if board else list(BOARDS.values())
+    if "cub" in stores and "mini" not in stores:
+        raise TridentError("--cub needs --data as well: temperatures are fitted on validation classes of miniImageNet")
+    for wanted in chosen:
+        if board and wanted.data not in stores:
+            raise TridentError(f"board {wanted.name} needs {'--cub' if wanted.data == 'cub' else '--data'} STORE")
+    chosen = [wanted for wanted in chosen if wanted.data in stores]
+    _measure(names or [], chosen, stores, tasks, results or FOLDER, device_of(device))
+
+
+@leaderboard_app.command()
+def write(
+    document: Annotated[Path | None, typer.Option(help="The Markdown document; its introduction is kept.")] = None,
+    page: Annotated[Path | None, typer.Option(help="The HTML page to write.")] = None,
+    results: Kept = None,
+) -> None:
+    """Write the document and the page from the kept results. Nothing is measured."""
+    from trident.files import atomic_file
+    from trident.leaderboard.document import introduction_of, whole_document
+    from trident.leaderboard.page import page as make_page
+    from trident.leaderboard.results import FOLDER
+
+    if document is None and page is None:
+        raise TridentError("nothing to write: give --document FILE, --page FILE or both")
+    made = []
+    if document is not None:
+        made.append((document, whole_document(introduction_of(document), results or FOLDER)))
+    if page is not None:
+        made.append((page, make_page(results or FOLDER)))
+    for path, content in made:
+        with atomic_file(path) as file:
+            file.write(content.encode())
+
+
+def _measure(
+    names: list[str],
+    boards: list["Board"],
+    stores: dict[str, "ImageStore"],
+    tasks: int,
+    folder: Path,
+    device: str,
+    quiet: bool = False,
+) -> None:
+    from trident.cli.console import counting, stderr
+    from trident.leaderboard.field import row_called, rows
+    from trident.leaderboard.measuring import measure
+    from trident.leaderboard.results import add
+    from trident.leaderboard.subjects import Features
+    from trident.progress import Progress
+
+    chosen = [row_called(name) for name in names] or list(rows().values())
+    with counting("measuring") as bar:
+
+        def stage(what: str) -> Progress:
+            return lambda done, total: bar(done, total, what)
+
+        for board in boards:
+            features = Features(device, stage)
+            store = stores[board.data]
+            fitting = stores["mini"] if board.data == "cub" else store
+            for row in chosen:
+                try:
+                    found = measure(row, board, store, fitting, features, tasks, device, stage)
+                except TridentError as error:
+                    stderr.print(f"{row.name} on {board.name}: skipped, {error}", soft_wrap=True)
+                    continue
+                add(row.name, board.name, found, folder)
+                if not quiet:
+                    accuracies = [f"{name} {one.accuracy:.2f} ± {one.ci95:.2f} %" for name, one in found.items()]
+                    stderr.print(f"{row.name} on {board.name}: {', '.join(accuracies)}", soft_wrap=True)
+
+
+def _show(lines: list["Line"], board: "Board", as_json: bool) -> None:
+    from trident.leaderboard.lines import REFERENCE, figure, points
+
+    if as_json:
+        print(json.dumps([_as_json(line) for line in lines], allow_nan=False))
+        return
+    if not lines:
+        raise TridentError(f"nothing was measured on {board.name} yet: trident leaderboard measure --data STORE")
+    headings = ("method", *board.conditions, f"above {REFERENCE}", "ECE", "ms/task", "parameters", "queries")
+    table = [
+        (
+            line.row.name,
+            *(figure(line.measured.get(name)) for name in board.conditions),
+            points(line.against),
+            f"{line.balanced.ece:.4f}",
+            f"{line.balanced.milliseconds:.1f}",
+            f"{line.balanced.parameters:,}",
+            "together" if line.together else "alone",
+        )
+        for line in lines
+    ]
+    print("\n".join(aligned([headings, *table])))
+    counts = ", ".join(f"{lines[0].measured[name].tasks} tasks {name}" for name in board.conditions)
+    print(f"({board.title}; {counts}; shuffled queries, 95 % intervals, seed 0;")
+    print("ECE with a temperature fitted on validation tasks; balanced: as many queries of each class;")
+    print("dirichlet: class counts drawn from Dirichlet(2); alone: each query classified alone)")
+
+
+def _as_json(line: "Line") -> dict[str, object]:
+    return {
+        "name": line.row.name,
+        "title": line.row.title,
+        "together": line.together,
+        "assumes": line.row.assumes,
+        "against": line.against,
+        "published": line.published,
+        "conditions": {name: asdict(measured) for name, measured in line.measured.items()},
+    }

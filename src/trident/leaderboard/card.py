@@ -1,0 +1,60 @@
+"""The model cards of the leaderboard's weights, made from the weights and the kept results."""
+
+from trident.leaderboard.boards import BOARDS
+from trident.leaderboard.field import rows
+from trident.leaderboard.results import read
+from trident.learning.checkpoint import Temperatures, load_checkpoint
+from trident.weights import model_card
+
+LIMITS = (
+    "Trained for a comparison of methods at one small budget, not to the best that the method can give. It always "
+    "chooses one of the given classes, also for a picture that belongs to none."
+)
+
+
+def card_of(name: str) -> str:
+    """The card that was written for these weights, or one that is made now."""
+    written = model_card(name)
+    return made_card(name) if written is None else written
+
+
+def made_card(name: str) -> str:
+    checkpoint = load_checkpoint(name)
+    recipe, best = checkpoint.recipe, checkpoint.best or {}
+    about = recipe.method.about
+    counted = sum(value.numel() for value in checkpoint.parameters.values())
+    lines = [
+        f"# {name}",
+        "",
+        f"{about.title} ({about.citation}): {recipe.summary}.",
+        "",
+        f"**Trained on** {checkpoint.provenance.get('dataset')}: `trident train {recipe.name}`, step {checkpoint.step} "
+        f"of {recipe.training.steps:,} steps, chosen on validation classes. {counted:,} parameters.",
+        "",
+        "| figure | classes | Protocol | |",
+        "|---|---|---|---|",
+    ]
+    if best:
+        spec, dataset = recipe.episode, best["protocol"]["dataset"]
+        told = f"{dataset} val, {spec.describe()}, {spec.n_query} queries per class, {recipe.describe_protocol()}, "
+        told += f"{best['protocol']['tasks']} tasks, 95 % interval, seed {best['protocol']['seed']}"
+        lines.append(f"| Accuracy, which chose these weights | validation | {told} | {_figure(best)} % |")
+    for row in rows().values():
+        for board in BOARDS.values():
+            if row.recipe or row.weights_on(board) != name:
+                continue
+            for measured in read(row.name).get(board.name, {}).values():
+                figure = f"{measured.accuracy:.2f} ± {measured.ci95:.2f} %, ECE {measured.ece:.4f}"
+                lines.append(f"| **Accuracy**, ECE | test | {measured.protocol} | {figure} |")
+    lines += ["", f"Probabilities of `trident predict`: {_told(checkpoint.temperatures)}."]
+    lines += ["", f"**Intended use.** Comparison with other methods (`trident leaderboard`).\n\n**Limits.** {LIMITS}"]
+    return "\n".join(lines)
+
+
+def _told(temperatures: Temperatures) -> str:
+    fitted = ", ".join(f"temperature {value:.3f} fitted on 200" for value in temperatures)
+    return f"{fitted} validation tasks, for many pictures, a few, and each alone; ECE as measured with many"
+
+
+def _figure(measured: dict[str, float]) -> str:
+    return f"{measured['accuracy']:.2f} ± {measured['ci95']:.2f}"

@@ -1,0 +1,72 @@
+"""docs/leaderboard.md, from the kept results."""
+
+from pathlib import Path
+
+from trident.leaderboard.boards import BOARDS, TITLES, Board
+from trident.leaderboard.field import absent
+from trident.leaderboard.lines import REFERENCE, Line, figure, lines_of, missing, points
+from trident.leaderboard.results import FOLDER
+
+HEADINGS = {
+    "balanced": "balanced",
+    "dirichlet": "Dirichlet(2)",
+    "alone": "alone",
+}
+
+
+def introduction_of(path: Path) -> str:
+    """What stands in the document before its first table; this part is written by hand."""
+    text = path.read_text("utf-8") if path.is_file() else "# Methods side by side\n"
+    return text.partition("\n## ")[0]
+
+
+def whole_document(introduction: str, folder: Path = FOLDER) -> str:
+    """Everything after the introduction is made from the results."""
+    parts = [introduction.rstrip("\n"), ""]
+    for board in BOARDS.values():
+        parts += _section(board, folder)
+    parts += ["## Not in the table", "", "| system | why |", "|---|---|"]
+    parts += [f"| {system.title} | {system.why} |" for system in absent()]
+    return "\n".join([*parts, ""])
+
+
+def _section(board: Board, folder: Path) -> list[str]:
+    lines = lines_of(board, folder)
+    if not lines:
+        return []
+    tasks = ", ".join(
+        f"{lines[0].measured[name].tasks:,} tasks with {TITLES[name]}"
+        for name in board.conditions
+        if name in lines[0].measured
+    )
+    headings = [
+        "method",
+        *(f"{HEADINGS[name]}, %" for name in board.conditions),
+        f"points above {REFERENCE}",
+        "ECE",
+        "ms a task",
+        "parameters",
+        "takes for granted",
+        "published",
+    ]
+    text = [f"## {board.title}", "", f"{tasks}; shuffled queries, 95 % intervals, seed 0.", ""]
+    text += ["| " + " | ".join(headings) + " |", "|" + "---|" * len(headings)]
+    text += ["| " + " | ".join(_cells(line)) + " |" for line in lines]
+    waiting = missing(board, folder)
+    if waiting:
+        text += ["", f"Not measured yet: {', '.join(waiting)}."]
+    return [*text, ""]
+
+
+def _cells(line: Line) -> list[str]:
+    row, balanced = line.row, line.balanced
+    return [
+        f"{row.title} (`{row.name}`)",
+        *(figure(line.measured.get(name)) for name in line.board.conditions),
+        points(line.against),
+        f"{balanced.ece:.4f}",
+        f"{balanced.milliseconds:.1f}",
+        f"{balanced.parameters:,}",
+        row.assumes,
+        "; ".join(part for part in (line.published, row.note) if part),
+    ]

@@ -1,0 +1,93 @@
+"""The methods of the leaderboard, as `field.toml` lists them."""
+
+import tomllib
+from dataclasses import dataclass, field, fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from trident.errors import TridentError
+from trident.leaderboard.boards import Board
+
+FILE = Path(__file__).with_name("field.toml")
+
+
+@dataclass(frozen=True)
+class Published:
+    """A figure of somebody else. It was not measured by this package."""
+
+    n_shot: int
+    accuracy: float
+    ci95: float | None = None
+    network: str = "Conv4, 64 channels"
+    protocol: str = "15 queries per class, balanced"
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method as it is measured: on frozen features if it has a recipe, else with weights of its own."""
+
+    name: str  # of weights, and of the file with its results
+    method: str
+    title: str
+    kind: str  # A inductive, B transductive, C Bayesian, D made for large networks or other data
+    recipe: str = ""  # of a method on the features of a classifier of all training classes
+    weights: str = "{data}{shape}-{name}"  # for example mini-5w1s-protonet
+    views: bool = False  # whether the weights' own views of the images are used, which average several predictions
+    batch_norm: str = "running"  # statistics at test
+    settings: tuple[str, ...] = ()
+    settings_by_shot: dict[str, list[str]] = field(default_factory=dict)
+    assumes: str = ""  # what it takes for granted about a task
+    published: tuple[Published, ...] = ()
+    note: str = ""  # why ours is below the published figure, or what differs
+
+    def weights_on(self, board: Board) -> str:
+        """The name of its weights."""
+        return self.weights.format(data=board.trained_on, shape=board.shape, name=self.name)
+
+    def settings_for(self, n_shot: int) -> list[str]:
+        return [*self.settings, *self.settings_by_shot.get(str(n_shot), [])]
+
+    def published_at(self, n_shot: int) -> Published | None:
+        return next((figure for figure in self.published if figure.n_shot == n_shot), None)
+
+
+@dataclass(frozen=True)
+class Absent:
+    """A system of the paper's tables that is not measured."""
+
+    title: str
+    why: str
+
+
+@cache
+def rows() -> dict[str, Row]:
+    found = [_built(Row, entry) for entry in _content()["row"]]
+    return {row.name: row for row in found}
+
+
+@cache
+def absent() -> tuple[Absent, ...]:
+    return tuple(_built(Absent, entry) for entry in _content()["absent"])
+
+
+def row_called(name: str) -> Row:
+    if name not in rows():
+        raise TridentError(f"the leaderboard has no row '{name}': there are {', '.join(rows())}")
+    return rows()[name]
+
+
+def _content() -> dict[str, Any]:
+    return tomllib.loads(FILE.read_text("utf-8"))
+
+
+def _built(kind: Any, entry: dict[str, Any]) -> Any:
+    entry = dict(entry)
+    unknown = set(entry) - {known.name for known in fields(kind)}
+    assert not unknown, f"{FILE.name}: {entry} has unknown keys {unknown}"
+    if "published" in entry:
+        entry["published"] = tuple(_built(Published, figure) for figure in entry["published"])
+    if "settings" in entry:
+        entry["settings"] = tuple(entry["settings"])
+    return kind(**entry)

@@ -1,0 +1,66 @@
+"""The lines of a board's table, from the kept results. Text, document and page all show these."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from trident.leaderboard.boards import Board
+from trident.leaderboard.field import Row, rows
+from trident.leaderboard.results import FOLDER, Measured, difference, read
+from trident.methods.registry import method_class
+
+REFERENCE = "simpleshot"  # differences are to this row: nearest class means on the features that most rows share
+
+
+@dataclass(frozen=True)
+class Line:
+    row: Row
+    board: Board
+    measured: dict[str, Measured]  # by condition
+    against: tuple[float, float] | None  # points above the reference on the same balanced tasks, and the interval
+
+    @property
+    def balanced(self) -> Measured:
+        return self.measured["balanced"]
+
+    @property
+    def published(self) -> str:
+        """The published figure with what it was measured on; empty if there is none."""
+        figure = None if self.board.data != "mini" else self.row.published_at(self.board.episode.n_shot)
+        if figure is None:
+            return ""
+        interval = "" if figure.ci95 is None else f" ± {figure.ci95:g}"
+        return f"{figure.accuracy:g}{interval} ({figure.network}; {figure.protocol}; {figure.source})"
+
+    @property
+    def together(self) -> bool:
+        """Whether it classifies queries together."""
+        return bool(method_class(self.row.method).about.transductive) or self.row.batch_norm == "transductive"
+
+
+def lines_of(board: Board, folder: Path = FOLDER, reference: str = REFERENCE) -> list[Line]:
+    """The measured rows of a board, best first."""
+    results = {name: read(name, folder).get(board.name, {}) for name in rows()}
+    beside = results.get(reference, {}).get("balanced")
+    found = []
+    for name, row in rows().items():
+        measured = results[name]
+        if "balanced" not in measured:
+            continue
+        against = None
+        if beside is not None and name != reference:
+            against = difference(measured["balanced"], beside, board.episode.n_queries)
+        found.append(Line(row, board, measured, against))
+    return sorted(found, key=lambda line: -line.balanced.accuracy)
+
+
+def missing(board: Board, folder: Path = FOLDER) -> list[str]:
+    """Rows without a result on this board."""
+    return [name for name in rows() if board.name not in read(name, folder)]
+
+
+def figure(measured: Measured | None) -> str:
+    return "" if measured is None else f"{measured.accuracy:.2f} ± {measured.ci95:.2f}"
+
+
+def points(against: tuple[float, float] | None) -> str:
+    return "" if against is None else f"{against[0]:+.2f} ± {against[1]:.2f}"

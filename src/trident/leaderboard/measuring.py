@@ -1,0 +1,77 @@
+"""Measures one row on one board."""
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+import trident
+from trident.data.store import ImageStore
+from trident.leaderboard.boards import CONDITIONS, TASKS_ALONE, Board
+from trident.leaderboard.field import Row
+from trident.leaderboard.results import Measured, packed
+from trident.leaderboard.subjects import Features, checkpoint_of, n_parameters, under, with_features
+from trident.measuring.calibration import calibration, fit_temperature
+from trident.measuring.evaluate import Evaluation, evaluate
+from trident.progress import Progress
+
+FITTING_TASKS = 200
+Stage = Callable[[str], Progress | None]  # from what is being done to a progress bar for it
+
+
+def measure(
+    row: Row,
+    board: Board,
+    store: ImageStore,
+    fitting_store: ImageStore,
+    features: Features,
+    tasks: int,
+    device: str,
+    stage: Stage = lambda _: None,
+) -> dict[str, Measured]:
+    """By condition. A temperature is fitted once, on balanced tasks of the validation classes of `fitting_store`."""
+    whole = checkpoint_of(row, board)
+
+    def evaluated(where: ImageStore, condition: str, split: str, n_tasks: int) -> Evaluation:
+        checkpoint, seen = with_features(whole, where, row, features)
+        checkpoint = under(checkpoint, row, CONDITIONS[condition])
+        progress = stage(f"{row.name}, {board.name}, {condition if split == 'test' else 'temperature'}")
+        return evaluate(checkpoint, seen, progress=progress, split=split, tasks=n_tasks, seed=0, device=device)
+
+    fitting = evaluated(fitting_store, "balanced", "val", min(FITTING_TASKS, tasks))
+    temperature = fit_temperature(fitting.predictions)
+    with_features(whole, store, row, features)  # so that computing features is not timed
+    found = {}
+    for condition in board.conditions:
+        n_tasks = max(2, tasks // TASKS_ALONE) if condition == "alone" else tasks
+        began = time.perf_counter()
+        result = evaluated(store, condition, "test", n_tasks)
+        seconds = time.perf_counter() - began
+        found[condition] = Measured(
+            accuracy=result.accuracy,
+            ci95=result.ci95,
+            ece=calibration(result.predictions, temperature).ece,
+            temperature=temperature,
+            tasks=n_tasks,
+            hits=packed(_hits(result)),
+            milliseconds=1000 * seconds / n_tasks,
+            device=_named(device),
+            parameters=n_parameters(whole),
+            protocol=result.describe_protocol(),
+            data=store.fingerprint[:12],
+            weights=whole.describe(),
+            trident=trident.__version__,
+        )
+    return found
+
+
+def _hits(result: Evaluation) -> np.ndarray:
+    """How many queries of each task are right: (task,)."""
+    predictions = result.predictions
+    return np.asarray((predictions.log_probabilities.argmax(2) == predictions.labels).sum(1))
+
+
+def _named(device: str) -> str:
+    kind = torch.device(device)
+    return torch.cuda.get_device_name(kind) if kind.type == "cuda" else f"{torch.get_num_threads()} CPU cores"

@@ -1,0 +1,29 @@
+"""The leaderboard as one HTML page, sortable, without network access."""
+
+from pathlib import Path
+
+from trident.leaderboard.boards import BOARDS, TITLES
+from trident.leaderboard.document import HEADINGS
+from trident.leaderboard.field import absent
+from trident.leaderboard.lines import REFERENCE, figure, lines_of, missing, points
+from trident.leaderboard.plot import unequal_counts
+from trident.leaderboard.results import FOLDER
+from trident.report.figures import to_svg
+from trident.report.page import render
+
+
+def page(folder: Path = FOLDER) -> str:
+    boards = [(board, lines_of(board, folder), missing(board, folder)) for board in BOARDS.values()]
+    boards = [entry for entry in boards if entry[1]]
+    plotted = [lines for board, lines, _ in boards if "dirichlet" in board.conditions and board.data == "mini"]
+    return render(
+        "leaderboard.html",
+        boards=boards,
+        titles=TITLES,
+        headings=HEADINGS,
+        reference=REFERENCE,
+        absent=absent(),
+        figure=figure,
+        points=points,
+        plot=to_svg(unequal_counts(plotted), "unequal") if plotted else None,
+    )

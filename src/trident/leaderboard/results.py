@@ -1,0 +1,87 @@
+"""The kept results: one JSON file for each row, and what can be said about two rows on the same tasks."""
+
+import base64
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trident.errors import TridentError
+from trident.files import atomic_file
+from trident.measuring.evaluate import mean_and_interval
+
+FOLDER = Path(__file__).with_name("results")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One row under one condition of one board."""
+
+    accuracy: float  # percent
+    ci95: float  # half width
+    ece: float  # with the temperature
+    temperature: float  # fitted on balanced tasks of the validation classes
+    tasks: int
+    hits: str  # queries that are right in each task, see `packed`
+    milliseconds: float  # for a task, without computing the features of frozen networks
+    device: str
+    parameters: int  # the backbone's included
+    protocol: str
+    data: str  # fingerprint of the store
+    weights: dict[str, Any]
+    trident: str
+
+
+Results = dict[str, dict[str, Measured]]  # by board and condition
+
+
+def packed(counts: np.ndarray) -> str:
+    """Numbers from 0 to 65,535 as text."""
+    return base64.b64encode(counts.astype("<u2").tobytes()).decode()
+
+
+def unpacked(text: str) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(text), "<u2").astype(np.int64)
+
+
+def difference(one: Measured, other: Measured, n_queries: int) -> tuple[float, float] | None:
+    """How many points the first is above the other, with a 95 % interval, paired by task; None if the tasks differ."""
+    if (one.data, one.tasks) != (other.data, other.tasks):
+        return None
+    return mean_and_interval(100 * (unpacked(one.hits) - unpacked(other.hits)) / n_queries)
+
+
+def read(name: str, folder: Path = FOLDER) -> Results:
+    """The results of a row; empty if it was not measured yet."""
+    path = folder / f"{name}.json"
+    if not path.is_file():
+        return {}
+    with _damaged(path):
+        content = json.loads(path.read_text("utf-8"))
+        return {
+            board: {condition: Measured(**values) for condition, values in conditions.items()}
+            for board, conditions in content.items()
+        }
+
+
+def add(name: str, board: str, found: dict[str, Measured], folder: Path = FOLDER) -> None:
+    """Keep what was measured of a row on one board, and what is already there of other boards."""
+    results = read(name, folder) | {board: found}
+    content = {
+        key: {condition: asdict(measured) for condition, measured in results[key].items()} for key in sorted(results)
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    with atomic_file(folder / f"{name}.json") as file:
+        file.write((json.dumps(content, indent=1) + "\n").encode())
+
+
+@contextmanager
+def _damaged(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, TypeError, AttributeError) as error:
+        raise TridentError(f"{path} is damaged: {error}; measure this row again") from error

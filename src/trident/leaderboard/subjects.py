@@ -1,0 +1,108 @@
+"""From a row of the leaderboard to something that can be measured."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from trident.backbones.conv4 import Conv4Backbone
+from trident.backbones.feature_store import features_of_store
+from trident.backbones.frozen import FrozenBackbone
+from trident.backbones.pretrained import Pretrained
+from trident.data.store import SPLITS, ImageStore
+from trident.leaderboard.boards import Board
+from trident.leaderboard.field import Row
+from trident.learning.checkpoint import Checkpoint, load_checkpoint
+from trident.learning.frozen_weights import PREFIX, frozen
+from trident.methods.base import HeadOnFeatures
+from trident.progress import Progress
+from trident.recipes.loading import with_overrides
+from trident.settings import Protocol, Views
+
+
+class Features:
+    """Stores of features, computed once for each network. A few are kept."""
+
+    def __init__(self, device: str, progress: Callable[[str], Progress | None] = lambda _: None, most: int = 2):
+        self.device = device
+        self._progress = progress
+        self._most = most
+        self._kept: dict[str, ImageStore] = {}
+
+    def of(self, store: ImageStore, network: Pretrained, splits: Sequence[str]) -> ImageStore:
+        if store.features_of == network.name:
+            return store
+        key = f"{store.fingerprint} {network.fingerprint} {' '.join(splits)}"
+        if key not in self._kept:
+            while len(self._kept) >= self._most:
+                del self._kept[next(iter(self._kept))]
+            progress = self._progress(f"features of {store.dataset} by {network.name}")
+            self._kept[key] = features_of_store(store, network, progress, splits)
+        return self._kept[key]
+
+
+def checkpoint_of(row: Row, board: Board) -> Checkpoint:
+    """The row's weights, or its method on the features of the board's classifier, for the board's tasks."""
+    if row.recipe:
+        checkpoint = load_checkpoint(row.recipe)
+        of = load_checkpoint(board.classifier).recipe.backbone
+        assert isinstance(of, Conv4Backbone)
+        backbone = FrozenBackbone(PREFIX + board.classifier, of.n_features, of.n_cells)
+        checkpoint = replace(checkpoint, recipe=replace(checkpoint.recipe, backbone=backbone))
+        checkpoint = replace(checkpoint, running=checkpoint.recipe.model.initial_running())
+    else:
+        checkpoint = load_checkpoint(row.weights_on(board))
+    recipe = with_overrides(checkpoint.recipe, row.settings_for(board.episode.n_shot))
+    recipe.method.check_episode(checkpoint.recipe.episode, board.episode)
+    return replace(
+        checkpoint, recipe=replace(recipe, episode=board.episode, views=recipe.views if row.views else Views())
+    )
+
+
+def under(checkpoint: Checkpoint, row: Row, condition: Protocol) -> Checkpoint:
+    """The weights under one of the board's conditions."""
+    own = checkpoint.recipe.protocol
+    protocol = replace(
+        condition,
+        batch_norm=row.batch_norm,  # type: ignore[arg-type]
+        latents=own.latents,
+        latent_samples=own.latent_samples,
+    )
+    return replace(checkpoint, recipe=replace(checkpoint.recipe, protocol=protocol))
+
+
+def n_parameters(checkpoint: Checkpoint) -> int:
+    """Of the method and of the network that its features come from."""
+    parts = [checkpoint.parameters]
+    if isinstance(checkpoint.recipe.backbone, FrozenBackbone):
+        whole = _frozen_weights(checkpoint.recipe.backbone)
+        parts.append({key: whole.parameters[key] for key in whole.recipe.backbone.names})
+    return sum(value.numel() for part in parts for value in part.values())
+
+
+def with_features(
+    checkpoint: Checkpoint, store: ImageStore, row: Row, features: Features
+) -> tuple[Checkpoint, ImageStore]:
+    """The same on features computed beforehand, if no image changes the features of another. The answers are the same.
+
+    Every image occurs in many tasks, so this saves most of the work.
+    """
+    recipe = checkpoint.recipe
+    if isinstance(recipe.backbone, FrozenBackbone):
+        network = frozen(_frozen_weights(recipe.backbone), features.device, recipe.backbone.of)
+        return checkpoint, features.of(store, network, SPLITS)  # methods may centre features on the training images
+    apart = row.batch_norm == "running" and isinstance(recipe.method, HeadOnFeatures)
+    if not apart or not isinstance(recipe.backbone, Conv4Backbone):
+        return checkpoint, store
+    network = frozen(checkpoint, features.device)
+    backbone = FrozenBackbone(network.name, recipe.backbone.n_features, recipe.backbone.n_cells)
+    statistics = recipe.backbone.initial_running()
+    reduced = replace(
+        checkpoint,
+        recipe=replace(recipe, backbone=backbone),
+        parameters={key: value for key, value in checkpoint.parameters.items() if key not in recipe.backbone.names},
+        running={key: value for key, value in checkpoint.running.items() if key not in statistics},
+    )
+    return reduced, features.of(store, network, ("val", "test"))
+
+
+def _frozen_weights(backbone: FrozenBackbone) -> Checkpoint:
+    return load_checkpoint(backbone.of.removeprefix(PREFIX))
