@@ -20,7 +20,7 @@ class EntropyMin(HeadOnFeatures):
     Nothing is learned before a task comes. All features have unit length. The class weights start at the class means,
     and Adam minimises
 
-        cross-entropy of the support set  +  mean entropy of p_i over the queries,    p_i ~ exp(-scale/2 ||f_i - w_c||^2)
+        cross-entropy of the support set  +  mean entropy of p_i over the queries,   p_i ~ exp(-scale/2 ||f_i - w_c||^2)
 
     Nothing keeps all queries from becoming one class, so there must be few steps. The published method fine-tunes the
     whole network in this way; here features are frozen and only the class weights move. Rate and number of steps are

@@ -28,9 +28,9 @@ class EpNet(HeadOnFeatures):
         features      f'   = P(feature_flow) f
         labels        p(y_i = c) ~ 1e-6 + mean over the support images j of class c of P'_ij / sum_l P'_il
 
-    where P' = P(label_flow) of a graph made of f'. The published method trains its Conv4, averaged to 64 features, as a
-    classifier with rotated images first, and goes on classifying the training classes during the episodes; here features
-    are the whole 5x5 map, and training on episodes starts from the weights that the recipe names.
+    where P' = P(label_flow) of a graph of f'. The published method first trains its Conv4, averaged to 64 features,
+    as a classifier with rotated images, and goes on classifying the training classes during the episodes; here the
+    features are the whole 5x5 map, and training on episodes starts from the weights that the recipe names.
     """
 
     about = About(

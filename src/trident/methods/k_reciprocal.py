@@ -19,8 +19,8 @@ from trident.tasks.task import Task
 class KReciprocal(HeadOnFeatures):
     """A query belongs to the class whose mean has the same neighbours as the query, and is near to it.
 
-    Nothing is learned. The nodes of a graph are the class means of the support set and all queries, of unit length. d is
-    the distance 1 - cosine, divided by the largest one of each row. N(i, k) are the k nearest nodes of node i, and i.
+    Nothing is learned. Nodes of a graph are the class means of the support set and all queries, of unit length. d_ij
+    is the distance 1 - cosine, divided by the largest one of node i. N(i, k) are the k nearest nodes of i, and i.
 
         reciprocal    R(i, k) = the j in N(i, k) that have i in N(j, k)
         extended      R*(i)   = R(i, k), and R(j, k/2) for every j in it if more than 2/3 of R(j, k/2) are in R(i, k)
