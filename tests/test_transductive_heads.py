@@ -432,7 +432,7 @@ def tpn_by_loops(method: Tpn, parameters: Parameters, cells: Array, labels: Arra
     for image in cells:  # (cell, channel)
         hidden = np.mean([np.maximum(p["lengths.0.weight"] @ one + p["lengths.0.bias"], 0) for one in image], 0)
         g = float(p["lengths.1.weight"][0] @ hidden + p["lengths.1.bias"][0])
-        scaled.append(image.flatten() / math.exp(2 * math.tanh(g / 2)))
+        scaled.append(image.flatten() / math.exp(3 * math.tanh(g / 3)))
     n = len(scaled)
     w = np.array([[math.exp(-np.mean((one - other) ** 2) / 2) for other in scaled] for one in scaled])
     near = [set(np.argsort(-row)[: method.neighbours]) for row in w]

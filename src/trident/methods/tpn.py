@@ -26,14 +26,15 @@ class Tpn(HeadOnFeatures):
     Learned, end to end: the backbone, and a small network that gives each image a length scale s. At test nothing is
     adapted. Over all images of a task, support and queries,
 
-        length scale   s_i  = exp(2 tanh(g_i / 2)),  g_i = linear(mean over cells of ReLU(linear(cell)))
+        length scale   s_i  = exp(3 tanh(g_i / 3)),  g_i = linear(mean over cells of ReLU(linear(cell)))
         graph          W_ij = exp(-1/2 mean over features of (f_i / s_i - f_j / s_j)^2),  where j is one of the
                        `neighbours` nearest of i or i of j, itself counted;  otherwise 0
         scores         F    = (I - flow * D^-1/2 W D^-1/2)^-1 Y,   D the row sums of W
 
     with rows of Y one-hot for support images, 0 for queries. p(y_i = c) ~ exp(F_ic). The loss is the mean cross-entropy
     of support images and queries. The published network for s has two 3x3 convolutions with batch norm and its output
-    has no bounds; here it looks at each cell by itself, so that it takes maps of any size.
+    has no bounds; here it looks at each cell by itself, so that it takes maps of any size,
+    and starts with length scales near 0.2.
     """
 
     takes_cells: ClassVar[bool] = True
@@ -55,7 +56,8 @@ class Tpn(HeadOnFeatures):
 
     def initial(self, n_features: int, generator: torch.Generator) -> Parameters:
         hidden, last = Linear("lengths.0", n_features, WIDTH), Linear("lengths.1", WIDTH, 1)
-        return hidden.initial(generator) | last.initial(generator)
+        # Features have a variance near 1. A short length scale makes the first graphs differ from "all are equally near".
+        return hidden.initial(generator) | last.initial(generator) | {"lengths.1.bias": torch.tensor([-2.0])}
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         return self._scores(parameters, features, task)[:, task.queries]
@@ -70,7 +72,7 @@ class Tpn(HeadOnFeatures):
         hidden = F.relu(F.linear(features, parameters["lengths.0.weight"], parameters["lengths.0.bias"]))
         g = F.linear(hidden.mean(2), parameters["lengths.1.weight"], parameters["lengths.1.bias"])  # (task, image, 1)
         flat = features.flatten(2)
-        scaled = flat * torch.exp(-2 * torch.tanh(g / 2))
+        scaled = flat * torch.exp(-3 * torch.tanh(g / 3))
         closeness = -between(scaled) / (2 * flat.shape[2])  # (task, image, image)
         near = nearest(closeness.detach(), self.neighbours)
         weights = torch.maximum(near, near.mT) * closeness.exp()
