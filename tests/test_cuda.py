@@ -35,7 +35,7 @@ def classes_of(store: ImageStore, **options: Any) -> Source:
     return ClassSource(store, 64, seed=1, **options)
 
 
-@pytest.mark.parametrize("name", ["mini-5w1s", "glyphs", "glyphs-matching"])
+@pytest.mark.parametrize("name", ["mini-5w1s", "glyphs", "glyphs-matching", "glyphs-epnet", "glyphs-tpn"])
 def test_the_same_meta_step_on_cpu_and_gpu(name: str) -> None:
     """In float32 a meta-gradient of five steps is uncertain by a hundredth, so both are held against float64."""
     recipe = load_recipe(name)

@@ -21,11 +21,13 @@ from trident.learning.checkpoint import Checkpoint, load_checkpoint
 from trident.learning.heads import HeadLearner
 from trident.learning.meta_update import make_optimizer, update
 from trident.methods.base import HeadOnFeatures, Method
+from trident.methods.epnet import EpNet
 from trident.methods.matching import MatchingNetwork
 from trident.methods.normalised import MEAN
 from trident.methods.protonet import ProtoNet
 from trident.methods.registry import method_class, method_name, method_paths
 from trident.methods.simpleshot import SimpleShot
+from trident.methods.tpn import Tpn
 from trident.nn.parameters import Parameters
 from trident.recipes.files import recipe_names
 from trident.recipes.loading import load_recipe
@@ -87,6 +89,8 @@ HEADS: dict[str, HeadOnFeatures] = {
     "protonet": ProtoNet(),
     "matching": MatchingNetwork(),
     **{f"simpleshot-{n}": SimpleShot(training_classes=5, normalisation=n) for n in NORMALISATIONS},
+    "epnet": EpNet(),  # the equations of this one and the next are in test_transductive_heads.py
+    "tpn": Tpn(neighbours=4),
 }
 EQUATIONS: dict[str, Equations] = {
     "protonet": protonet,
@@ -94,6 +98,8 @@ EQUATIONS: dict[str, Equations] = {
     **{f"simpleshot-{n}": simpleshot(n) for n in NORMALISATIONS},
 }
 heads = pytest.mark.parametrize("name", list(HEADS))
+heads_with_equations = pytest.mark.parametrize("name", list(EQUATIONS))
+inductive_heads = pytest.mark.parametrize("name", [name for name in HEADS if not HEADS[name].about.transductive])
 
 
 def learner_of(name: str, batch_norm: str = "transductive") -> tuple[HeadLearner, Parameters]:
@@ -116,7 +122,7 @@ def expected_logits(name: str, parameters: Parameters, features: Tensor, task: T
     )
 
 
-@heads
+@heads_with_equations
 def test_logits_are_the_equations(name: str) -> None:
     """On random features, with classes of different sizes whose images come in any order."""
     generator = torch.Generator().manual_seed(7)
@@ -129,7 +135,7 @@ def test_logits_are_the_equations(name: str) -> None:
     np.testing.assert_allclose(actual, expected_logits(name, parameters, features, task), rtol=1e-9, atol=1e-6)
 
 
-@heads
+@heads_with_equations
 @pytest.mark.parametrize("batch_norm", ["transductive", "support", "running"])
 def test_predictions_are_made_from_the_backbones_features(name: str, batch_norm: str) -> None:
     learner, parameters = learner_of(name, batch_norm)
@@ -159,7 +165,7 @@ def test_no_order_matters(name: str, seed: int, batch_norm: str) -> None:
     torch.testing.assert_close(learner.log_probabilities(parameters, other), expected, rtol=1e-9, atol=1e-9)
 
 
-@heads
+@inductive_heads
 def test_with_running_statistics_each_query_is_classified_for_itself(name: str) -> None:
     task = tiny_tasks().task
     images = task.images.clone()

@@ -15,11 +15,19 @@ from trident.measuring.validation import validate
 from trident.recipes.loading import load_recipe
 
 
-@pytest.mark.parametrize(("name", "steps", "least"), [("glyphs-matching", 60, 80.0), ("glyphs-simpleshot", 150, 53.0)])
+@pytest.mark.parametrize(
+    ("name", "steps", "least"),
+    [
+        ("glyphs-matching", 60, 80.0),
+        ("glyphs-simpleshot", 150, 53.0),
+        ("glyphs-epnet", 25, 70.0),
+        ("glyphs-tpn", 25, 60.0),
+    ],
+)
 def test_it_learns_letters(name: str, steps: int, least: float, tmp_path: Path) -> None:
     """5-way 1-shot on the test scripts, 5 queries per class, shuffled, 60 tasks.
 
-    Chance is 20 %; after one step Matching Networks get 50 %, SimpleShot 41 %.
+    Chance is 20 %; after one step Matching Networks get 50 %, SimpleShot 41 %, EPNet 50 %, TPN 48 %.
     """
     recipe, store = load_recipe(name), open_glyphs()
     short = replace(recipe.training, steps=steps, validate_every=steps, validation_tasks=20, save_every=steps)

@@ -2,13 +2,12 @@
 
 from dataclasses import dataclass
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from trident.methods.base import About, HeadOnFeatures, Method
 from trident.methods.nearest_mean import NearestMean
-from trident.nn.classes import class_means, squared_distances
+from trident.nn.information import InformationLoss
 from trident.nn.parameters import Parameters
 from trident.settings import require_at_least, require_positive, setting
 from trident.tasks.task import Task
@@ -47,27 +46,7 @@ class AlphaTim(HeadOnFeatures):
         return NearestMean()
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
-        features = F.normalize(features.detach(), dim=2)
-        support, queries = features[:, task.support], features[:, task.queries]
-        with torch.enable_grad():
-            weights = class_means(support, task.support_labels, task.n_way).requires_grad_()
-            optimizer = torch.optim.Adam([weights], self.rate)
-            for _ in range(self.steps):
-                known = torch.log_softmax(self._logits(support, weights), 2)
-                p = torch.softmax(self._logits(queries, weights), 2)
-                fit = F.nll_loss(known.flatten(0, 1), task.support_labels.flatten(), reduction="sum") / task.n_support
-                loss = fit + self._entropy(p).mean(1).sum() - self._entropy(p.mean(1)).sum()
-                optimizer.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-        return self._logits(queries, weights.detach())
-
-    def _logits(self, features: Tensor, weights: Tensor) -> Tensor:
-        return -self.scale / 2 * squared_distances(features, weights)
-
-    def _entropy(self, p: Tensor) -> Tensor:
-        """(..., class) -> (...)"""
-        p = p.clamp(min=1e-12)
-        if self.alpha == 1:
-            return -(p * p.log()).sum(-1)
-        return (1 - (p**self.alpha).sum(-1)) / (self.alpha - 1)
+        features = F.normalize(features, dim=2)
+        loss = InformationLoss(fit=1, sure=1, spread=1, scale=self.scale, alpha=self.alpha)
+        weights = loss.fitted(features, task.support_labels, task.n_way, self.steps, self.rate)
+        return loss.logits(features[:, task.queries], weights)

@@ -22,6 +22,16 @@ METHODS = {
     "alpha-tim": "trident.methods.alpha_tim:AlphaTim",
     "logistic-regression": "trident.methods.scikit_learn:LogisticRegressionHead",
     "nearest-neighbours": "trident.methods.scikit_learn:NearestNeighbours",
+    "tim": "trident.methods.tim:Tim",
+    "laplacian-shot": "trident.methods.laplacian_shot:LaplacianShot",
+    "pt-map": "trident.methods.pt_map:PtMap",
+    "bms": "trident.methods.bms:Bms",
+    "entropy-min": "trident.methods.entropy_min:EntropyMin",
+    "k-reciprocal": "trident.methods.k_reciprocal:KReciprocal",
+    "bd-cspn": "trident.methods.bd_cspn:BdCspn",
+    "epnet": "trident.methods.epnet:EpNet",
+    "tpn": "trident.methods.tpn:Tpn",
+    "transductive-cnaps": "trident.methods.transductive_cnaps:TransductiveCnaps",
 }
 
 

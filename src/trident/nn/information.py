@@ -1,0 +1,71 @@
+"""Class weights fitted to one task, so that the queries' probabilities are sure but spread over the classes."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trident.nn.classes import class_means
+
+_DECAYS = 0.9, 0.999  # of Adam's two running means
+_TINY = 1e-12
+
+
+@dataclass(frozen=True)
+class InformationLoss:
+    """fit * cross-entropy of the support set  +  sure * mean of H(p_i)  -  spread * H(mean of p_i)
+
+    The means are over the queries; p_ic ~ exp(-scale/2 ||f_i - w_c||^2); H is Tsallis's entropy with this alpha,
+    (1 - sum_c p_c^alpha) / (alpha - 1), which is Shannon's for alpha = 1.
+    """
+
+    fit: float
+    sure: float
+    spread: float
+    scale: float
+    alpha: float = 1.0
+
+    def logits(self, features: Tensor, weights: Tensor) -> Tensor:
+        """(task, image, feature) and (task, n_way, feature) -> (task, image, n_way).
+
+        An image's squared length is left out: it is the same for all classes.
+        """
+        products = weights @ features.mT  # (task, n_way, image): faster than the other way round
+        return self.scale * (products - weights.square().sum(2, keepdim=True) / 2).mT
+
+    def gradient(self, features: Tensor, one_hot: Tensor, weights: Tensor) -> Tensor:
+        """Of the loss by the weights, with the labels of the first images (task, n_support, n_way)."""
+        n_support = one_hot.shape[1]
+        log_p = torch.log_softmax(self.logits(features, weights), 2)
+        p = log_p.exp()
+        of_queries = p[:, n_support:]
+        mean = of_queries.mean(1, keepdim=True).clamp(min=_TINY)
+        if self.alpha == 1:  # p times the derivative of the loss by p; a constant in the derivative changes nothing
+            by_p = of_queries * (self.spread * mean.log() - self.sure * log_p[:, n_support:])
+        else:
+            slope = self.alpha / (self.alpha - 1)
+            by_p = of_queries * (self.spread * slope * mean ** (self.alpha - 1))
+            by_p = by_p - self.sure * slope * (self.alpha * log_p[:, n_support:]).exp()
+        by_query_logits = (by_p - of_queries * by_p.sum(2, keepdim=True)) / of_queries.shape[1]
+        by_support_logits = (p[:, :n_support] - one_hot) * (self.fit / n_support)
+        by_logits = torch.cat([by_support_logits, by_query_logits], 1)  # (task, image, n_way)
+        return self.scale * (by_logits.mT @ features - by_logits.sum(1)[..., None] * weights)
+
+    def fitted(self, features: Tensor, labels: Tensor, n_way: int, steps: int, rate: float) -> Tensor:
+        """Class weights after these steps of Adam from the class means: (task, n_way, feature).
+
+        `labels` (task, n_support) are those of the first images.
+        """
+        features = features.detach()
+        one_hot = F.one_hot(labels, n_way).to(features)
+        weights = class_means(features[:, : labels.shape[1]], labels, n_way)
+        first, second = torch.zeros_like(weights), torch.zeros_like(weights)
+        for step in range(1, steps + 1):
+            gradient = self.gradient(features, one_hot, weights)
+            first.lerp_(gradient, 1 - _DECAYS[0])
+            second.mul_(_DECAYS[1]).addcmul_(gradient, gradient, value=1 - _DECAYS[1])
+            length = second.sqrt().div_(math.sqrt(1 - _DECAYS[1] ** step)).add_(1e-8)
+            weights.addcdiv_(first, length, value=-rate / (1 - _DECAYS[0] ** step))
+        return weights
