@@ -22,6 +22,13 @@ METHODS = {
     "alpha-tim": "trident.methods.alpha_tim:AlphaTim",
     "logistic-regression": "trident.methods.scikit_learn:LogisticRegressionHead",
     "nearest-neighbours": "trident.methods.scikit_learn:NearestNeighbours",
+    "baseline": "trident.methods.baseline:Baseline",
+    "baseline-plus-plus": "trident.methods.baseline_plus_plus:BaselinePlusPlus",
+    "relation-network": "trident.methods.relation_network:RelationNetwork",
+    "feat": "trident.methods.feat:Feat",
+    "frn": "trident.methods.frn:FeatureReconstruction",
+    "s2m2": "trident.methods.s2m2:S2M2",
+    "assoc-align": "trident.methods.assoc_align:AssociativeAlignment",
 }
 
 
