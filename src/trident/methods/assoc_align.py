@@ -49,7 +49,7 @@ class AssociativeAlignment(BaselinePlusPlus):
     initial_scale: float = setting(20.0, "start of the learned scale of the cosine in training")
     margin: float = setting(0.01, "additive angular margin between the training classes, in radians")
     related: int = setting(10, "training classes that are aligned with each class, at most", after_training=True)
-    alignment: float = setting(1.0, "weight of the alignment in the second fit", after_training=True)
+    alignment: float = setting(0.1, "weight of the alignment in the second fit", after_training=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -67,8 +67,8 @@ class AssociativeAlignment(BaselinePlusPlus):
         sine = (1 - cosine.square()).clamp(min=1e-6).sqrt()
         moved = torch.where(cosine > 0, cosine * math.cos(self.margin) - sine * math.sin(self.margin), cosine)
         right = F.one_hot(labels.queries, self.training_classes).bool()
-        logits = parameters["scale"] * torch.where(right, moved, cosine)
-        return parameters["scale"] * cosine, self.losses(logits, labels)
+        scale = self.training_scale(parameters)
+        return scale * cosine, self.losses(scale * torch.where(right, moved, cosine), labels)
 
     def class_weights(self, parameters: Parameters, support: Tensor, task: Task) -> Tensor:
         shares = self.fitted_shares(support, task)

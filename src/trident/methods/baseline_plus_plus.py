@@ -34,7 +34,7 @@ class BaselinePlusPlus(ClassifierHead):
         "Baseline++", "Chen et al. 2019", "A Closer Look at Few-shot Classification", trained_on="classes"
     )  # fmt: skip
     initial_scale: float = setting(10.0, "start of the learned scale of the cosine in training")
-    scale: float = setting(10.0, "of the cosine in the classifier that is fitted to a task", after_training=True)
+    scale: float = setting(20.0, "of the cosine in the classifier that is fitted to a task", after_training=True)
     steps: int = setting(200, "gradient steps that fit the classifier to a task", after_training=True)
     rate: float = setting(0.01, "learning rate of these steps", after_training=True)
 
@@ -48,10 +48,14 @@ class BaselinePlusPlus(ClassifierHead):
 
     def initial(self, n_features: int, generator: torch.Generator) -> Parameters:
         classes = Linear("classes", n_features, self.training_classes, bias=False)
-        return {**classes.initial(generator), "scale": torch.tensor(self.initial_scale)}
+        return {**classes.initial(generator), "log_scale": torch.zeros(())}
 
     def training_logits(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
-        return parameters["scale"] * cosines(features, parameters["classes.weight"])
+        return self.training_scale(parameters) * cosines(features, parameters["classes.weight"])
+
+    def training_scale(self, parameters: Parameters) -> Tensor:
+        """s in training. Weight decay pulls it to its start, and not to 0."""
+        return self.initial_scale * parameters["log_scale"].exp()
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         support = F.normalize(features[:, task.support], dim=2)
