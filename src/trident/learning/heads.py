@@ -1,6 +1,7 @@
 """The plain learner of every method that is a `HeadOnFeatures`, with torch's autograd."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from trident.engines.learner import (
     matrix_products,
     mean_prediction,
 )
-from trident.methods.base import HeadModel
+from trident.methods.base import HeadModel, Losses
 from trident.methods.inner_loop import Encodings
 from trident.nn.parameters import Parameters, for_each_task
 from trident.tasks.task import Batch, Task
@@ -44,17 +45,32 @@ class HeadLearner(Setting):
         return self.model.features(maps), seen
 
     def gradient(self, parameters: Parameters, batch: Batch) -> Gradient:
-        task, labels = batch
         leaves = {key: value.detach().requires_grad_() for key, value in parameters.items()}
-        method = self.model.method
-        with matrix_products(self.precision, task.device), torch.enable_grad():
-            features, seen = self.features(leaves, task)
-            logits, losses = method.training(self.model.in_training(leaves, features), features, task, labels)
-            found = torch.autograd.grad(losses["total"].sum(), list(leaves.values()), materialize_grads=True)
+        with matrix_products(self.precision, batch.task.device), torch.enable_grad():
+            step = self.training_step(leaves, batch)
+            total = step.losses["total"]
+            found = torch.autograd.grad(total.sum(), list(leaves.values()), materialize_grads=True)
         return Gradient(
             dict(zip(leaves, found, strict=True)),
-            {name: part.detach() for name, part in losses.items()},
-            accuracy_of(logits, labels.queries),
-            seen | method.statistics(features.detach()),
-            losses["total"].detach().isfinite(),
+            {name: part.detach() for name, part in step.losses.items()},
+            step.accuracy,
+            step.statistics,
+            total.detach().isfinite(),
         )
+
+    def training_step(self, parameters: Parameters, batch: Batch) -> "TrainingStep":
+        """The losses of a batch, with autograd."""
+        task, labels = batch
+        method = self.model.method
+        features, seen = self.features(parameters, task)
+        logits, losses = method.training(self.model.in_training(parameters, features), features, task, labels)
+        statistics = seen | method.labelled_statistics(features.detach(), labels)
+        return TrainingStep(losses, accuracy_of(logits, labels.queries), statistics)
+
+
+class TrainingStep(NamedTuple):
+    """What a batch gives before the gradient is computed."""
+
+    losses: Losses  # (task,) each
+    accuracy: Tensor  # (task,)
+    statistics: Parameters  # of batch norm, and the method's own: (task, ...) each

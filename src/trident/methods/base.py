@@ -90,6 +90,10 @@ class Method(ABC):
         """Number of training classes, if training needs to know it; otherwise 0."""
         return 0
 
+    def batch_noise(self, n_images: int) -> NoiseShapes:
+        """The noise that a training batch of single images needs, for methods trained on all classes."""
+        return {}
+
     def in_training(self) -> "Method":
         """The method with its settings for training, if they differ."""
         return self
@@ -148,6 +152,10 @@ class HeadOnFeatures(Method):
     def statistics(self, features: Tensor) -> Parameters:
         """These statistics of a training batch, (task, image, feature) -> (task, ...); running means are kept."""
         return {}
+
+    def labelled_statistics(self, features: Tensor, labels: Labels) -> Parameters:
+        """The statistics of a training batch whose labels are known. Override it for statistics of single classes."""
+        return self.statistics(features)
 
     def training_logits(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         """The logits for the loss: by default the same as in prediction."""

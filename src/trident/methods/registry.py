@@ -32,6 +32,13 @@ METHODS = {
     "epnet": "trident.methods.epnet:EpNet",
     "tpn": "trident.methods.tpn:Tpn",
     "transductive-cnaps": "trident.methods.transductive_cnaps:TransductiveCnaps",
+    "baseline": "trident.methods.baseline:Baseline",
+    "baseline-plus-plus": "trident.methods.baseline_plus_plus:BaselinePlusPlus",
+    "relation-network": "trident.methods.relation_network:RelationNetwork",
+    "feat": "trident.methods.feat:Feat",
+    "frn": "trident.methods.frn:FeatureReconstruction",
+    "s2m2": "trident.methods.s2m2:S2M2",
+    "assoc-align": "trident.methods.assoc_align:AssociativeAlignment",
 }
 
 

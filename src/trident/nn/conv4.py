@@ -3,6 +3,7 @@
 The released code puts the activation before the pooling. Both activations are monotone, so the numbers are the same.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -41,14 +42,20 @@ class Conv4:
         return {key: value for layer in self.layers for key, value in layer.initial_running().items()}
 
     def __call__(
-        self, parameters: Parameters, images: Tensor, statistics: BatchNormStatistics
+        self,
+        parameters: Parameters,
+        images: Tensor,
+        statistics: BatchNormStatistics,
+        before_block: Callable[[int, Tensor], Tensor] | None = None,
     ) -> tuple[Tensor, Parameters]:
         """Patches, or images, (task, image, size, size, ...) -> (task, image, size // 16, size // 16, channels).
 
-        Also returns the statistics that its batch norms saw.
+        Also returns the statistics that its batch norms saw. `before_block(i, maps)` may change what block i takes.
         """
         features, seen = images, Parameters()
-        for layer in self.layers:
+        for place, layer in enumerate(self.layers):
+            if before_block is not None:
+                features = before_block(place, features)
             features, more = layer.pooled(parameters, features, statistics)
             features = activate(features, self.activation)
             seen |= more

@@ -117,6 +117,7 @@ class ClassSource(Source):
         seed: int,
         device: torch.device | str = "cpu",
         augmentation: str = "none",
+        noise_shapes: NoiseShapes | None = None,
     ):
         entries = store.classes_of("train")
         self.images = Images(store, device)
@@ -126,18 +127,21 @@ class ClassSource(Source):
         self.n_images = min(images_per_step, len(self.positions))
         self.seed = seed
         self.augmentation = augmentation
+        self.noise_shapes = noise_shapes or {}
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        images, labels = zip(*(self._one(index) for index in indices), strict=True)
+        images, labels, noises = zip(*(self._one(index) for index in indices), strict=True)
+        noise = {name: self.images.on_device(np.stack([one[name] for one in noises])) for name in self.noise_shapes}
         no_support = torch.zeros(len(indices), 0, dtype=torch.int64, device=self.images.device)
         truth = self.images.on_device(np.stack(labels))
-        return Batch(Task(torch.cat(images), no_support, self.n_classes), Labels(truth, truth))
+        return Batch(Task(torch.cat(images), no_support, self.n_classes, noise), Labels(truth, truth))
 
-    def _one(self, index: int) -> tuple[Tensor, np.ndarray]:
+    def _one(self, index: int) -> tuple[Tensor, np.ndarray, dict[str, np.ndarray]]:
         generator = task_generator(self.seed, "train", index)
         chosen = generator.choice(len(self.positions), self.n_images, replace=False)
         images = self.images.at(self.positions[chosen][None])
         if self.augmentation != "none":
             size = self.images.store.image_size
             images = augment(images, [draw_augmentations(self.augmentation, self.n_images, size, generator)])
-        return images, self.classes[chosen]
+        noise = {name: generator.standard_normal(shape, np.float32) for name, shape in self.noise_shapes.items()}
+        return images, self.classes[chosen], noise

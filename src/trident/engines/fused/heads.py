@@ -68,6 +68,6 @@ class FusedHeadLearner(Setting):
                 {key: (summed | dict(zip(head, for_head, strict=True)))[key] for key in parameters},
                 {name: part.detach() for name, part in losses.items()},
                 accuracy_of(logits, labels.queries),
-                self.encoder.statistics(own, encoded) | method.statistics(features.detach()),
+                self.encoder.statistics(own, encoded) | method.labelled_statistics(features.detach(), labels),
                 total.isfinite(),
             )

@@ -1,0 +1,74 @@
+"""Classifiers that are fitted to the support set by gradient descent, for all tasks at once.
+
+The weights of a class stay a weighted sum of the support features, so what is fitted are the shares that the images
+have in it: (task, n_way, image). A step then costs no more for long features than for short ones. In terms of the
+weights these are exactly the steps of SGD with momentum 0.9 and dampening 0.9, with all images in every step.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from trident.nn.classes import members_of
+
+MOMENTUM = 0.9
+TINY = 1e-12  # of squared lengths: keeps the cosine of a weight without length finite
+
+
+def balanced_targets(labels: Tensor, n_way: int, like: Tensor) -> Tensor:
+    """(task, image) -> (task, image, n_way): one-hot labels times the image's weight in the loss.
+
+    All classes have the same weight in all, however many images they have.
+    """
+    members = members_of(labels, n_way, like)
+    return (members / members.sum(2, keepdim=True) / n_way).mT
+
+
+def fit_linear(features: Tensor, targets: Tensor, steps: int, rate: float, weight_decay: float) -> Tensor:
+    """The shares (task, n_way, image) in the weights of a linear layer that starts at 0; its biases are their sums.
+
+    Minimises the cross-entropy of softmax(W f + b) with weighted targets (task, image, n_way), and weight decay.
+    """
+    products = features @ features.mT + 1  # the bias is the weight of a feature that is always 1
+
+    def gradient(shares: Tensor) -> Tensor:
+        return _slopes(products @ shares.mT, targets).mT + weight_decay * shares
+
+    return _descend(torch.zeros_like(targets.mT), gradient, steps, rate)
+
+
+def fit_cosine(
+    features: Tensor, targets: Tensor, scale: Tensor | float, start: Tensor, steps: int, rate: float
+) -> Tensor:
+    """The shares (task, n_way, image) in the weights w of a cosine classifier, from a start of this shape.
+
+    Minimises the cross-entropy of softmax(scale cos(w, f)) with weighted targets. Features must have unit length. The
+    scale may differ between images: (task, image, 1).
+    """
+    products = features @ features.mT  # (task, image, image)
+
+    def gradient(shares: Tensor) -> Tensor:
+        inner = products @ shares.mT  # (task, image, n_way): w . f
+        lengths = (shares.mT * inner).sum(1, keepdim=True).clamp(min=TINY).sqrt()  # (task, 1, n_way): ||w||
+        cosines = inner / lengths
+        slopes = scale * _slopes(scale * cosines, targets)
+        along = (slopes * cosines).sum(1, keepdim=True)  # (task, 1, n_way): the part that would only change ||w||
+        return ((slopes - along / lengths * shares.mT) / lengths).mT
+
+    return _descend(start, gradient, steps, rate)
+
+
+def _slopes(logits: Tensor, targets: Tensor) -> Tensor:
+    """Of the cross-entropy, with respect to the logits: (task, image, n_way)."""
+    return targets.sum(2, keepdim=True) * torch.softmax(logits, 2) - targets
+
+
+def _descend(start: Tensor, gradient: Callable[[Tensor], Tensor], steps: int, rate: float) -> Tensor:
+    shares = start
+    velocity = torch.zeros_like(start)
+    for step in range(steps):
+        now = gradient(shares)
+        velocity = torch.lerp(now, velocity, MOMENTUM) if step else now
+        shares = shares - rate * velocity
+    return shares
