@@ -24,7 +24,7 @@ from trident.engines.learner import (
 )
 from trident.methods.inner_loop import Encodings, InnerLoopMethod, InnerLoopModel, InnerState
 from trident.nn.parameters import Parameters, for_each_task
-from trident.tasks.task import Batch, Task
+from trident.tasks.task import Batch, Labels, Task
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,13 @@ class InnerLoopLearner(Setting):
         with matrix_products(self.precision, task.device):
             return self._adapt(parameters, task)
 
-    def _adapt(self, parameters: Parameters, task: Task) -> list[tuple[Parameters, InnerState]]:
+    def _adapt(
+        self, parameters: Parameters, task: Task, labels: Labels | None = None
+    ) -> list[tuple[Parameters, InnerState]]:
+        """`labels` of the queries: in training only."""
         leaves = _leaves(for_each_task(parameters, task.n_tasks))
         with torch.set_grad_enabled(self.method.inner_steps > 0):  # inner steps always need gradients
-            started, reused = self.model.start(leaves, task, self.statistics(task))
+            started, reused = self._start(leaves, task, labels)
         # A last layer made from prototypes is a leaf: inner gradients do not flow through the prototypes.
         current = leaves | _leaves({key: value for key, value in started.items() if key not in leaves})
         state = self.method.initial_state(current)
@@ -59,6 +62,11 @@ class InnerLoopLearner(Setting):
             trajectory.append((_detached(after), state))
             current = _leaves(after)
         return trajectory
+
+    def _start(self, parameters: Parameters, task: Task, labels: Labels | None) -> tuple[Parameters, Any]:
+        if labels is None:
+            return self.model.start(parameters, task, self.statistics(task))
+        return self.model.training_start(parameters, task, labels, self.statistics(task))
 
     def inner_step(
         self, parameters: Parameters, state: InnerState, task: Task, step: int, differentiable: bool, reused: Any = None
@@ -105,7 +113,7 @@ class InnerLoopLearner(Setting):
 
     def _meta_gradient(self, parameters: Parameters, batch: Batch) -> Gradient:
         task, labels = batch
-        trajectory = self._adapt(parameters, task)
+        trajectory = self._adapt(parameters, task, labels)
         adapted = _leaves(trajectory[-1][0])
         with torch.enable_grad():
             outer = self.model.loss(adapted, task, "query", labels, 0, self.statistics(task))
@@ -120,7 +128,7 @@ class InnerLoopLearner(Setting):
         pulled = {key: only_finite(value, finite) for key, value in pulled.items()}
         leaves = _leaves(parameters)
         with torch.enable_grad():
-            started, _ = self.model.start(for_each_task(leaves, task.n_tasks), task, self.statistics(task))
+            started, _ = self._start(for_each_task(leaves, task.n_tasks), task, labels)
             gradients = torch.autograd.grad(
                 [started[key] for key in pulled], list(leaves.values()), list(pulled.values()), materialize_grads=True
             )

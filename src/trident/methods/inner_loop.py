@@ -48,6 +48,12 @@ class InnerLoopModel(Model):
         """
         return parameters, None
 
+    def training_start(
+        self, parameters: Parameters, task: Task, labels: Labels, statistics: BatchNormStatistics
+    ) -> tuple[Parameters, Any]:
+        """The same in training, for methods that start from the labelled queries there. Predictions never call it."""
+        return self.start(parameters, task, statistics)
+
     @abstractmethod
     def loss(
         self,

@@ -22,6 +22,13 @@ METHODS = {
     "alpha-tim": "trident.methods.alpha_tim:AlphaTim",
     "logistic-regression": "trident.methods.scikit_learn:LogisticRegressionHead",
     "nearest-neighbours": "trident.methods.scikit_learn:NearestNeighbours",
+    "maml": "trident.methods.maml:Maml",
+    "anil": "trident.methods.anil:Anil",
+    "boil": "trident.methods.boil:Boil",
+    "abml": "trident.methods.abml:Abml",
+    "vampire": "trident.methods.vampire:Vampire",
+    "platipus": "trident.methods.platipus:Platipus",
+    "bmaml": "trident.methods.bmaml:BayesianMaml",
 }
 
 
