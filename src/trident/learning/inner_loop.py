@@ -8,12 +8,13 @@ through one step is  v <- v - a H v  with the Hessian H of the support loss.
 All functions here are pure: images, labels and noise come in, new parameters or gradients go out.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from trident.engines.fused.replay import Recordings
 from trident.engines.learner import (
     Gradient,
     Setting,
@@ -32,6 +33,7 @@ class InnerLoopLearner(Setting):
     """The plain learner of every method with inner steps, with torch's autograd."""
 
     model: InnerLoopModel
+    recordings: Recordings = field(init=False, default_factory=Recordings, compare=False, repr=False)
 
     @property
     def method(self) -> InnerLoopMethod:
@@ -108,6 +110,12 @@ class InnerLoopLearner(Setting):
 
     def gradient(self, parameters: Parameters, batch: Batch) -> Gradient:
         """The gradient of the summed query losses after adaptation, with respect to the parameters before it."""
+        if self.method.recorded and torch.version.hip is None:  # on a CPU this records nothing
+            return self.recordings(self.compute, parameters, batch)
+        return self.compute(parameters, batch)
+
+    def compute(self, parameters: Parameters, batch: Batch) -> Gradient:
+        """The gradient, without a CUDA graph."""
         with matrix_products(self.precision, batch.task.device):
             return self._meta_gradient(parameters, batch)
 

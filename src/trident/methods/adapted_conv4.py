@@ -1,7 +1,7 @@
 """Conv4 with a linear layer on top, all or part of which adapts to each task: the network of MAML and its relatives."""
 
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ class AdaptedConv4(InnerLoopMethod):
     order of a task's classes matters a little. Training tasks draw their classes in random order.
     """
 
+    recorded: ClassVar[bool] = True
     inner_rate: float = setting(0.01, "learning rate of the inner steps", True)
     inner_steps: int = setting(10, "inner steps at test", True)
     training_inner_steps: int | None = setting(5, "inner steps in training; 'none' takes as many as at test")
