@@ -15,9 +15,10 @@ from trident.bench.made_up import made_up_tasks
 from trident.data.glyphs import open_glyphs
 from trident.data.store import ImageStore
 from trident.engines.execution import Execution
+from trident.learning.inner_loop import InnerLoopLearner
 from trident.learning.learners import make_learner
 from trident.learning.run_start import start_run
-from trident.learning.training import train
+from trident.learning.training import train, training_source
 from trident.measuring.validation import validate
 from trident.nn.parameters import on_device
 from trident.recipes.loading import load_recipe
@@ -54,6 +55,29 @@ def test_the_same_meta_step_on_cpu_and_gpu(name: str) -> None:
     )
     assert loss_error < 1e-4
     assert of_gpu < 2 * of_cpu + 1e-3
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        *((name, []) for name in ("maml", "anil", "boil", "abml", "vampire", "platipus", "bmaml")),
+        ("maml", ["method.inner_optimizer=adam"]),
+        ("maml", ["method.inner_order=first"]),
+        ("bmaml", ["method.chaser=true"]),
+    ],
+)
+def test_a_recorded_gradient_is_the_same_for_other_tasks_and_weights(name: str, settings: list[str]) -> None:
+    """The plain engine records the gradients of MAML and its relatives as CUDA graphs."""
+    recipe = load_recipe(f"glyphs-{name}", settings).in_training()
+    learner = make_learner(recipe, Execution("cuda"))
+    assert isinstance(learner, InnerLoopLearner)
+    source = training_source(recipe, open_glyphs(), "cuda")
+    for step in range(3):
+        parameters, batch = on_device(recipe.initial(step), "cuda"), source.batch([2 * step, 2 * step + 1])
+        recorded, expected = learner.gradient(parameters, batch), learner.compute(parameters, batch)
+        assert len(learner.recordings.by_shape) == 1
+        for found, plain in zip(recorded, expected, strict=True):
+            torch.testing.assert_close(found, plain, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("make", [tasks_of, classes_of])

@@ -22,12 +22,21 @@ from trident.recipes.loading import load_recipe
         ("glyphs-simpleshot", 150, 53.0),
         ("glyphs-epnet", 25, 70.0),
         ("glyphs-tpn", 25, 60.0),
+        ("glyphs-anil", 25, 55.0),
+        ("glyphs-boil", 25, 40.0),
+        ("glyphs-bmaml", 25, 65.0),
+        pytest.param("glyphs-maml", 40, 72.0, marks=pytest.mark.slow),
+        pytest.param("glyphs-abml", 20, 64.0, marks=pytest.mark.slow),
+        pytest.param("glyphs-vampire", 20, 64.0, marks=pytest.mark.slow),
+        pytest.param("glyphs-platipus", 20, 62.0, marks=pytest.mark.slow),
     ],
 )
 def test_it_learns_letters(name: str, steps: int, least: float, tmp_path: Path) -> None:
     """5-way 1-shot on the test scripts, 5 queries per class, shuffled, 60 tasks.
 
     Chance is 20 %; after one step Matching Networks get 50 %, SimpleShot 41 %, EPNet 50 %, TPN 48 %.
+    Chance is 20 %; after one step Matching Networks get 50 %, SimpleShot and ANIL 41 %, BOIL 24 %, Bayesian MAML 49 %,
+    VAMPIRE 57 %, MAML 63 %.
     """
     recipe, store = load_recipe(name), open_glyphs()
     short = replace(recipe.training, steps=steps, validate_every=steps, validation_tasks=20, save_every=steps)

@@ -177,8 +177,8 @@ class Labeller:
         shape = EpisodeSpec(1, max(1, len(self.pictures)), max(1, len(queries)))
         sizes = {"support": len(self.pictures), "query": len(queries)}
         noise = {
-            name: torch.zeros(1, sizes[name.split("/")[0]], size, device=self.device)
-            for name, (_, size) in recipe.model.noise_shapes(shape, 1).items()
+            name: torch.zeros(1, sizes.get(name.split("/")[0], rows), size, device=self.device)
+            for name, (rows, size) in recipe.model.noise_shapes(shape, 1).items()
         }
         labels = torch.from_numpy(self.labels[None]).to(self.device)
         return Task(torch.from_numpy(stored[None]).to(self.device), labels, len(self.classes), noise)

@@ -8,12 +8,13 @@ through one step is  v <- v - a H v  with the Hessian H of the support loss.
 All functions here are pure: images, labels and noise come in, new parameters or gradients go out.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from trident.engines.fused.replay import Recordings
 from trident.engines.learner import (
     Gradient,
     Setting,
@@ -24,7 +25,7 @@ from trident.engines.learner import (
 )
 from trident.methods.inner_loop import Encodings, InnerLoopMethod, InnerLoopModel, InnerState
 from trident.nn.parameters import Parameters, for_each_task
-from trident.tasks.task import Batch, Task
+from trident.tasks.task import Batch, Labels, Task
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class InnerLoopLearner(Setting):
     """The plain learner of every method with inner steps, with torch's autograd."""
 
     model: InnerLoopModel
+    recordings: Recordings = field(init=False, default_factory=Recordings, compare=False, repr=False)
 
     @property
     def method(self) -> InnerLoopMethod:
@@ -44,10 +46,13 @@ class InnerLoopLearner(Setting):
         with matrix_products(self.precision, task.device):
             return self._adapt(parameters, task)
 
-    def _adapt(self, parameters: Parameters, task: Task) -> list[tuple[Parameters, InnerState]]:
+    def _adapt(
+        self, parameters: Parameters, task: Task, labels: Labels | None = None
+    ) -> list[tuple[Parameters, InnerState]]:
+        """`labels` of the queries: in training only."""
         leaves = _leaves(for_each_task(parameters, task.n_tasks))
         with torch.set_grad_enabled(self.method.inner_steps > 0):  # inner steps always need gradients
-            started, reused = self.model.start(leaves, task, self.statistics(task))
+            started, reused = self._start(leaves, task, labels)
         # A last layer made from prototypes is a leaf: inner gradients do not flow through the prototypes.
         current = leaves | _leaves({key: value for key, value in started.items() if key not in leaves})
         state = self.method.initial_state(current)
@@ -59,6 +64,11 @@ class InnerLoopLearner(Setting):
             trajectory.append((_detached(after), state))
             current = _leaves(after)
         return trajectory
+
+    def _start(self, parameters: Parameters, task: Task, labels: Labels | None) -> tuple[Parameters, Any]:
+        if labels is None:
+            return self.model.start(parameters, task, self.statistics(task))
+        return self.model.training_start(parameters, task, labels, self.statistics(task))
 
     def inner_step(
         self, parameters: Parameters, state: InnerState, task: Task, step: int, differentiable: bool, reused: Any = None
@@ -100,12 +110,18 @@ class InnerLoopLearner(Setting):
 
     def gradient(self, parameters: Parameters, batch: Batch) -> Gradient:
         """The gradient of the summed query losses after adaptation, with respect to the parameters before it."""
+        if self.method.recorded and torch.version.hip is None:  # on a CPU this records nothing
+            return self.recordings(self.compute, parameters, batch)
+        return self.compute(parameters, batch)
+
+    def compute(self, parameters: Parameters, batch: Batch) -> Gradient:
+        """The gradient, without a CUDA graph."""
         with matrix_products(self.precision, batch.task.device):
             return self._meta_gradient(parameters, batch)
 
     def _meta_gradient(self, parameters: Parameters, batch: Batch) -> Gradient:
         task, labels = batch
-        trajectory = self._adapt(parameters, task)
+        trajectory = self._adapt(parameters, task, labels)
         adapted = _leaves(trajectory[-1][0])
         with torch.enable_grad():
             outer = self.model.loss(adapted, task, "query", labels, 0, self.statistics(task))
@@ -120,7 +136,7 @@ class InnerLoopLearner(Setting):
         pulled = {key: only_finite(value, finite) for key, value in pulled.items()}
         leaves = _leaves(parameters)
         with torch.enable_grad():
-            started, _ = self.model.start(for_each_task(leaves, task.n_tasks), task, self.statistics(task))
+            started, _ = self._start(for_each_task(leaves, task.n_tasks), task, labels)
             gradients = torch.autograd.grad(
                 [started[key] for key in pulled], list(leaves.values()), list(pulled.values()), materialize_grads=True
             )

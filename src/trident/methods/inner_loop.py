@@ -48,6 +48,12 @@ class InnerLoopModel(Model):
         """
         return parameters, None
 
+    def training_start(
+        self, parameters: Parameters, task: Task, labels: Labels, statistics: BatchNormStatistics
+    ) -> tuple[Parameters, Any]:
+        """The same in training, for methods that start from the labelled queries there. Predictions never call it."""
+        return self.start(parameters, task, statistics)
+
     @abstractmethod
     def loss(
         self,
@@ -82,6 +88,8 @@ class InnerState(NamedTuple):
 @dataclass(frozen=True)
 class InnerLoopMethod(Method):
     learners: ClassVar[Mapping[str, str]] = {"plain": "trident.learning.inner_loop:InnerLoopLearner"}
+    recorded: ClassVar[bool] = False  # whether the plain engine records its gradient as a CUDA graph on a GPU: then no
+    # operation of it may wait for the GPU, or depend on values that are not tensors of the task or parameters
 
     inner_optimizer: Literal["sgd", "adam"] = setting(
         "sgd", "optimiser of the inner steps: plain gradient steps (Algorithm 2, released code) or Adam", True

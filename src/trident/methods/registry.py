@@ -39,6 +39,13 @@ METHODS = {
     "frn": "trident.methods.frn:FeatureReconstruction",
     "s2m2": "trident.methods.s2m2:S2M2",
     "assoc-align": "trident.methods.assoc_align:AssociativeAlignment",
+    "maml": "trident.methods.maml:Maml",
+    "anil": "trident.methods.anil:Anil",
+    "boil": "trident.methods.boil:Boil",
+    "abml": "trident.methods.abml:Abml",
+    "vampire": "trident.methods.vampire:Vampire",
+    "platipus": "trident.methods.platipus:Platipus",
+    "bmaml": "trident.methods.bmaml:BayesianMaml",
 }
 
 

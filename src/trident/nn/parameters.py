@@ -30,6 +30,17 @@ def uniform(shape: tuple[int, ...], fan_in: int, generator: torch.Generator) -> 
     return start.uniform_(-bound, bound, generator=generator)
 
 
+def joined(parameters: Parameters) -> Tensor:
+    """All values of each task in one row: (task, ...) each -> (task, number)."""
+    return torch.cat([value.flatten(1) for value in parameters.values()], 1)
+
+
+def split_as(rows: Tensor, shapes: Parameters) -> Parameters:
+    """The reverse of `joined`: (task, number) -> (task, ...) each. `shapes` have no task axis."""
+    parts = torch.split(rows, [value.numel() for value in shapes.values()], 1)
+    return {key: part.unflatten(1, value.shape) for (key, value), part in zip(shapes.items(), parts, strict=True)}
+
+
 def for_each_task(parameters: Parameters, n_tasks: int) -> Parameters:
     """The same parameters for every task: (...) -> (task, ...), without a copy."""
     return {key: value.expand(n_tasks, *value.shape) for key, value in parameters.items()}

@@ -13,7 +13,7 @@ from trident.tasks.episodes import EpisodeSampler, task_generator
 from trident.tasks.images import Images
 from trident.tasks.task import Batch, Labels, Task
 
-NoiseShapes = Mapping[str, tuple[int, int]]  # by name: images of the set, numbers for each image
+NoiseShapes = Mapping[str, tuple[int, int]]  # by name: images of the set, numbers for each image; "task/": any rows
 
 
 class Source(ABC):

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-Noise = Mapping[str, Tensor]  # names begin with the set that the noise is for, "support/" or "query/"
+Noise = Mapping[str, Tensor]  # names begin with what the noise is for: "support/" or "query/" for the images of that
+# set, "task/" for the task as a whole
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class Task:
     # or features of a frozen backbone (task, n_support + n_queries, feature)
     support_labels: Tensor  # (task, n_support) int64
     n_way: int
-    noise: Noise = field(default_factory=dict)  # (task, n_support or n_queries, size) each, as the method asked for
+    noise: Noise = field(default_factory=dict)  # (task, images of the set, size) each, as the method asked for
     _made: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property

@@ -1,0 +1,134 @@
+"""Bayesian MAML (Yoon et al. 2018), with particles of the last layer as in Snell & Zemel (2021)."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trident.backbones.base import Backbone
+from trident.backbones.conv4 import conv4_of
+from trident.methods.adapted_conv4 import SUPPORT_FEATURES, AdaptedConv4, AdaptedConv4Model, labels_of
+from trident.methods.base import About, cross_entropy
+from trident.methods.inner_loop import Encodings, Evaluated, InnerState, Target
+from trident.nn.batch_norm import BatchNormStatistics
+from trident.nn.parameters import Parameters
+from trident.nn.svgd import svgd_direction
+from trident.settings import EpisodeSpec, require, require_at_least, require_positive, setting
+from trident.tasks.task import Labels, Task
+
+PARTICLES = "particles"
+
+
+@dataclass(frozen=True)
+class BayesianMaml(AdaptedConv4):
+    """Several linear layers, the particles, stand for the distribution of the linear layer given the support set.
+
+    Learned: a Conv4, and the start of the particles: linear layers w on its features. At test all particles take steps
+    of Stein variational gradient descent together, which moves them towards large posterior density and away from each
+    other, then their predictions are averaged:
+
+        log p(w | support) = log p(support labels | w) + log N(w; 0, 1 / precision) + constant
+
+    Training minimises the queries' cross-entropy with the averaged prediction; or, with `chaser`, the squared distance
+    of the particles from where further steps with support set and labelled queries would lead them (the leader, which
+    counts as fixed). In the published method all weights are particles; here, as in Snell & Zemel's version, only the
+    last layer is, so that all steps share the features. Their precision of the prior is random; here it is a setting.
+    """
+
+    about = About("Bayesian MAML", "Yoon et al. 2018", "Bayesian Model-Agnostic Meta-Learning")
+    particles: int = setting(5, "number of particles")
+    precision: float = setting(1.0, "precision of the prior of a particle's weights", True)
+    chaser: bool = setting(False, "train by the chaser loss instead of the queries' cross-entropy")
+    leader_steps: int = setting(5, "further steps of the leader, for the chaser loss")
+    leader_rate: float = setting(0.005, "learning rate of the leader's steps")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(self, "method", 2, "particles")
+        require_at_least(self, "method", 1, "leader_steps")
+        require_at_least(self, "method", 0, "precision")
+        require_positive(self, "method", "leader_rate")
+        require(
+            self.inner_optimizer == "sgd",
+            f"method.inner_optimizer is '{self.inner_optimizer}': particles take plain steps only, so it must be sgd",
+        )
+
+    def adapts(self, parameter: str) -> bool:
+        return parameter == PARTICLES
+
+    def update(
+        self, parameters: Parameters, state: InnerState, gradient: Parameters, step: int
+    ) -> tuple[Parameters, InnerState]:
+        """`gradient` is that of the negative log posterior."""
+        particles = parameters[PARTICLES]
+        moved = particles + self.inner_rate * svgd_direction(particles, -gradient[PARTICLES])
+        return parameters | {PARTICLES: moved}, state
+
+    def model(self, backbone: Backbone, episode: EpisodeSpec) -> "BayesianMamlModel":
+        return BayesianMamlModel(self, conv4_of(backbone, self.about.title), episode)
+
+
+@dataclass(frozen=True)
+class BayesianMamlModel(AdaptedConv4Model):
+    """A particle is one row: the weight of the linear layer, then its bias."""
+
+    method: BayesianMaml
+
+    def initial(self, generator: torch.Generator) -> Parameters:
+        start = self.backbone.initial(generator)
+        layers = [self.head.initial(generator).values() for _ in range(self.method.particles)]
+        return start | {PARTICLES: torch.stack([torch.cat([value.flatten() for value in layer]) for layer in layers])}
+
+    def particle_logits(self, particles: Tensor, features: Tensor) -> Tensor:
+        """(task, particle, number) and (task, image, feature) -> (task, particle, image, n_way)."""
+        layer = self.head
+        weight, bias = particles.split([layer.outputs * layer.inputs, layer.outputs], 2)
+        weight = weight.unflatten(2, (layer.outputs, layer.inputs))
+        return features[:, None] @ weight.transpose(2, 3) + bias[:, :, None]
+
+    def negative_log_posterior(self, particles: Tensor, features: Tensor, labels: Tensor) -> Tensor:
+        """Of each particle, up to a constant: (task, particle)."""
+        logits = self.particle_logits(particles, features)
+        likelihood = torch.log_softmax(logits, -1).gather(3, labels[:, None, :, None].expand(*logits.shape[:3], 1))
+        return 0.5 * self.method.precision * particles.square().sum(2) - likelihood.sum((2, 3))
+
+    def loss(
+        self,
+        parameters: Parameters,
+        task: Task,
+        target: Target,
+        labels: Labels | None,
+        draw: int,
+        statistics: BatchNormStatistics,
+        reused: Any = None,
+    ) -> Evaluated:
+        features, seen = self.features(parameters, task, target, statistics)
+        particles, truth = parameters[PARTICLES], labels_of(task, labels)
+        logits = torch.log_softmax(self.particle_logits(particles, features), -1)
+        mean = torch.logsumexp(logits, 1) - math.log(self.method.particles)  # (task, image, n_way)
+        if target == "support":
+            return Evaluated({"total": self.negative_log_posterior(particles, features, truth).sum(1)}, mean, seen)
+        losses = {"total": cross_entropy(mean, truth)}
+        if self.method.chaser:
+            both = torch.cat([parameters[SUPPORT_FEATURES], features], 1).detach()
+            leader = self.leader(particles.detach(), both, torch.cat([task.support_labels, truth], 1))
+            losses = {"total": (particles - leader).square().sum((1, 2)), "classification": losses["total"]}
+        return Evaluated(losses, mean, seen)
+
+    def leader(self, particles: Tensor, features: Tensor, labels: Tensor) -> Tensor:
+        """The particles after further steps, with these features and labels."""
+        for _ in range(self.method.leader_steps):
+            particles = particles.detach().requires_grad_()
+            loss = self.negative_log_posterior(particles, features, labels).sum()
+            (gradient,) = torch.autograd.grad(loss, [particles])
+            with torch.no_grad():
+                particles = particles + self.method.leader_rate * svgd_direction(particles, -gradient)
+        return particles.detach()
+
+    def logits(
+        self, parameters: Parameters, task: Task, encodings: Encodings, statistics: BatchNormStatistics
+    ) -> list[Tensor]:
+        found = self.particle_logits(parameters[PARTICLES], encodings["features"][:, task.queries])
+        return list(found.unbind(1))
