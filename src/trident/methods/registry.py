@@ -22,6 +22,13 @@ METHODS = {
     "alpha-tim": "trident.methods.alpha_tim:AlphaTim",
     "logistic-regression": "trident.methods.scikit_learn:LogisticRegressionHead",
     "nearest-neighbours": "trident.methods.scikit_learn:NearestNeighbours",
+    "versa": "trident.methods.versa:Versa",
+    "dkt": "trident.methods.dkt:DeepKernelTransfer",
+    "ove-polya-gamma": "trident.methods.ove_polya_gamma:OveGaussianProcess",
+    "logistic-softmax-gp": "trident.methods.logistic_softmax_gp:LogisticSoftmaxProcess",
+    "sib": "trident.methods.sib:SyntheticInformationBottleneck",
+    "metaqda": "trident.methods.metaqda:MetaQda",
+    "ssr": "trident.methods.ssr:SelfSupervisedReranking",
 }
 
 
