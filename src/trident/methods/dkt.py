@@ -9,6 +9,7 @@ from torch.distributions import MultivariateNormal
 
 from trident.methods.base import About, Losses
 from trident.methods.kernel_head import KernelHead, all_labels, one_hot
+from trident.nn.gaussian_process import solve
 from trident.nn.parameters import Parameters
 from trident.settings import require_positive, setting
 from trident.tasks.task import Labels, Task
@@ -47,7 +48,7 @@ class DeepKernelTransfer(KernelHead):
         kernel = self.kernel(parameters, features)
         factor = self.factor(kernel[:, task.support, task.support])
         targets = 2 * one_hot(task.support_labels, task, kernel) - 1  # (task, n_support, n_way)
-        means = kernel[:, task.queries, task.support] @ torch.cholesky_solve(targets, factor)
+        means = kernel[:, task.queries, task.support] @ solve(factor, targets)
         return F.logsigmoid(self.scale * means)
 
     def factor(self, kernel: Tensor) -> Tensor:

@@ -66,9 +66,8 @@ class LogisticSoftmaxProcess(KernelHead):
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         kernel = self.kernel(parameters, features)
         truth = one_hot(task.support_labels, task, kernel).mT  # (task, n_way, n_support)
-        found = self.update(
-            kernel[:, task.support, task.support], truth, self.infer(kernel[:, task.support, task.support], truth)
-        )
+        known = kernel[:, task.support, task.support]
+        found = self.update(known, truth, self.infer(known, truth))
         across = kernel[:, None, task.queries, task.support].expand(-1, task.n_way, -1, -1)
         means = (across @ found.weights[..., None])[..., 0]  # (task, n_way, query)
         alone = kernel.diagonal(dim1=1, dim2=2)[:, None, task.queries]

@@ -28,6 +28,7 @@ METHODS = {
     "logistic-softmax-gp": "trident.methods.logistic_softmax_gp:LogisticSoftmaxProcess",
     "sib": "trident.methods.sib:SyntheticInformationBottleneck",
     "metaqda": "trident.methods.metaqda:MetaQda",
+    "abpml": "trident.methods.abpml:BayesianPrototypes",
     "ssr": "trident.methods.ssr:SelfSupervisedReranking",
 }
 

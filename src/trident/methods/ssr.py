@@ -98,6 +98,12 @@ def made_up_gradient(parameters: Parameters, update: str, vectors: Tensor, n_way
     cosines = directions @ directions.mT  # (task, vector, vector)
     pairs = pairs_of(cosines, n_way)  # (task, vector, input)
     found = cosines.flatten(1).gather(1, pairs.flatten(1)).reshape(pairs.shape)
+    wanted = parameters[f"{update}.0.weight"].shape[1]
+    if found.shape[2] != wanted:
+        raise TridentError(
+            f"these weights compare {wanted} pairs of images, but tasks with {n_way} classes and "
+            f"{vectors.shape[1] - n_way} queries have {found.shape[2]}: classify as many queries at once as in training"
+        )
     for layer in LAYERS:
         name = f"{update}.{layer}"
         found = F.layer_norm(found, found.shape[2:])

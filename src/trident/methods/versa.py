@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trident.methods.base import About, HeadOnFeatures
-from trident.nn.classes import class_means, members_of
+from trident.methods.class_noise import class_noise
+from trident.nn.classes import class_means
 from trident.nn.gaussian import Gaussian, GaussianHead
 from trident.nn.linear import Linear
 from trident.nn.parameters import Parameters, for_each_task
@@ -29,8 +30,7 @@ class Versa(HeadOnFeatures):
         p(y = c | x)    =  mean over sampled classifiers of  softmax_c (w_c . g(x) + b_c)
 
     With protocol.latents = mean, the classifier is mu itself. Training maximises log p of the queries; there is no
-    divergence from a prior. The noise of a class is the sum of the noise of its support images, divided by the square
-    root of their number, so the order of classes and images does not matter.
+    divergence from a prior.
 
     Published with five convolution blocks, 256 features, dropout, and one network for each of the four outputs. Here
     they share their first two layers.
@@ -85,9 +85,7 @@ class Versa(HeadOnFeatures):
         found = self.posterior(parameters, codes, task)
         sampled = [found.loc]  # (task, n_way, width + 1) each
         if task.noise:
-            members = members_of(task.support_labels, task.n_way, features)  # (task, n_way, n_support)
-            shares = members / members.sum(2, keepdim=True).sqrt()
-            noise = torch.cat([shares @ noise.to(features) for noise in task.noise.values()], 2)
+            noise = torch.cat([class_noise(draw, task) for draw in task.noise.values()], 2)
             sampled = [found.sample(each) for each in noise.split(self.width + 1, 2)]
         heads = torch.stack(sampled, 1)  # (task, sample, n_way, width + 1)
         logits = codes[:, None, task.queries] @ heads[..., :-1].mT + heads[..., None, :, -1]

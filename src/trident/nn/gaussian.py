@@ -22,6 +22,11 @@ class Gaussian(NamedTuple):
         """KL(q || N(0, I)) of each image: (task, image)."""
         return 0.5 * (self.loc.square() + self.log_var.exp() - 1 - self.log_var).sum(-1)
 
+    def kl_to(self, other: "Gaussian") -> Tensor:
+        """KL(self || other) of each row: (task, image)."""
+        apart = ((self.loc - other.loc).square() + self.log_var.exp()) * (-other.log_var).exp()
+        return 0.5 * (apart - 1 + other.log_var - self.log_var).sum(-1)
+
 
 @dataclass(frozen=True)
 class GaussianHead:

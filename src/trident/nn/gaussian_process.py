@@ -34,6 +34,15 @@ class Posterior(NamedTuple):
         return torch.linalg.solve_triangular(self.factor, self.root[..., None] * covariances.mT, upper=False)
 
 
+def solve(factor: Tensor, values: Tensor) -> Tensor:
+    """The inverse of the matrix with this Cholesky factor, (..., n, n), times values (..., n, m).
+
+    Two triangular solutions, because `torch.cholesky_solve` allocates memory in a way that no CUDA graph can record.
+    """
+    half = torch.linalg.solve_triangular(factor, values, upper=False)
+    return torch.linalg.solve_triangular(factor.mT, half, upper=True)
+
+
 def posterior(prior: Tensor, precision: Tensor, shift: Tensor) -> Posterior:
     """(..., n, n), (..., n) and (..., n)."""
     root = precision.sqrt()
@@ -41,7 +50,7 @@ def posterior(prior: Tensor, precision: Tensor, shift: Tensor) -> Posterior:
     inner = identity + root[..., None] * prior * root[..., None, :]
     factor = torch.linalg.cholesky_ex(inner).L  # unlike cholesky, it does not wait for the GPU to check for errors
     before = (prior @ shift[..., None])[..., 0]
-    weights = shift - root * torch.cholesky_solve((root * before)[..., None], factor)[..., 0]
+    weights = shift - root * solve(factor, (root * before)[..., None])[..., 0]
     mean = (prior @ weights[..., None])[..., 0]
     reduced = torch.linalg.solve_triangular(factor, root[..., None] * prior, upper=False)
     variance = (prior.diagonal(dim1=-2, dim2=-1) - reduced.square().sum(-2)).clamp(min=0)
