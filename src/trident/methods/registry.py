@@ -46,6 +46,14 @@ METHODS = {
     "vampire": "trident.methods.vampire:Vampire",
     "platipus": "trident.methods.platipus:Platipus",
     "bmaml": "trident.methods.bmaml:BayesianMaml",
+    "versa": "trident.methods.versa:Versa",
+    "dkt": "trident.methods.dkt:DeepKernelTransfer",
+    "ove-polya-gamma": "trident.methods.ove_polya_gamma:OveGaussianProcess",
+    "logistic-softmax-gp": "trident.methods.logistic_softmax_gp:LogisticSoftmaxProcess",
+    "sib": "trident.methods.sib:SyntheticInformationBottleneck",
+    "metaqda": "trident.methods.metaqda:MetaQda",
+    "abpml": "trident.methods.abpml:BayesianPrototypes",
+    "ssr": "trident.methods.ssr:SelfSupervisedReranking",
 }
 
 

@@ -1,0 +1,49 @@
+"""What the methods with Gaussian processes on deep features share: the kernel, and the labels of a task."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from trident.methods.normalised import NormalisedHead
+from trident.nn.parameters import Parameters
+from trident.settings import require_positive, setting
+from trident.tasks.task import Labels, Task
+
+
+@dataclass(frozen=True)
+class KernelHead(NormalisedHead):
+    """Base of heads whose kernel is v <g(x), g(x')>, with normalised features g and one learned v > 0.
+
+    With L2N this is a cosine. CL2N is the cosine of features that are centred on the training images, which is close
+    to the published kernel with batch norm (it divides by the standard deviations too).
+    """
+
+    normalisation: Literal["UN", "L2N", "CL2N"] = setting(
+        "L2N", "of features in the kernel: linear kernel, cosine, or cosine of centred features"
+    )
+    initial_scale: float = setting(1.0, "start of the kernel's learned scale v")
+
+    def __post_init__(self) -> None:
+        require_positive(self, "method", "initial_scale")
+
+    def initial(self, n_features: int, generator: torch.Generator) -> Parameters:
+        return {"log_scale": torch.tensor(math.log(self.initial_scale))}
+
+    def kernel(self, parameters: Parameters, features: Tensor) -> Tensor:
+        """Of all images with each other: (task, image, image)."""
+        features = self.normalised(parameters, features)
+        return parameters["log_scale"].exp() * features @ features.mT
+
+
+def one_hot(labels: Tensor, task: Task, like: Tensor) -> Tensor:
+    """(task, image) -> (task, image, n_way)."""
+    classes = torch.arange(task.n_way, device=labels.device)
+    return (labels[..., None] == classes).to(like)
+
+
+def all_labels(task: Task, labels: Labels) -> Tensor:
+    """Of support set and queries, for a training loss: (task, image)."""
+    return torch.cat([task.support_labels, labels.queries], 1)

@@ -1,0 +1,75 @@
+"""Gaussian processes: the posterior under factors that are exponentials of quadratics, and what follows from it."""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from numpy.polynomial.hermite import hermgauss
+from torch import Tensor
+
+# Plain numbers, not a tensor: a recording of GPU kernels may not copy anything from the CPU.
+QUADRATURE = [(float(x), float(w)) for x, w in zip(*hermgauss(20), strict=True)]
+LEAST_TILT = 1e-4  # of a Polya-Gamma variable; its mean is 1/4 to seven digits below it
+
+
+class Posterior(NamedTuple):
+    """Of values f ~ N(0, prior) that are weighted by exp(shift . f - 1/2 sum_i precision_i f_i^2).
+
+    Nothing is divided by the precisions, and the only matrix that is factorised has no eigenvalue below 1, so any
+    prior will do, also a singular one.
+    """
+
+    mean: Tensor  # (..., n)
+    variance: Tensor  # (..., n)
+    log_evidence: Tensor  # (...): the logarithm of the weight's mean under the prior
+    weights: Tensor  # (..., n): the mean of a value at another place is its covariances with f times these
+    root: Tensor  # (..., n): square roots of the precisions
+    factor: Tensor  # (..., n, n): Cholesky factor of I + root prior root
+
+    def reduction(self, covariances: Tensor) -> Tensor:
+        """Covariances of some other values with f, (..., m, n) -> (..., n, m).
+
+        The products of this matrix's columns are what the prior covariances of those values shrink by.
+        """
+        return torch.linalg.solve_triangular(self.factor, self.root[..., None] * covariances.mT, upper=False)
+
+
+def solve(factor: Tensor, values: Tensor) -> Tensor:
+    """The inverse of the matrix with this Cholesky factor, (..., n, n), times values (..., n, m).
+
+    Two triangular solutions, because `torch.cholesky_solve` allocates memory in a way that no CUDA graph can record.
+    """
+    half = torch.linalg.solve_triangular(factor, values, upper=False)
+    return torch.linalg.solve_triangular(factor.mT, half, upper=True)
+
+
+def posterior(prior: Tensor, precision: Tensor, shift: Tensor) -> Posterior:
+    """(..., n, n), (..., n) and (..., n)."""
+    root = precision.sqrt()
+    identity = torch.eye(prior.shape[-1], dtype=prior.dtype, device=prior.device)
+    inner = identity + root[..., None] * prior * root[..., None, :]
+    factor = torch.linalg.cholesky_ex(inner).L  # unlike cholesky, it does not wait for the GPU to check for errors
+    before = (prior @ shift[..., None])[..., 0]
+    weights = shift - root * solve(factor, (root * before)[..., None])[..., 0]
+    mean = (prior @ weights[..., None])[..., 0]
+    reduced = torch.linalg.solve_triangular(factor, root[..., None] * prior, upper=False)
+    variance = (prior.diagonal(dim1=-2, dim2=-1) - reduced.square().sum(-2)).clamp(min=0)
+    evidence = 0.5 * (shift * mean).sum(-1) - factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    return Posterior(mean, variance, evidence, weights, root, factor)
+
+
+def tilt_of(mean: Tensor, variance: Tensor) -> Tensor:
+    """The c of the best Polya-Gamma distribution PG(b, c) for a value of this mean and variance."""
+    return (mean.square() + variance).clamp(min=LEAST_TILT**2).sqrt()
+
+
+def polya_gamma_mean(tilt: Tensor) -> Tensor:
+    """Of PG(1, c): tanh(c / 2) / (2 c). The mean of PG(b, c) is b times as large."""
+    return torch.tanh(tilt / 2) / (2 * tilt)
+
+
+def mean_log_sigmoid(mean: Tensor, variance: Tensor) -> Tensor:
+    """The mean of log sigmoid(f) for Gaussian f, by Gauss-Hermite quadrature with 20 nodes."""
+    spread = (2 * variance.clamp(min=1e-12)).sqrt()
+    total = sum((w * F.logsigmoid(mean + spread * x) for x, w in QUADRATURE), torch.zeros_like(mean))
+    return total / torch.pi**0.5
