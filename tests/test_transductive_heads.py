@@ -326,7 +326,7 @@ def k_reciprocal_by_loops(method: KReciprocal, features: Array, labels: Array) -
     nodes = [unit(mean) for mean in own_means(f, labels)] + f[n:]
     d = np.array([[1 - float(one @ other) for other in nodes] for one in nodes])
     d = np.stack([row / row.max() for row in d])
-    order = [sorted(range(len(nodes)), key=lambda j, i=i: -1.0 if j == i else d[i, j]) for i in range(len(nodes))]
+    order = [[i, *(j for j in np.argsort(d[i]) if j != i)] for i in range(len(nodes))]
 
     def reciprocal(i: int, k: int) -> set[int]:
         return {j for j in order[i][: k + 1] if i in order[j][: k + 1]}

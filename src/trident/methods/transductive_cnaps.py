@@ -77,5 +77,5 @@ def _gaussian_logits(features: Tensor, labels: Tensor, queries: Tensor) -> Tenso
     covariance = identity + counts / (counts + 1) * own + 1 / (counts + 1) * common
     root = torch.linalg.cholesky(covariance)  # (task, n_way, feature, feature)
     differences = queries[:, None] - means[:, :, None]  # (task, n_way, query, feature)
-    whitened = torch.linalg.solve_triangular(root, differences.mT, upper=False)  # (task, n_way, feature, query)
+    whitened: Tensor = torch.linalg.solve_triangular(root, differences.mT, upper=False)  # (task, n_way, feature, query)
     return -whitened.square().sum(2).mT

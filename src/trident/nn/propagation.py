@@ -19,4 +19,5 @@ def propagator(weights: Tensor, flow: float) -> Tensor:
     scales = (weights.sum(2) + 1e-4).rsqrt()  # (task, image)
     normalised = scales[:, :, None] * weights * scales[:, None]
     identity = torch.eye(weights.shape[1], dtype=weights.dtype, device=weights.device)
-    return torch.linalg.inv_ex(identity - flow * normalised).inverse
+    inverse: Tensor = torch.linalg.inv_ex(identity - flow * normalised).inverse
+    return inverse
