@@ -19,6 +19,7 @@ from ablation_grids import Ablate_command, Answer
 from trident.backbones.conv4 import Conv4Backbone
 from trident.cli import main
 from trident.data.store import ImageStore, class_table, store_in_memory, write_store
+from trident.engines.learner import Learner
 from trident.learning.inner_loop import InnerLoopLearner
 from trident.methods.protonet import ProtoNet
 from trident.methods.trident.method import Trident
@@ -121,6 +122,25 @@ def initial(model: Any, seed: int = 0) -> Parameters:
 
 def doubles(parameters: Parameters) -> Parameters:
     return {key: value.double() for key, value in parameters.items()}
+
+
+def check_gradient(learner: Learner, parameters: Parameters, batch: Batch) -> None:
+    """The gradient of the total loss, in four directions, against finite differences."""
+    found = learner.gradient(parameters, batch)
+    assert found.gradient.keys() == parameters.keys()
+    assert found.finite.all()
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(4):
+        along = {key: torch.randn(x.shape, generator=generator, dtype=x.dtype) for key, x in parameters.items()}
+
+        def loss(distance: float, along: Parameters = along) -> float:
+            moved = {key: value + distance * along[key] for key, value in parameters.items()}
+            return float(learner.gradient(moved, batch).losses["total"].sum())
+
+        actual = float(sum((found.gradient[key] * along[key]).sum() for key in along))
+        # The network has kinks, which a long step may cross; a wrong gradient agrees with neither step.
+        errors = [abs(actual * 2 * step / (loss(step) - loss(-step)) - 1) for step in (1e-6, 1e-7)]
+        assert min(errors) < 1e-6
 
 
 def source_for(recipe: Recipe, store: ImageStore, stream: str = "train", **options: Any) -> TaskSource:

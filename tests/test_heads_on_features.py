@@ -1,4 +1,7 @@
-"""The heads on features that learn nothing beforehand, each against its docstring, written as loops in float64."""
+"""Heads on features: those that learn nothing beforehand against their docstrings, written as loops in float64.
+
+What holds for all heads is checked here for the others too, with random parameters.
+"""
 
 import math
 from typing import Any, Literal
@@ -10,10 +13,11 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 
 from made_up_features import N_WAY, Array, length, logits_of, probabilities, some_features
+from classic_heads import CLASSICS, CLASSICS_GOLDEN
 from trident.backbones.frozen import FrozenBackbone
 from trident.data.store import ImageStore, class_table
 from trident.errors import TridentError
-from trident.learning.checkpoint import load_checkpoint, untrained
+from trident.learning.checkpoint import Checkpoint, load_checkpoint, untrained
 from trident.measuring.evaluate import evaluate
 from trident.methods.alpha_tim import AlphaTim
 from trident.methods.base import HeadOnFeatures
@@ -30,6 +34,7 @@ from trident.methods.soft_kmeans import SoftKMeans
 from trident.methods.tim import Tim
 from trident.methods.transductive_cnaps import TransductiveCnaps
 from trident.nn.class_sizes import expected_shares
+from trident.nn.parameters import Parameters
 from trident.recipes.loading import load_recipe
 from trident.recipes.recipe import Recipe
 from trident.settings import EpisodeSpec, Protocol
@@ -51,8 +56,43 @@ HEADS: dict[str, HeadOnFeatures] = {
     "k-reciprocal": KReciprocal(),
     "BD-CSPN": BdCspn(),
     "Transductive CNAPS": TransductiveCnaps(),
+    **CLASSICS,
 }
 heads = pytest.mark.parametrize("name", list(HEADS))
+
+
+def some_features(n_tasks: int = 2, n_queries: int = 14, seed: int = 0) -> tuple[Array, Array]:
+    """Noisy clusters (task, image, feature), the support set first, and the labels of the support sets."""
+    generator = np.random.default_rng(seed)
+    labels = np.stack([generator.permutation(SUPPORT_LABELS) for _ in range(n_tasks)])
+    of_queries = generator.integers(0, N_WAY - 1, (n_tasks, n_queries))  # the last class is absent
+    centres = generator.normal(1, 1, (n_tasks, N_WAY, N_FEATURES))
+    of_all = np.concatenate([labels, of_queries], 1)
+    features = np.take_along_axis(centres, of_all[..., None], 1) + generator.normal(0, 0.8, (*of_all.shape, N_FEATURES))
+    return features, labels
+
+
+def logits_of(head: HeadOnFeatures, features: Array, labels: Array, n_way: int = N_WAY) -> Array:
+    images = torch.from_numpy(features)
+    task = Task(images, torch.from_numpy(labels), n_way)
+    return head.head(some_parameters(head, images), images[:, :, None] if head.takes_cells else images, task).numpy()
+
+
+def some_parameters(head: HeadOnFeatures, like: torch.Tensor) -> Parameters:
+    """Random parameters and statistics for features of this size; none for heads that have none."""
+    generator = torch.Generator().manual_seed(5)
+    statistics = head.initial_statistics(like.shape[2])
+    seen = {key: torch.randn(value.shape, generator=generator) for key, value in statistics.items()}
+    return {key: value.to(like) for key, value in (head.initial(like.shape[2], generator) | seen).items()}
+
+
+def probabilities(logits: Array) -> Array:
+    raised = np.exp(logits - logits.max(-1, keepdims=True))
+    return np.asarray(raised / raised.sum(-1, keepdims=True))
+
+
+def length(vector: Array) -> float:
+    return math.sqrt(sum(float(number) ** 2 for number in vector))
 
 
 # Class sizes
@@ -353,7 +393,7 @@ def test_queries_are_seen_alone_unless_the_method_says_otherwise(name: str) -> N
     alone = probabilities(logits_of(head, features[:, : n + 1], labels))
     assert np.allclose(together[:, :1], alone, atol=1e-6) != head.about.transductive
     assert not head.for_few_queries().about.transductive
-    assert head.about.trained_on == "nothing"
+    assert (head.about.trained_on == "nothing") == (name not in CLASSICS)
 
 
 @heads
@@ -390,7 +430,9 @@ def accuracy_of(head: HeadOnFeatures, balance: Balance) -> float:
     protocol = Protocol(balance=balance, dirichlet_alpha=1.0)
     backbone = FrozenBackbone(size=store.images.shape[1])
     recipe = Recipe("made up", "", "", EpisodeSpec(5, 2, 10), protocol=protocol, backbone=backbone, method=head)
-    return evaluate(untrained(recipe), store, split="test", tasks=40, seed=0).accuracy
+    with_random_weights = Checkpoint(recipe, recipe.initial(0), recipe.model.initial_running(), 0)
+    checkpoint = untrained(recipe) if head.about.trained_on == "nothing" else with_random_weights
+    return evaluate(checkpoint, store, split="test", tasks=40, seed=0).accuracy
 
 
 GOLDEN = {
@@ -410,6 +452,7 @@ GOLDEN = {
     "k-reciprocal": (92.65, 92.05),
     "BD-CSPN": (91.5, 87.95),
     "Transductive CNAPS": (93.25, 79.0),
+    **CLASSICS_GOLDEN,
 }
 
 

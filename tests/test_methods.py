@@ -13,7 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from conftest import TINY_BACKBONE, TINY_EPISODE, TINY_RECIPE, doubles, initial, tiny_store, tiny_tasks
+from conftest import (
+    TINY_BACKBONE,
+    TINY_EPISODE,
+    TINY_RECIPE,
+    check_gradient,
+    doubles,
+    initial,
+    tiny_store,
+    tiny_tasks,
+)
 from trident.engines.learner import Learner
 from trident.errors import TridentError
 from trident.importing import imported
@@ -193,21 +202,7 @@ def training_batch(method: HeadOnFeatures) -> Batch:
 def test_the_gradient_against_finite_differences(name: str) -> None:
     learner, parameters = learner_of(name)
     batch = training_batch(learner.model.method)
-    found = learner.gradient(parameters, batch)
-    assert found.gradient.keys() == parameters.keys()
-    assert found.finite.tolist() == [True, True]
-    generator = torch.Generator().manual_seed(1)
-    for _ in range(4):
-        along = {key: torch.randn(x.shape, generator=generator, dtype=x.dtype) for key, x in parameters.items()}
-
-        def loss(distance: float, along: Parameters = along) -> float:
-            moved = {key: value + distance * along[key] for key, value in parameters.items()}
-            return float(learner.gradient(moved, batch).losses["total"].sum())
-
-        actual = float(sum((found.gradient[key] * along[key]).sum() for key in along))
-        # The network has kinks, which a long step may cross; a wrong gradient agrees with neither step.
-        errors = [abs(actual * 2 * step / (loss(step) - loss(-step)) - 1) for step in (1e-6, 1e-7)]
-        assert min(errors) < 1e-6
+    check_gradient(learner, parameters, batch)
 
 
 def test_simpleshots_mean_feature_is_that_of_the_training_images() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from trident.nn.classes import members_of
 
 MOMENTUM = 0.9
-TINY = 1e-12  # of squared lengths: keeps the cosine of a weight without length finite
+SHORTEST = 0.1  # weights of a cosine classifier start with length 1 and only grow, unless all features are 0
 
 
 def balanced_targets(labels: Tensor, n_way: int, like: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ def fit_cosine(
 
     def gradient(shares: Tensor) -> Tensor:
         inner = products @ shares.mT  # (task, image, n_way): w . f
-        lengths = (shares.mT * inner).sum(1, keepdim=True).clamp(min=TINY).sqrt()  # (task, 1, n_way): ||w||
+        lengths = (shares.mT * inner).sum(1, keepdim=True).clamp(min=SHORTEST**2).sqrt()  # (task, 1, n_way): ||w||
         cosines = inner / lengths
         slopes = scale * _slopes(scale * cosines, targets)
         along = (slopes * cosines).sum(1, keepdim=True)  # (task, 1, n_way): the part that would only change ||w||
