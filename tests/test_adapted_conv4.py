@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from conftest import TINY_BACKBONE, TINY_EPISODE, doubles, initial, one_task, tiny_tasks
+from conftest import (
+    TINY_BACKBONE,
+    TINY_EPISODE,
+    TINY_RECIPE,
+    Silent,
+    doubles,
+    initial,
+    one_task,
+    tiny_store,
+    tiny_tasks,
+)
 from trident.backbones.frozen import FrozenBackbone
 from trident.errors import TridentError
+from trident.labelling.labeller import Labeller
+from trident.learning.checkpoint import load_checkpoint
 from trident.learning.inner_loop import InnerLoopLearner
+from trident.learning.run_start import start_run
+from trident.learning.training import train
+from trident.measuring.evaluate import evaluate
+from trident.measuring.validation import validate
 from trident.methods.abml import Abml, negative_log_hyper_prior
 from trident.methods.adapted_conv4 import SUPPORT_FEATURES, AdaptedConv4
 from trident.methods.anil import Anil
@@ -26,7 +43,7 @@ from trident.methods.variational_weights import LOG_VAR
 from trident.nn.gaussian import Gaussian
 from trident.nn.parameters import Parameters, joined, split_as
 from trident.nn.svgd import svgd_direction
-from trident.settings import EpisodeSpec
+from trident.settings import EpisodeSpec, Protocol
 from trident.tasks.task import Batch, Labels, Task
 
 FEW: dict[str, Any] = {"inner_rate": 0.05, "inner_steps": 2, "training_inner_steps": 2}
@@ -513,3 +530,32 @@ def test_features_of_other_backbones_are_refused(name: str) -> None:
 def test_settings_that_make_no_sense(make: Any, said: str) -> None:
     with pytest.raises(TridentError, match=said):
         make()
+
+
+# The whole library with them.
+
+
+@methods
+def test_they_are_trained_measured_and_label_piles(name: str, tmp_path: Path) -> None:
+    """Samples and means of weights too; each query alone; and with the statistics of training."""
+    training = replace(TINY_RECIPE.training, steps=2, validate_every=2, save_every=2, validation_tasks=2)
+    recipe, store = replace(TINY_RECIPE, method=METHODS[name], training=training), tiny_store()
+    run = tmp_path / "run"
+    train(start_run(recipe, store, "noise", run, "cpu"), store, run, "cpu", Silent(), validate)
+    checkpoint = load_checkpoint(run)
+    accuracies = [
+        evaluate(checkpoint, store, protocol, split="test", tasks=2, seed=0).predictions.log_probabilities
+        for protocol in (
+            Protocol(latents="mean"),
+            Protocol(latents="average", latent_samples=2),
+            Protocol(latents="mean", queries_at_once="one", batch_norm="running"),
+            Protocol(latents="mean", batch_norm="running"),
+        )
+    ]
+    assert np.allclose(accuracies[0], accuracies[1]) == (name not in RANDOM_WEIGHTS)
+    np.testing.assert_allclose(accuracies[2], accuracies[3], atol=1e-3)
+    images, labels = store.images[:6], np.array([0, 0, 1, 1, 2, 2])
+    labeller = Labeller(checkpoint, ("a", "b", "c"), images, labels)
+    found = labeller.probabilities(store.images[6:10])
+    np.testing.assert_allclose(found.sum(1), 1)
+    assert labeller.probabilities_alone(store.images[6:8]).shape == (2, 3)
