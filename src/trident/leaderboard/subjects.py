@@ -13,8 +13,9 @@ from trident.leaderboard.field import Row
 from trident.learning.checkpoint import Checkpoint, load_checkpoint
 from trident.learning.frozen_weights import PREFIX, frozen
 from trident.methods.base import HeadOnFeatures
+from trident.methods.registry import method_name
 from trident.progress import Progress
-from trident.recipes.loading import with_overrides
+from trident.recipes.loading import method_from, with_overrides
 from trident.settings import Protocol, Views
 
 
@@ -49,11 +50,25 @@ def checkpoint_of(row: Row, board: Board) -> Checkpoint:
         checkpoint = replace(checkpoint, recipe=replace(checkpoint.recipe, backbone=backbone))
         checkpoint = replace(checkpoint, running=checkpoint.recipe.model.initial_running())
     else:
-        checkpoint = load_checkpoint(row.weights_on(board))
+        checkpoint = _with_method(load_checkpoint(row.weights_on(board)), row.method)
     recipe = with_overrides(checkpoint.recipe, row.settings_for(board.episode.n_shot))
     recipe.method.check_episode(checkpoint.recipe.episode, board.episode)
     return replace(
         checkpoint, recipe=replace(recipe, episode=board.episode, views=recipe.views if row.views else Views())
+    )
+
+
+def _with_method(checkpoint: Checkpoint, name: str) -> Checkpoint:
+    """The weights as those of another method that is trained in the same way: parameters of the same names."""
+    if method_name(checkpoint.recipe.method) == name:
+        return checkpoint
+    classes = checkpoint.recipe.method.n_training_classes
+    recipe = replace(checkpoint.recipe, method=method_from(name, {"training_classes": classes} if classes else {}))
+    return replace(
+        checkpoint,
+        recipe=recipe,
+        parameters={key: checkpoint.parameters[key] for key in recipe.shapes()},
+        running={key: checkpoint.running[key] for key in recipe.running_shapes()},
     )
 
 
