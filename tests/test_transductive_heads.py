@@ -352,7 +352,7 @@ def k_reciprocal_by_loops(method: KReciprocal, features: Array, labels: Array) -
 
 @pytest.mark.parametrize(("neighbours", "averaged"), [(5, 3), (6, 1), (20, 6)])
 def test_k_reciprocal_is_what_it_says(neighbours: int, averaged: int) -> None:
-    method = KReciprocal(neighbours, averaged)
+    method = KReciprocal(neighbours=neighbours, averaged=averaged)
     features, labels = some_features(n_queries=24)
     found = logits_of(method, features, labels)
     for task in range(2):
