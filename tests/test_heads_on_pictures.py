@@ -14,7 +14,7 @@ from trident.data.store import ImageStore, class_table
 from trident.learning.checkpoint import load_checkpoint, untrained
 from trident.learning.heads import HeadLearner
 from trident.measuring.evaluate import evaluate
-from trident.methods.base import HeadOnFeatures
+from trident.methods.base import HeadModel, HeadOnFeatures
 from trident.methods.bd_cspn import BdCspn
 from trident.methods.bms import Bms
 from trident.methods.entropy_min import EntropyMin
@@ -92,6 +92,7 @@ def test_golden_accuracies_on_photographs(tmp_path: Path) -> None:
     classes = store.classes_of("val")
     images = np.concatenate([store.images[entry.start : entry.start + entry.count] for entry in classes])
     trained = load_checkpoint("mini-simpleshot")
+    assert isinstance(trained.recipe.model, HeadModel)
     learner = HeadLearner(trained.recipe.model, "running", trained.running)
     task = Task(torch.from_numpy(images)[None], torch.zeros(1, 0, dtype=torch.int64), 5)
     with torch.no_grad():
