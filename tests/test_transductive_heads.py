@@ -492,6 +492,8 @@ def test_propagation_is_safe_with_extreme_features_and_indifferent_to_the_order_
     renamed = np.array([2, 0, 3, 1])
     other = logits_of(method, features, renamed[labels], parameters=parameters)
     np.testing.assert_allclose(other[:, :, renamed], one, atol=1e-9)
+    single_query = logits_of(method, features[:, : labels.shape[1] + 1], labels, parameters=parameters)
+    assert single_query.shape == (2, 1, N_WAY) and np.isfinite(single_query).all()
     singles = {key: value.float() for key, value in parameters.items()}
     strange = features.astype(np.float32)
     strange[0, 0] = 0

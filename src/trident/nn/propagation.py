@@ -21,5 +21,5 @@ def propagator(weights: Tensor, flow: float) -> Tensor:
     n = weights.shape[1]
     system = torch.eye(n, dtype=weights.dtype, device=weights.device) - flow * normalised
     # Beyond these sizes torch hands batches to the library MAGMA, whose calls a CUDA graph cannot record.
-    parts = system.split(16 if n <= 128 else 1)
+    parts = torch.split(system, 16 if n <= 128 else 1)
     return torch.cat([torch.linalg.inv_ex(part).inverse for part in parts])
