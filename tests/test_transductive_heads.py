@@ -29,6 +29,7 @@ from trident.methods.tpn import Tpn
 from trident.methods.transductive_cnaps import TransductiveCnaps
 from trident.nn.information import InformationLoss
 from trident.nn.parameters import Parameters
+from trident.nn.propagation import between, propagator
 from trident.nn.sinkhorn import sinkhorn
 from trident.tasks.task import Labels, Task
 
@@ -352,7 +353,7 @@ def k_reciprocal_by_loops(method: KReciprocal, features: Array, labels: Array) -
 
 @pytest.mark.parametrize(("neighbours", "averaged"), [(5, 3), (6, 1), (20, 6)])
 def test_k_reciprocal_is_what_it_says(neighbours: int, averaged: int) -> None:
-    method = KReciprocal(neighbours, averaged)
+    method = KReciprocal(neighbours=neighbours, averaged=averaged)
     features, labels = some_features(n_queries=24)
     found = logits_of(method, features, labels)
     for task in range(2):
@@ -396,6 +397,17 @@ def test_simple_cnaps_sees_each_query_alone() -> None:
 
 
 # Propagation: the methods that are trained. Their gradients are tested with those of the other trained methods.
+
+
+@pytest.mark.parametrize(("n_tasks", "n_images"), [(1, 2), (20, 7), (2, 130)])
+def test_the_propagator_is_an_inverse_for_any_number_of_tasks_and_images(n_tasks: int, n_images: int) -> None:
+    features = torch.randn(n_tasks, n_images, 5, generator=torch.Generator().manual_seed(0)).double()
+    weights = torch.exp(-between(features))
+    torch.testing.assert_close(between(features), torch.cdist(features, features) ** 2, atol=1e-9, rtol=1e-9)
+    degrees = weights.sum(2) + 1e-4
+    normalised = weights / (degrees[:, :, None] * degrees[:, None]).sqrt()
+    identity = torch.eye(n_images).double().expand(n_tasks, -1, -1)
+    torch.testing.assert_close(propagator(weights, 0.99) @ (identity - 0.99 * normalised), identity)
 
 
 def epnet_by_loops(method: EpNet, features: Array, labels: Array) -> Array:
@@ -480,6 +492,8 @@ def test_propagation_is_safe_with_extreme_features_and_indifferent_to_the_order_
     renamed = np.array([2, 0, 3, 1])
     other = logits_of(method, features, renamed[labels], parameters=parameters)
     np.testing.assert_allclose(other[:, :, renamed], one, atol=1e-9)
+    single_query = logits_of(method, features[:, : labels.shape[1] + 1], labels, parameters=parameters)
+    assert single_query.shape == (2, 1, N_WAY) and np.isfinite(single_query).all()
     singles = {key: value.float() for key, value in parameters.items()}
     strange = features.astype(np.float32)
     strange[0, 0] = 0

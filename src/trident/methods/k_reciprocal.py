@@ -6,8 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About, HeadOnFeatures, Method
+from trident.methods.base import About, Method
 from trident.methods.nearest_mean import NearestMean
+from trident.methods.normalised import NormalisedHead
 from trident.nn.classes import class_means
 from trident.nn.neighbours import nearest
 from trident.nn.parameters import Parameters
@@ -16,11 +17,12 @@ from trident.tasks.task import Task
 
 
 @dataclass(frozen=True)
-class KReciprocal(HeadOnFeatures):
+class KReciprocal(NormalisedHead):
     """A query belongs to the class whose mean has the same neighbours as the query, and is near to it.
 
-    Nothing is learned. Nodes of a graph are the class means of the support set and all queries, of unit length. d_ij
-    is the distance 1 - cosine, divided by the largest one of node i. N(i, k) are the k nearest nodes of i, and i.
+    Nothing is learned. Features are normalised (`normalised.py`). The nodes of a graph are the class means of the
+    support set and all queries. d_ij is the distance 1 - cosine, divided by the largest one of node i. N(i, k) are the
+    k nearest nodes of i, and i.
 
         reciprocal    R(i, k) = the j in N(i, k) that have i in N(j, k)
         extended      R*(i)   = R(i, k), and R(j, k/2) for every j in it if more than 2/3 of R(j, k/2) are in R(i, k)
@@ -53,9 +55,9 @@ class KReciprocal(HeadOnFeatures):
         return NearestMean()
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
-        features = F.normalize(features, dim=2)
+        features = self.normalised(parameters, features)
         means = class_means(features[:, task.support], task.support_labels, task.n_way)
-        nodes = torch.cat([F.normalize(means, dim=2), features[:, task.queries]], 1)
+        nodes = F.normalize(torch.cat([means, features[:, task.queries]], 1), dim=2)
         distances = (1 - nodes @ nodes.mT).clamp(min=0)  # (task, node, node)
         distances = distances / distances.amax(2, keepdim=True).clamp(min=1e-12)
         # A node comes first among its own neighbours, whatever rounding says.

@@ -12,6 +12,7 @@ from trident.methods.nearest_mean import NearestMean
 from trident.nn.classes import class_means
 from trident.nn.information import InformationLoss
 from trident.nn.parameters import Parameters
+from trident.nn.rotation import rotated
 from trident.settings import require_at_least, require_positive, setting
 from trident.tasks.task import Task
 
@@ -70,9 +71,10 @@ class Tim(HeadOnFeatures):
         features = F.normalize(features, dim=2)
         loss = InformationLoss(self.fit, self.sure, self.spread, self.scale)
         steps = PUBLISHED_STEPS[self.solver] if self.steps is None else self.steps
-        if self.solver == "gradient":
+        if self.solver == "gradient":  # Adam depends on the coordinates, the other solver does not
             weights = loss.fitted(features, task.support_labels, task.n_way, steps, self.rate)
         else:
+            features = rotated(features)
             weights = self._alternating(loss, features, task, steps)
         return loss.logits(features[:, task.queries], weights)
 

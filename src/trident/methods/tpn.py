@@ -56,7 +56,7 @@ class Tpn(HeadOnFeatures):
 
     def initial(self, n_features: int, generator: torch.Generator) -> Parameters:
         hidden, last = Linear("lengths.0", n_features, WIDTH), Linear("lengths.1", WIDTH, 1)
-        # Features have a variance near 1. A short length scale makes the first graphs differ from "all are equally near".
+        # Features have a variance near 1. With longer length scales, all images would be equally near at first.
         return hidden.initial(generator) | last.initial(generator) | {"lengths.1.bias": torch.tensor([-2.0])}
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:

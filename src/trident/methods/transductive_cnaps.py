@@ -10,6 +10,7 @@ from trident.methods.base import About, HeadOnFeatures, Method
 from trident.methods.nearest_mean import NearestMean
 from trident.nn.classes import weighted_means
 from trident.nn.parameters import Parameters
+from trident.nn.rotation import rotated
 from trident.settings import require_at_least, require_positive, setting
 from trident.tasks.task import Task
 
@@ -53,9 +54,7 @@ class TransductiveCnaps(HeadOnFeatures):
         return NearestMean()
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
-        features = self.length * F.normalize(features, dim=2)
-        # A rotation changes no answer. This one leaves no more dimensions than there are images.
-        features = torch.linalg.qr(features.mT, mode="r").R.mT if features.shape[1] < features.shape[2] else features
+        features = rotated(self.length * F.normalize(features, dim=2))  # which changes no answer
         support, queries = features[:, task.support], features[:, task.queries]
         labels = F.one_hot(task.support_labels, task.n_way).to(features)
         logits = _gaussian_logits(support, labels, queries)

@@ -13,11 +13,13 @@ def between(features: Tensor) -> Tensor:
 def propagator(weights: Tensor, flow: float) -> Tensor:
     """(I - flow * S)^-1 with S = D^-1/2 W D^-1/2, where D has the row sums of W: (task, image, image), the same shape.
 
-    `flow` must be below 1, and W symmetric. No error is raised on a GPU, where a check would wait for the device: the
-    eigenvalues of flow * S are below 1, so that the inverse exists.
+    `flow` must be below 1, and W symmetric and not negative. Then the eigenvalues of flow * S are below 1, and the
+    inverse exists. So no error needs to be raised, for which the CPU would have to wait for a GPU.
     """
     scales = (weights.sum(2) + 1e-4).rsqrt()  # (task, image)
     normalised = scales[:, :, None] * weights * scales[:, None]
-    identity = torch.eye(weights.shape[1], dtype=weights.dtype, device=weights.device)
-    inverse: Tensor = torch.linalg.inv_ex(identity - flow * normalised).inverse
-    return inverse
+    n = weights.shape[1]
+    system = torch.eye(n, dtype=weights.dtype, device=weights.device) - flow * normalised
+    # Beyond these sizes torch hands batches to the library MAGMA, whose calls a CUDA graph cannot record.
+    parts = torch.split(system, 16 if n <= 128 else 1)
+    return torch.cat([torch.linalg.inv_ex(part).inverse for part in parts])
