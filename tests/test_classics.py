@@ -99,7 +99,8 @@ def cosine_classifier(f: Tensor, labels: Tensor, method: BaselinePlusPlus) -> Te
         return F.cross_entropy(logits, labels, class_weights(labels))
 
     descend([weights], loss, method.steps, method.rate)
-    return weights.detach()
+    found: Tensor = weights.detach()
+    return found
 
 
 def test_baseline_plus_plus_is_a_cosine_classifier_fitted_by_sgd() -> None:
@@ -180,7 +181,7 @@ def test_associative_alignment_keeps_the_mean_feature_of_every_training_class() 
 
 def normalised(x: Array, gain: Array, shift: Array) -> Array:
     """One pair's maps (channel, h, w)."""
-    return gain[:, None, None] * (x - x.mean()) / np.sqrt(x.var() + 1e-5) + shift[:, None, None]
+    return np.asarray(gain[:, None, None] * (x - x.mean()) / np.sqrt(x.var() + 1e-5) + shift[:, None, None])
 
 
 def convolved(x: Array, weight: Array, bias: Array) -> Array:
@@ -251,7 +252,7 @@ def block(own: dict[str, Array], asking: list[Array], answering: list[Array]) ->
 
 
 def soft(scores: list[float]) -> Array:
-    return np.exp(scores) / np.exp(scores).sum()
+    return np.asarray(np.exp(scores) / np.exp(scores).sum())
 
 
 def feat_by_loops(method: Feat, own: dict[str, Array], f: Array, labels: Array) -> tuple[Array, list[Array]]:

@@ -62,16 +62,17 @@ class RelationNetwork(HeadOnFeatures):
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         side = math.isqrt(features.shape[2])
-        maps = features.unflatten(2, (side, side)).movedim(-1, 2)  # (task, image, channel, h, w)
+        maps = features.reshape(*features.shape[:2], side, side, -1).movedim(-1, 2)  # (task, image, channel, h, w)
         support, queries = maps[:, task.support], maps[:, task.queries]
-        classes = class_means(support.flatten(2), task.support_labels, task.n_way).unflatten(2, support.shape[2:])
+        classes = class_means(support.flatten(2), task.support_labels, task.n_way)
+        classes = classes.reshape(-1, *support.shape[2:])  # (task * class, channel, h, w)
 
         # A convolution of two maps, one over the other, is the sum of a convolution of each: far fewer than of pairs.
         for_class, for_query = parameters["relation.0.weight"].chunk(2, 1)
-        of_classes = _convolved(classes.flatten(0, 1), for_class, parameters["relation.0.bias"])
+        of_classes = _convolved(classes, for_class, parameters["relation.0.bias"])
         of_queries = _convolved(queries.flatten(0, 1), for_query)
-        of_classes = of_classes.unflatten(0, (task.n_tasks, 1, task.n_way))
-        of_queries = of_queries.unflatten(0, (task.n_tasks, task.n_queries, 1))
+        of_classes = of_classes.view(task.n_tasks, 1, task.n_way, *of_classes.shape[1:])
+        of_queries = of_queries.view(task.n_tasks, task.n_queries, 1, *of_queries.shape[1:])
         pairs = (of_classes + of_queries).flatten(0, 2)  # (task * query * class, width, h, w)
 
         pairs = self._finished(parameters, 0, pairs)
