@@ -14,6 +14,7 @@ from torch import Tensor
 
 from classic_heads import CLASSES, CLASSICS
 from conftest import TINY_BACKBONE, TINY_EPISODE, check_gradient, doubles, initial, tiny_store, tiny_tasks
+from trident.backbones.frozen import FrozenBackbone
 from trident.data.glyphs import open_glyphs
 from trident.errors import TridentError
 from trident.importing import imported
@@ -403,6 +404,11 @@ def test_s2m2_s_losses() -> None:
         turns = entropy(of_turns, torch.tensor([0] * 3 + [1] * 3 + [2] * 3 + [3] * 3))
         assert float(found.losses["mixed"][i]) == pytest.approx(mix, rel=1e-6)
         assert float(found.losses["total"][i]) == pytest.approx(mix + 0.3 * (expected + turns), rel=1e-6)
+
+
+def test_s2m2_needs_a_network_to_mix_in() -> None:
+    with pytest.raises(TridentError, match="S2M2 needs pictures and the conv4 backbone, not features of"):
+        S2M2().model(FrozenBackbone(size=8), TINY_EPISODE)
 
 
 def test_noise_changes_neither_the_images_of_a_batch_nor_itself() -> None:
