@@ -14,6 +14,7 @@ from torch import Tensor
 
 from classic_heads import CLASSES, CLASSICS
 from conftest import TINY_BACKBONE, TINY_EPISODE, check_gradient, doubles, initial, tiny_store, tiny_tasks
+from trident.backbones.frozen import FrozenBackbone
 from trident.data.glyphs import open_glyphs
 from trident.errors import TridentError
 from trident.importing import imported
@@ -99,7 +100,8 @@ def cosine_classifier(f: Tensor, labels: Tensor, method: BaselinePlusPlus) -> Te
         return F.cross_entropy(logits, labels, class_weights(labels))
 
     descend([weights], loss, method.steps, method.rate)
-    return weights.detach()
+    found: Tensor = weights.detach()
+    return found
 
 
 def test_baseline_plus_plus_is_a_cosine_classifier_fitted_by_sgd() -> None:
@@ -180,7 +182,7 @@ def test_associative_alignment_keeps_the_mean_feature_of_every_training_class() 
 
 def normalised(x: Array, gain: Array, shift: Array) -> Array:
     """One pair's maps (channel, h, w)."""
-    return gain[:, None, None] * (x - x.mean()) / np.sqrt(x.var() + 1e-5) + shift[:, None, None]
+    return np.asarray(gain[:, None, None] * (x - x.mean()) / np.sqrt(x.var() + 1e-5) + shift[:, None, None])
 
 
 def convolved(x: Array, weight: Array, bias: Array) -> Array:
@@ -251,7 +253,7 @@ def block(own: dict[str, Array], asking: list[Array], answering: list[Array]) ->
 
 
 def soft(scores: list[float]) -> Array:
-    return np.exp(scores) / np.exp(scores).sum()
+    return np.asarray(np.exp(scores) / np.exp(scores).sum())
 
 
 def feat_by_loops(method: Feat, own: dict[str, Array], f: Array, labels: Array) -> tuple[Array, list[Array]]:
@@ -402,6 +404,11 @@ def test_s2m2_s_losses() -> None:
         turns = entropy(of_turns, torch.tensor([0] * 3 + [1] * 3 + [2] * 3 + [3] * 3))
         assert float(found.losses["mixed"][i]) == pytest.approx(mix, rel=1e-6)
         assert float(found.losses["total"][i]) == pytest.approx(mix + 0.3 * (expected + turns), rel=1e-6)
+
+
+def test_s2m2_needs_a_network_to_mix_in() -> None:
+    with pytest.raises(TridentError, match="S2M2 needs pictures and the conv4 backbone, not features of"):
+        S2M2().model(FrozenBackbone(size=8), TINY_EPISODE)
 
 
 def test_noise_changes_neither_the_images_of_a_batch_nor_itself() -> None:

@@ -40,7 +40,8 @@ def small(name: str, *settings: str) -> Recipe:
 def small_head(name: str) -> Recipe:
     """A recipe of a head on features; 64 channels would need 16 bits."""
     size = [] if name.startswith("glyphs") else ["backbone.image_size=44", "backbone.channels=32"]
-    classes = ["method.training_classes=5"] if name.endswith("-simpleshot") else []  # as many as are made up
+    on_classes = load_recipe(name).method.about.trained_on == "classes"
+    classes = ["method.training_classes=5"] if on_classes else []  # as many as are made up
     tasks = ["training.task_ways=none", "training.task_queries=none"]
     return load_recipe(name, ["episode.n_query=3", *size, *classes, *tasks]).in_training()
 
@@ -135,7 +136,8 @@ def test_the_head_for_all_training_classes_is_in_the_meta_gradient() -> None:
 
 
 EPISODE_HEADS = ["mini-5w1s-protonet", "mini-5w1s-matching", "mini-5w5s-matching", "glyphs-matching"]
-CLASS_HEADS = ["mini-simpleshot", "glyphs-simpleshot"]
+EPISODE_HEADS += ["mini-5w1s-relation-network", "mini-5w5s-feat", "mini-5w1s-frn", "mini-5w5s-frn", "glyphs-frn"]
+CLASS_HEADS = ["mini-simpleshot", "glyphs-simpleshot", "mini-5w1s-baseline-plus-plus", "mini-5w1s-assoc-align"]
 
 
 @gpu

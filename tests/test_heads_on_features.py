@@ -456,7 +456,7 @@ GOLDEN = {
 }
 
 
-@heads
+@pytest.mark.parametrize("name", list(GOLDEN))
 def test_golden_accuracies(name: str) -> None:
     """Balanced, and with unknown class sizes. They change only if a head, or the drawing of tasks, does."""
     found = (accuracy_of(HEADS[name], "balanced"), accuracy_of(HEADS[name], "dirichlet"))

@@ -36,8 +36,8 @@ class AssociativeAlignment(BaselinePlusPlus):
            mean of -ln softmax over c of (-||z - w_c||^2), at the class that z went to, all vectors of unit length
 
     The published method aligns images of the training classes, and fine-tunes the backbone with them in every task.
-    Here features are frozen, and a training class is its mean feature. The published margin applies to angles below 90
-    degrees only, as here; the published s is fixed, here it is learned.
+    Here features are frozen, a training class is its mean feature, and it is the new classes that move; a large
+    `alignment` does harm then. As published, the margin applies to angles below 90 degrees only; s is learned here.
     """
 
     about = About(
@@ -49,7 +49,7 @@ class AssociativeAlignment(BaselinePlusPlus):
     initial_scale: float = setting(20.0, "start of the learned scale of the cosine in training")
     margin: float = setting(0.01, "additive angular margin between the training classes, in radians")
     related: int = setting(10, "training classes that are aligned with each class, at most", after_training=True)
-    alignment: float = setting(0.1, "weight of the alignment in the second fit", after_training=True)
+    alignment: float = setting(0.03, "weight of the alignment in the second fit", after_training=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -74,7 +74,7 @@ class BaselinePlusPlus(ClassifierHead):
 def shares_in_means(support: Tensor, task: Task) -> Tensor:
     """The shares of the support images in their class's mean feature, scaled to unit length: (task, n_way, image)."""
     members = members_of(task.support_labels, task.n_way, support)
-    lengths = torch.linalg.vector_norm(members @ support, dim=2, keepdim=True)  # (task, n_way, 1)
+    lengths: Tensor = torch.linalg.vector_norm(members @ support, dim=2, keepdim=True)  # (task, n_way, 1)
     return members / lengths.clamp(min=1e-3)
 
 

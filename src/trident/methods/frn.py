@@ -53,7 +53,7 @@ class FeatureReconstruction(HeadOnFeatures):
         rows = self._rows(features, task)
         found = parameters["log_length"].exp() * ridge_reconstructions(rows, queries, penalties)
         errors = (queries - found).square().sum(3)  # (task, n_way, query * cell)
-        errors = errors.unflatten(2, (task.n_queries, cells)).mean(3)
+        errors = errors.view(*errors.shape[:2], task.n_queries, cells).mean(3)
         return -parameters["log_scale"].exp() * errors.mT
 
     def training(self, parameters: Parameters, features: Tensor, task: Task, labels: Labels) -> tuple[Tensor, Losses]:

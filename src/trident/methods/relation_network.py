@@ -62,20 +62,21 @@ class RelationNetwork(HeadOnFeatures):
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         side = math.isqrt(features.shape[2])
-        maps = features.unflatten(2, (side, side)).movedim(-1, 2)  # (task, image, channel, h, w)
+        maps = features.reshape(*features.shape[:2], side, side, -1).movedim(-1, 2)  # (task, image, channel, h, w)
         support, queries = maps[:, task.support], maps[:, task.queries]
-        classes = class_means(support.flatten(2), task.support_labels, task.n_way).unflatten(2, support.shape[2:])
+        classes = class_means(support.flatten(2), task.support_labels, task.n_way)
+        classes = classes.reshape(-1, *support.shape[2:])  # (task * class, channel, h, w)
 
         # A convolution of two maps, one over the other, is the sum of a convolution of each: far fewer than of pairs.
         for_class, for_query = parameters["relation.0.weight"].chunk(2, 1)
-        of_classes = F.conv2d(classes.flatten(0, 1), for_class, parameters["relation.0.bias"], padding=1)
-        of_queries = F.conv2d(queries.flatten(0, 1), for_query, padding=1)
-        of_classes = of_classes.unflatten(0, (task.n_tasks, 1, task.n_way))
-        of_queries = of_queries.unflatten(0, (task.n_tasks, task.n_queries, 1))
+        of_classes = _convolved(classes, for_class, parameters["relation.0.bias"])
+        of_queries = _convolved(queries.flatten(0, 1), for_query)
+        of_classes = of_classes.view(task.n_tasks, 1, task.n_way, *of_classes.shape[1:])
+        of_queries = of_queries.view(task.n_tasks, task.n_queries, 1, *of_queries.shape[1:])
         pairs = (of_classes + of_queries).flatten(0, 2)  # (task * query * class, width, h, w)
 
         pairs = self._finished(parameters, 0, pairs)
-        pairs = F.conv2d(pairs, parameters["relation.1.weight"], parameters["relation.1.bias"], padding=1)
+        pairs = _convolved(pairs, parameters["relation.1.weight"], parameters["relation.1.bias"])
         pairs = self._finished(parameters, 1, pairs).mean((2, 3))  # (task * query * class, width)
         hidden = F.relu(F.linear(pairs, parameters["relation.hidden.weight"], parameters["relation.hidden.bias"]))
         scores = F.linear(hidden, parameters["relation.score.weight"], parameters["relation.score.bias"])
@@ -92,3 +93,10 @@ class RelationNetwork(HeadOnFeatures):
             return {"total": cross_entropy(logits, labels.queries)}
         wanted = F.one_hot(labels.queries, logits.shape[2])
         return {"total": (torch.sigmoid(logits) - wanted).square().mean((1, 2))}
+
+
+def _convolved(maps: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """A 3x3 convolution with zeros around the maps (image, channel, h, w)."""
+    if maps.shape[-1] == 1:  # only the middle of the kernel meets anything but zeros
+        return F.linear(maps.flatten(1), weight[:, :, 1, 1], bias)[:, :, None, None]
+    return F.conv2d(maps, weight, bias, padding=1)

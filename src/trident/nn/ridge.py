@@ -22,9 +22,9 @@ def ridge_reconstructions(rows: Tensor, queries: Tensor, penalties: Tensor) -> T
     size = products.shape[2]
     identity = torch.eye(size, dtype=rows.dtype, device=rows.device)
     # Cholesky's factors and triangular solutions never wait for a GPU, unlike torch.linalg.solve.
-    factor = torch.linalg.cholesky_ex(products + penalties * identity)[0]
+    factor: Tensor = torch.linalg.cholesky_ex(products + penalties * identity)[0]
     if few_rows:  # Q S^T (S S^T + penalty I)^-1 S is the same
-        half = torch.linalg.solve_triangular(factor, rows, upper=False)  # (task, class, row, channel)
+        half: Tensor = torch.linalg.solve_triangular(factor, rows, upper=False)  # (task, class, row, channel)
         return (queries @ half.mT) @ half
-    inverse = torch.linalg.solve_triangular(factor, identity.expand_as(factor), upper=False)
+    inverse: Tensor = torch.linalg.solve_triangular(factor, identity.expand_as(factor), upper=False)
     return queries - penalties * ((queries @ inverse.mT) @ inverse)
