@@ -23,12 +23,15 @@ from conftest import (
     tiny_tasks,
 )
 from trident.backbones.frozen import FrozenBackbone
+from trident.data.glyphs import open_glyphs
+from trident.engines.execution import Execution
 from trident.errors import TridentError
 from trident.labelling.labeller import Labeller
 from trident.learning.checkpoint import load_checkpoint
 from trident.learning.inner_loop import InnerLoopLearner
+from trident.learning.learners import make_learner
 from trident.learning.run_start import start_run
-from trident.learning.training import train
+from trident.learning.training import train, training_source
 from trident.measuring.evaluate import evaluate
 from trident.measuring.validation import validate
 from trident.methods.abml import Abml, negative_log_hyper_prior
@@ -43,6 +46,7 @@ from trident.methods.variational_weights import LOG_VAR
 from trident.nn.gaussian import Gaussian
 from trident.nn.parameters import Parameters, joined, split_as
 from trident.nn.svgd import svgd_direction
+from trident.recipes.loading import load_recipe
 from trident.settings import EpisodeSpec, Protocol
 from trident.tasks.task import Batch, Labels, Task
 
@@ -50,7 +54,6 @@ FEW: dict[str, Any] = {"inner_rate": 0.05, "inner_steps": 2, "training_inner_ste
 RANDOM: dict[str, Any] = {**FEW, "initial_log_var": -4.0, "kl_weight": 1e-3}
 METHODS: dict[str, AdaptedConv4] = {
     "maml": Maml(**FEW),
-    "maml-adam": Maml(**FEW | {"inner_rate": 0.01}, inner_optimizer="adam"),
     "anil": Anil(**FEW),
     "boil": Boil(inner_rate=0.1),
     "abml": Abml(**RANDOM, hyper_prior_weight=1e-4),
@@ -97,10 +100,15 @@ def training_loss(learner: InnerLoopLearner, parameters: Parameters, batch: Batc
 
 
 @pytest.mark.parametrize(
-    ("name", "batch_norm"), [*((name, "transductive") for name in METHODS), ("maml", "support"), ("anil", "support")]
+    ("name", "batch_norm", "settings"),
+    [
+        *((name, "transductive", {}) for name in METHODS),
+        ("maml", "support", {"inner_optimizer": "adam", "inner_rate": 0.01}),
+        ("anil", "support", {}),
+    ],
 )
-def test_the_meta_gradient_against_finite_differences(name: str, batch_norm: str) -> None:
-    learner, parameters = learner_of(name, batch_norm)
+def test_the_meta_gradient_against_finite_differences(name: str, batch_norm: str, settings: dict[str, Any]) -> None:
+    learner, parameters = learner_of(name, batch_norm, **settings)
     batch = tasks_for(learner)
     found = learner.gradient(parameters, batch)
     assert found.gradient.keys() == parameters.keys()
@@ -252,7 +260,9 @@ def test_the_hyper_prior_is_that_of_torch_up_to_a_constant() -> None:
     unit = torch.distributions.Normal(torch.tensor(0.0, dtype=torch.float64), 1.0)
 
     def expected(prior: Gaussian) -> Tensor:
-        return -(unit.log_prob(prior.loc) + gamma.log_prob(torch.exp(-prior.log_var))).sum(2)
+        means: Tensor = unit.log_prob(prior.loc)  # type: ignore[no-untyped-call]
+        precisions: Tensor = gamma.log_prob(torch.exp(-prior.log_var))  # type: ignore[no-untyped-call]
+        return -(means + precisions).sum(2)
 
     actual = negative_log_hyper_prior(one) - negative_log_hyper_prior(other)
     torch.testing.assert_close(actual, expected(one) - expected(other))
@@ -409,9 +419,9 @@ def test_particles_take_steps_of_the_posterior() -> None:
     for particle in parameters[PARTICLES]:
         own = particle.clone().requires_grad_()
         logits = F.linear(features, own[:-3].view(3, -1), own[-3:])
-        prior = torch.distributions.Normal(torch.zeros_like(own), 1.0)
+        prior = torch.distributions.Normal(torch.zeros_like(own), 1.0).log_prob(own)  # type: ignore[no-untyped-call]
         likelihood = -F.cross_entropy(logits, batch.task.support_labels[0], reduction="sum")
-        gradients.append(torch.autograd.grad(likelihood + prior.log_prob(own).sum(), own)[0])
+        gradients.append(torch.autograd.grad(likelihood + prior.sum(), own)[0])
     direction = transcribed_direction(parameters[PARTICLES].numpy(), torch.stack(gradients).numpy())
     expected = parameters[PARTICLES].numpy() + 0.05 * direction
     np.testing.assert_allclose(after[PARTICLES][0].numpy(), expected, rtol=1e-8)
@@ -533,6 +543,32 @@ def test_settings_that_make_no_sense(make: Any, said: str) -> None:
 
 
 # The whole library with them.
+
+
+GOLDEN = {  # loss on the queries in training, and probability of the right class at test
+    "maml": (1.479985, 0.252618),
+    "anil": (1.665967, 0.201411),
+    "boil": (1.759376, 0.200194),
+    "abml": (1.555586, 0.241188),
+    "vampire": (1.537436, 0.241211),
+    "platipus": (1.634249, 0.241031),
+    "bmaml": (1.587655, 0.206861),
+}
+
+
+@methods
+def test_golden_numbers(name: str) -> None:
+    """On two tasks of real glyphs, from random weights, in float64: they change only if the method does."""
+    recipe = load_recipe(f"glyphs-{name}", ["backbone.channels=8"])
+    recipe = recipe.in_training()
+    learner = make_learner(recipe, Execution())
+    task, labels = training_source(recipe, open_glyphs(), "cpu").batch(range(2))
+    noise = {key: value.double() for key, value in task.noise.items()}
+    task = replace(task, images=task.images.double() / 255, noise=noise)
+    parameters = doubles(recipe.initial(0))
+    loss = float(learner.gradient(parameters, Batch(task, labels)).losses["total"].mean())
+    right = learner.log_probabilities(parameters, task).exp().gather(2, labels.queries[:, :, None])
+    assert (loss, float(right.mean())) == pytest.approx(GOLDEN[name], rel=1e-5)
 
 
 @methods

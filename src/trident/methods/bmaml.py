@@ -84,8 +84,8 @@ class BayesianMamlModel(AdaptedConv4Model):
     def particle_logits(self, particles: Tensor, features: Tensor) -> Tensor:
         """(task, particle, number) and (task, image, feature) -> (task, particle, image, n_way)."""
         layer = self.head
-        weight, bias = particles.split([layer.outputs * layer.inputs, layer.outputs], 2)
-        weight = weight.unflatten(2, (layer.outputs, layer.inputs))
+        weight, bias = torch.split(particles, [layer.outputs * layer.inputs, layer.outputs], 2)
+        weight = weight.reshape(*weight.shape[:2], layer.outputs, layer.inputs)
         return features[:, None] @ weight.transpose(2, 3) + bias[:, :, None]
 
     def negative_log_posterior(self, particles: Tensor, features: Tensor, labels: Tensor) -> Tensor:

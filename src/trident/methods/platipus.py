@@ -39,8 +39,9 @@ class Platipus(RandomWeights):
         w ~ N(m_Q, v^2),   m_Q = m - query_rate grad CE(queries; m)
         loss = CE(queries; w after its steps) + kl_weight KL(N(m_Q, v^2) || N(m_S, s^2))
 
-    The published implementation starts from trained MAML weights, which training.start_from can do; both variances
-    start at one value here.
+    Differences from the published method: each mean takes one step, where a public implementation takes several; both
+    variances start at one value; training starts from random weights instead of MAML's (training.start_from=RUN takes
+    the Conv4 of a MAML run).
     """
 
     about = About("PLATIPUS", "Finn, Xu & Levine 2018", "Probabilistic Model-Agnostic Meta-Learning")

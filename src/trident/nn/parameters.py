@@ -38,7 +38,9 @@ def joined(parameters: Parameters) -> Tensor:
 def split_as(rows: Tensor, shapes: Parameters) -> Parameters:
     """The reverse of `joined`: (task, number) -> (task, ...) each. `shapes` have no task axis."""
     parts = torch.split(rows, [value.numel() for value in shapes.values()], 1)
-    return {key: part.unflatten(1, value.shape) for (key, value), part in zip(shapes.items(), parts, strict=True)}
+    return {
+        key: part.reshape(len(part), *value.shape) for (key, value), part in zip(shapes.items(), parts, strict=True)
+    }
 
 
 def for_each_task(parameters: Parameters, n_tasks: int) -> Parameters:
