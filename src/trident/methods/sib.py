@@ -23,7 +23,7 @@ class SyntheticInformationBottleneck(SizedHead):
     """Class weights take a few gradient steps on the queries; a network makes up the gradient, for want of labels.
 
     Learned: the network, the start vector a, a scale s and a shift b; the backbone too, unless it is frozen, as
-    published. All features have unit length. At test, for the queries x_i of a task:
+    published. All features f have unit length. At test, for the queries x_i of a task:
 
         w_c     =  a * mean of f over the support images of c                 element by element
         l_ic    =  s (cos(f_i, w_c) + b)
@@ -64,7 +64,7 @@ class SyntheticInformationBottleneck(SizedHead):
         return start
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
-        features = F.normalize(features, dim=2)
+        features = self.normalised(parameters, features)
         queries = features[:, task.queries]
         scale, shift = parameters["scale"], parameters["shift"]
         weights = parameters["start"] * class_means(features[:, task.support], task.support_labels, task.n_way)

@@ -38,7 +38,8 @@ class SelfSupervisedReranking(SizedHead):
     by similarity, no order of classes or images matters. The networks have two hidden layers with ReLU; before each
     layer, the vector is normalised to mean 0 and variance 1, with a learned scale and shift.
 
-    Published with 4,096 hidden units, for which `width` stands; and with square images of 80 pixels.
+    Published with a `width` of 4,096, and with features of any length; here they have unit length, so that the rate
+    does not depend on their scale.
     """
 
     about = About(
@@ -78,7 +79,7 @@ class SelfSupervisedReranking(SizedHead):
         return start
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
-        n = task.n_way
+        n, features = task.n_way, self.normalised(parameters, features)
         prototypes = class_means(features[:, task.support], task.support_labels, n)
         vectors = torch.cat([prototypes, features[:, task.queries]], 1)  # (task, vector, feature)
         is_query = (torch.arange(vectors.shape[1], device=vectors.device) >= n)[:, None]
