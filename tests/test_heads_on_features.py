@@ -52,11 +52,11 @@ HEADS: dict[str, HeadOnFeatures] = {
     "DKT": DeepKernelTransfer(),
     "OVE": OveGaussianProcess(),
     "logistic-softmax": LogisticSoftmaxProcess(),
-    "SIB": SyntheticInformationBottleneck(rate=0.1),
+    "SIB": SyntheticInformationBottleneck(),
     "MetaQDA": MetaQda(dimensions=6),
     "MetaQDA, bayesian": MetaQda(dimensions=6, rule="bayesian"),
     "ABPML": BayesianPrototypes(),
-    "SSR": SelfSupervisedReranking(rate=0.1, width=6),
+    "SSR": SelfSupervisedReranking(width=6),
 }
 CLASS_SLOTS = {"SIB"}  # weights that belong to the place of a class
 heads = pytest.mark.parametrize("name", list(HEADS))
@@ -453,11 +453,11 @@ GOLDEN = {
     "DKT": (81.3, 81.05),
     "OVE": (82.75, 83.15),
     "logistic-softmax": (82.8, 83.6),
-    "SIB": (16.4, 15.45),
     "MetaQDA": (39.75, 39.6),
     "MetaQDA, bayesian": (39.6, 39.85),
     "ABPML": (66.55, 64.25),
-    "SSR": (81.65, 81.25),
+    "SIB": (78.8, 77.45),
+    "SSR": (80.0, 79.55),
 }
 
 

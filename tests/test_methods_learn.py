@@ -14,7 +14,6 @@ from trident.measuring.evaluate import evaluate
 from trident.measuring.validation import validate
 from trident.recipes.loading import load_recipe
 
-
 SLOW = pytest.mark.slow
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from trident.methods.base import About
 from trident.methods.sized import SizedHead
 from trident.nn.classes import class_means
+from trident.nn.lengths import length_of
 from trident.nn.linear import Linear
 from trident.nn.parameters import Parameters
 from trident.settings import EpisodeSpec, require_at_least, require_positive, setting
@@ -69,7 +70,7 @@ class SyntheticInformationBottleneck(SizedHead):
         scale, shift = parameters["scale"], parameters["shift"]
         weights = parameters["start"] * class_means(features[:, task.support], task.support_labels, task.n_way)
         for step in range(self.steps + 1):
-            lengths = weights.norm(dim=2, keepdim=True).clamp(min=1e-6)  # (task, n_way, 1)
+            lengths = length_of(weights)  # (task, n_way, 1)
             directions = weights / lengths
             logits = scale * (queries @ directions.mT + shift)  # (task, query, n_way)
             if step < self.steps:

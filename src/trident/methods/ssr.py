@@ -10,6 +10,7 @@ from trident.errors import TridentError
 from trident.methods.base import About
 from trident.methods.sized import SizedHead
 from trident.nn.classes import class_means
+from trident.nn.lengths import length_of
 from trident.nn.linear import Linear
 from trident.nn.parameters import Parameters
 from trident.settings import EpisodeSpec, require_at_least, require_positive, setting
@@ -94,7 +95,7 @@ class SelfSupervisedReranking(SizedHead):
 
 def made_up_gradient(parameters: Parameters, update: str, vectors: Tensor, n_way: int) -> Tensor:
     """Of all vectors, the prototypes first: (task, vector, feature) -> the same shape."""
-    lengths = vectors.norm(dim=2, keepdim=True).clamp(min=1e-6)
+    lengths = length_of(vectors)
     directions = vectors / lengths
     cosines = directions @ directions.mT  # (task, vector, vector)
     pairs = pairs_of(cosines, n_way)  # (task, vector, input)
