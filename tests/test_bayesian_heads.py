@@ -27,6 +27,7 @@ from trident.backbones.frozen import FrozenBackbone
 from trident.data.glyphs import open_glyphs
 from trident.data.store import class_table, write_store
 from trident.errors import TridentError
+from trident.labelling.labeller import Labeller
 from trident.learning.checkpoint import Checkpoint
 from trident.learning.heads import HeadLearner
 from trident.measuring.evaluate import evaluate
@@ -682,3 +683,24 @@ def test_they_are_trained_on_frozen_features(
     if name == "ssr":
         assert_one_line_error(queries, "these weights take 30 queries in a task (6 per class), not 25")
         assert_one_line_error(alone, "classify as many queries at once as in training")
+
+
+# In use on pictures
+
+
+@pytest.mark.parametrize("name", list(GOLDEN))
+def test_a_pile_of_pictures_is_labelled(name: str) -> None:
+    """With different numbers of labelled pictures, many pictures together and one alone. SSR takes no pile."""
+    recipe = load_recipe(f"glyphs-{name}")
+    start = Checkpoint(recipe, recipe.initial(0), recipe.model.initial_running(), 0)
+    store = open_glyphs()
+    pictures, labels = np.asarray(store.images[:31]), np.array([0, 1, 1, 2, 3, 3, 3, 4])
+    if name == "ssr":
+        with pytest.raises(TridentError, match="take 25 queries in a task"):
+            Labeller(start, tuple("abcde"), pictures[:8], labels)
+        return
+    labeller = Labeller(start, tuple("abcde"), pictures[:8], labels)
+    for pile in (pictures[8:], pictures[8:9]):
+        found = labeller.probabilities(pile)
+        assert found.shape == (len(pile), 5)
+        np.testing.assert_allclose(found.sum(1), 1)
