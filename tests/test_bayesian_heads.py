@@ -267,7 +267,8 @@ def test_deep_kernel_transfer_is_gpytorch_s_regression() -> None:
         few = Process(rows[:n], targets[:n], likelihood).double().eval()
         torch.testing.assert_close(logits[0, :, c], F.logsigmoid(few(rows[n:]).mean.detach()), rtol=1e-4, atol=1e-5)
         every = Process(rows, targets, likelihood).double().train()
-        total += float(gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, every)(every(rows), targets))
+        evidence = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, every)
+        total += float(evidence(every(rows), targets).detach())
     assert float(losses["total"][0]) == pytest.approx(-total / N_WAY, rel=1e-5)
 
 
