@@ -54,7 +54,8 @@ class DeepKernelTransfer(KernelHead):
     def factor(self, kernel: Tensor) -> Tensor:
         """Cholesky factor of the labels' covariance. `cholesky` would wait for the GPU to check for errors."""
         noise = self.noise * torch.eye(kernel.shape[1], dtype=kernel.dtype, device=kernel.device)
-        return torch.linalg.cholesky_ex(kernel + noise).L
+        factor: Tensor = torch.linalg.cholesky_ex(kernel + noise).L
+        return factor
 
     def training(self, parameters: Parameters, features: Tensor, task: Task, labels: Labels) -> tuple[Tensor, Losses]:
         factor = self.factor(self.kernel(parameters, features))[:, None]  # (task, 1, image, image)
@@ -62,4 +63,5 @@ class DeepKernelTransfer(KernelHead):
         likelihood = MultivariateNormal(torch.zeros_like(targets), scale_tril=factor, validate_args=False)
         with torch.no_grad():  # only to count how many are right
             logits = self.head(parameters, features, task)
-        return logits, {"total": -likelihood.log_prob(targets).mean(1) / targets.shape[2]}
+        found: Tensor = likelihood.log_prob(targets)  # type: ignore[no-untyped-call]  # (task, n_way)
+        return logits, {"total": -found.mean(1) / targets.shape[2]}

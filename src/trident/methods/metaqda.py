@@ -107,9 +107,10 @@ class MetaQda(NormalisedHead):
         centres = (kappa * m + n[..., None] * means) / (kappa + n)[..., None]
         freedom = nu + n + 1 - d  # of Student's t, (task, n_way)
         size = 1 / (nu + n + d + 2) if self.rule == "map" else (kappa + n + 1) / ((kappa + n) * freedom)
-        factor = torch.linalg.cholesky_ex((spread + scatter) * size[..., None, None]).L
+        factor: Tensor = torch.linalg.cholesky_ex((spread + scatter) * size[..., None, None]).L
         apart = queries[:, None] - centres[:, :, None]  # (task, n_way, query, d)
-        curved = torch.linalg.solve_triangular(factor, apart.mT, upper=False).square().sum(2)  # (task, n_way, query)
+        scaled: Tensor = torch.linalg.solve_triangular(factor, apart.mT, upper=False)  # (task, n_way, d, query)
+        curved = scaled.square().sum(2)  # (task, n_way, query)
         distances = ((1 - self.blend) * curved + self.blend * apart.square().sum(3)).mT  # (task, query, n_way)
         if self.rule == "map":
             return -distances

@@ -62,7 +62,7 @@ class OveGaussianProcess(KernelHead):
         # Covariances of a query's f_c with the differences d of the support set.
         across = kernel[:, n:, None, :n].repeat_interleave(n_way, 3) * differences.mT[:, None]
         means = across @ found.weights[:, None, :, None]  # (task, query, n_way, 1)
-        reduction = found.reduction(across.flatten(1, 2)).mT.unflatten(1, across.shape[1:3])
+        reduction = found.reduction(across.flatten(1, 2)).mT.reshape(across.shape)
         alone = kernel.diagonal(dim1=1, dim2=2)[:, n:, None, None]
         identity = torch.eye(n_way, dtype=kernel.dtype, device=kernel.device)
         joint = alone * identity - reduction @ reduction.mT  # (task, query, n_way, n_way)

@@ -78,4 +78,7 @@ def method_class(name: str) -> Any:
 
 
 def method_name(method: object) -> str:
-    return next(name for name in method_paths() if method_class(name) is type(method))
+    paths, own = method_paths(), f"{type(method).__module__}:{type(method).__qualname__}"
+    # By its path first, which imports no other method; a package may also name its class by another path.
+    known = [name for name, path in paths.items() if path == own]
+    return known[0] if known else next(name for name in paths if method_class(name) is type(method))

@@ -9,6 +9,7 @@ from torch import Tensor
 from trident.methods.base import About
 from trident.methods.sized import SizedHead
 from trident.nn.classes import class_means
+from trident.nn.lengths import length_of
 from trident.nn.linear import Linear
 from trident.nn.parameters import Parameters
 from trident.settings import EpisodeSpec, require_at_least, require_positive, setting
@@ -23,7 +24,7 @@ class SyntheticInformationBottleneck(SizedHead):
     """Class weights take a few gradient steps on the queries; a network makes up the gradient, for want of labels.
 
     Learned: the network, the start vector a, a scale s and a shift b; the backbone too, unless it is frozen, as
-    published. All features have unit length. At test, for the queries x_i of a task:
+    published. All features f have unit length. At test, for the queries x_i of a task:
 
         w_c     =  a * mean of f over the support images of c                 element by element
         l_ic    =  s (cos(f_i, w_c) + b)
@@ -64,12 +65,12 @@ class SyntheticInformationBottleneck(SizedHead):
         return start
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
-        features = F.normalize(features, dim=2)
+        features = self.normalised(parameters, features)
         queries = features[:, task.queries]
         scale, shift = parameters["scale"], parameters["shift"]
         weights = parameters["start"] * class_means(features[:, task.support], task.support_labels, task.n_way)
         for step in range(self.steps + 1):
-            lengths = weights.norm(dim=2, keepdim=True).clamp(min=1e-6)  # (task, n_way, 1)
+            lengths = length_of(weights)  # (task, n_way, 1)
             directions = weights / lengths
             logits = scale * (queries @ directions.mT + shift)  # (task, query, n_way)
             if step < self.steps:

@@ -2,19 +2,25 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
 from trident.backbones.base import Backbone
-from trident.methods.base import HeadModel, HeadOnFeatures, Method
+from trident.methods.base import HeadModel, Method
 from trident.methods.nearest_mean import NearestMean
+from trident.methods.normalised import NormalisedHead
 from trident.nn.parameters import Parameters
-from trident.settings import EpisodeSpec
+from trident.settings import EpisodeSpec, setting
 
 
 @dataclass(frozen=True)
-class SizedHead(HeadOnFeatures):
-    """Base of heads whose parameters depend on the number of classes. It takes no other number after training."""
+class SizedHead(NormalisedHead):
+    """Base of heads whose parameters depend on the number of classes. They take no other number after training."""
+
+    normalisation: Literal["UN", "L2N", "CL2N"] = setting(
+        "L2N", "of features: none, unit length, or centred on the training images and unit length"
+    )
 
     @abstractmethod
     def initial_for(self, n_features: int, episode: EpisodeSpec, generator: torch.Generator) -> Parameters:

@@ -10,6 +10,7 @@ from trident.errors import TridentError
 from trident.methods.base import About
 from trident.methods.sized import SizedHead
 from trident.nn.classes import class_means
+from trident.nn.lengths import length_of
 from trident.nn.linear import Linear
 from trident.nn.parameters import Parameters
 from trident.settings import EpisodeSpec, require_at_least, require_positive, setting
@@ -38,7 +39,8 @@ class SelfSupervisedReranking(SizedHead):
     by similarity, no order of classes or images matters. The networks have two hidden layers with ReLU; before each
     layer, the vector is normalised to mean 0 and variance 1, with a learned scale and shift.
 
-    Published with 4,096 hidden units, for which `width` stands; and with square images of 80 pixels.
+    Published with a `width` of 4,096, and with features of any length; here they have unit length, so that the rate
+    does not depend on their scale.
     """
 
     about = About(
@@ -78,7 +80,7 @@ class SelfSupervisedReranking(SizedHead):
         return start
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
-        n = task.n_way
+        n, features = task.n_way, self.normalised(parameters, features)
         prototypes = class_means(features[:, task.support], task.support_labels, n)
         vectors = torch.cat([prototypes, features[:, task.queries]], 1)  # (task, vector, feature)
         is_query = (torch.arange(vectors.shape[1], device=vectors.device) >= n)[:, None]
@@ -93,7 +95,7 @@ class SelfSupervisedReranking(SizedHead):
 
 def made_up_gradient(parameters: Parameters, update: str, vectors: Tensor, n_way: int) -> Tensor:
     """Of all vectors, the prototypes first: (task, vector, feature) -> the same shape."""
-    lengths = vectors.norm(dim=2, keepdim=True).clamp(min=1e-6)
+    lengths = length_of(vectors)
     directions = vectors / lengths
     cosines = directions @ directions.mT  # (task, vector, vector)
     pairs = pairs_of(cosines, n_way)  # (task, vector, input)

@@ -86,7 +86,7 @@ class Versa(HeadOnFeatures):
         sampled = [found.loc]  # (task, n_way, width + 1) each
         if task.noise:
             noise = torch.cat([class_noise(draw, task) for draw in task.noise.values()], 2)
-            sampled = [found.sample(each) for each in noise.split(self.width + 1, 2)]
+            sampled = [found.sample(each) for each in torch.split(noise, self.width + 1, 2)]
         heads = torch.stack(sampled, 1)  # (task, sample, n_way, width + 1)
         logits = codes[:, None, task.queries] @ heads[..., :-1].mT + heads[..., None, :, -1]
         return torch.logsumexp(torch.log_softmax(logits, 3), 1) - math.log(len(sampled))

@@ -1,5 +1,6 @@
 """Gaussian processes: the posterior under factors that are exponentials of quadratics, and what follows from it."""
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -31,7 +32,9 @@ class Posterior(NamedTuple):
 
         The products of this matrix's columns are what the prior covariances of those values shrink by.
         """
-        return torch.linalg.solve_triangular(self.factor, self.root[..., None] * covariances.mT, upper=False)
+        weighted = self.root[..., None] * covariances.mT
+        found: Tensor = torch.linalg.solve_triangular(self.factor, weighted, upper=False)
+        return found
 
 
 def solve(factor: Tensor, values: Tensor) -> Tensor:
@@ -40,7 +43,8 @@ def solve(factor: Tensor, values: Tensor) -> Tensor:
     Two triangular solutions, because `torch.cholesky_solve` allocates memory in a way that no CUDA graph can record.
     """
     half = torch.linalg.solve_triangular(factor, values, upper=False)
-    return torch.linalg.solve_triangular(factor.mT, half, upper=True)
+    found: Tensor = torch.linalg.solve_triangular(factor.mT, half, upper=True)
+    return found
 
 
 def posterior(prior: Tensor, precision: Tensor, shift: Tensor) -> Posterior:
@@ -71,5 +75,7 @@ def polya_gamma_mean(tilt: Tensor) -> Tensor:
 def mean_log_sigmoid(mean: Tensor, variance: Tensor) -> Tensor:
     """The mean of log sigmoid(f) for Gaussian f, by Gauss-Hermite quadrature with 20 nodes."""
     spread = (2 * variance.clamp(min=1e-12)).sqrt()
-    total = sum((w * F.logsigmoid(mean + spread * x) for x, w in QUADRATURE), torch.zeros_like(mean))
-    return total / torch.pi**0.5
+    total = torch.zeros_like(mean)
+    for x, weight in QUADRATURE:
+        total = total + weight * F.logsigmoid(mean + spread * x)
+    return total / math.sqrt(math.pi)
