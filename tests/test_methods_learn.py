@@ -36,7 +36,7 @@ SLOW = pytest.mark.slow
         ("glyphs-frn", 20, 62.0),
         pytest.param("glyphs-baseline", 100, 48.0, marks=pytest.mark.slow),
         pytest.param("glyphs-baseline-plus-plus", 100, 50.0, marks=pytest.mark.slow),
-        pytest.param("glyphs-s2m2", 60, 44.0, marks=pytest.mark.slow),
+        pytest.param("glyphs-s2m2", 150, 50.0, marks=pytest.mark.slow),
         pytest.param("glyphs-assoc-align", 100, 48.0, marks=pytest.mark.slow),
         ("glyphs-dkt", 25, 65.0),
         pytest.param("glyphs-versa", 60, 60.0, marks=SLOW),
