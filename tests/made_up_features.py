@@ -5,12 +5,14 @@ import math
 import numpy as np
 import torch
 
+from trident.backbones.frozen import FrozenBackbone
 from trident.methods.base import HeadOnFeatures
 from trident.nn.parameters import Parameters
+from trident.settings import EpisodeSpec
 from trident.tasks.task import Task
 
 Array = np.ndarray
-N_WAY, N_FEATURES = 4, 10
+N_WAY, N_FEATURES, N_QUERIES = 4, 10, 16
 SUPPORT_LABELS = [0, 1, 1, 2, 3, 3, 3, 0, 1]  # unequal shots, in no order
 
 
@@ -30,8 +32,24 @@ def some_features(
 def logits_of(
     head: HeadOnFeatures, features: Array, labels: Array, n_way: int = N_WAY, parameters: Parameters | None = None
 ) -> Array:
+    """With random weights, unless they are given."""
     images = torch.from_numpy(features)
-    return head.head(parameters or {}, images, Task(images, torch.from_numpy(labels), n_way)).numpy()
+    task = Task(images, torch.from_numpy(labels), n_way)
+    known = {key: value.to(images) for key, value in (parameters or random_weights(head, task)).items()}
+    as_cells = images[:, :, None] if head.takes_cells and images.dim() == 3 else images
+    return head.head(known, as_cells, task).numpy()
+
+
+def random_weights(head: HeadOnFeatures, task: Task) -> Parameters:
+    """Parameters and statistics of a trained head, for tasks with `N_QUERIES` queries."""
+    if head.about.trained_on == "nothing":
+        return {}
+    generator = torch.Generator().manual_seed(5)
+    model = head.model(FrozenBackbone(size=task.images.shape[2]), EpisodeSpec(task.n_way, 1, N_QUERIES // task.n_way))
+    statistics = head.initial_statistics(task.images.shape[2])
+    return model.initial(generator) | {
+        key: torch.randn(value.shape, generator=generator) for key, value in statistics.items()
+    }
 
 
 def probabilities(logits: Array) -> Array:

@@ -12,8 +12,8 @@ from scipy.stats import beta, kstest
 from sklearn.linear_model import Ridge
 from torch import Tensor
 
-from classic_heads import CLASSES, CLASSICS
 from conftest import TINY_BACKBONE, TINY_EPISODE, check_gradient, doubles, initial, tiny_store, tiny_tasks
+from head_examples import CLASSES, CLASSICS
 from trident.backbones.frozen import FrozenBackbone
 from trident.data.glyphs import open_glyphs
 from trident.errors import TridentError
@@ -408,7 +408,7 @@ def test_s2m2_s_losses() -> None:
 
 def test_s2m2_needs_a_network_to_mix_in() -> None:
     with pytest.raises(TridentError, match="S2M2 needs pictures and the conv4 backbone, not features of"):
-        S2M2().model(FrozenBackbone(size=8), TINY_EPISODE)
+        S2M2().check_training(FrozenBackbone(size=8))
 
 
 def test_noise_changes_neither_the_images_of_a_batch_nor_itself() -> None:

@@ -16,7 +16,6 @@ from trident.errors import TridentError
 from trident.learning.heads import HeadLearner
 from trident.learning.inner_loop import InnerLoopLearner
 from trident.learning.learners import make_learner
-from trident.methods.adapted_conv4 import AdaptedConv4
 from trident.methods.protonet import ProtoNet
 from trident.recipes.files import recipe_names
 from trident.recipes.loading import load_recipe

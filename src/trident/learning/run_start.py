@@ -33,6 +33,7 @@ def check_run(recipe: Recipe, store: ImageStore) -> None:
     if recipe.protocol.queries_at_once == "one":
         raise TridentError("protocol.queries_at_once is 'one': it serves evaluation only; train with 'all'")
     recipe.backbone.check_store(store)
+    recipe.method.check_training(recipe.backbone)
     known, found = recipe.method.n_training_classes, len(store.classes_of("train"))
     if known not in (0, found):
         raise TridentError(f"method.training_classes is {known}, but {store.dataset} has {found} training classes")

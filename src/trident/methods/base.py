@@ -116,6 +116,9 @@ class Method(ABC):
                 f"per class: they cannot take {episode.describe()} tasks with {episode.n_query}"
             )
 
+    def check_training(self, backbone: Backbone) -> None:
+        """Raise an error if it cannot be trained with this backbone."""
+
     def channels(self, backbone: Conv4Backbone) -> set[int]:
         """The widths of all convolution stacks, the backbone's included."""
         return {backbone.channels}

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from trident.backbones.base import Backbone
 from trident.backbones.conv4 import conv4_of
-from trident.methods.base import About, HeadModel
+from trident.methods.base import About
 from trident.methods.baseline_plus_plus import BaselinePlusPlus
 from trident.nn.linear import Linear
 from trident.nn.parameters import Parameters
-from trident.settings import EpisodeSpec, require, require_at_least, setting
+from trident.settings import require, require_at_least, setting
 from trident.tasks.source import NoiseShapes
 
 MIXING = "query/mixing"  # noise: three numbers for the share, one for the place
@@ -51,8 +51,8 @@ class S2M2(BaselinePlusPlus):
         require_at_least(self, "method", 0, "rotation_weight")
         require(1 <= self.blocks <= 4, f"method.blocks is {self.blocks}: it must be from 1 to 4")
 
-    def model(self, backbone: Backbone, episode: EpisodeSpec) -> HeadModel:
-        return super().model(conv4_of(backbone, self.about.title), episode)  # training reaches into the network
+    def check_training(self, backbone: Backbone) -> None:
+        conv4_of(backbone, self.about.title)  # training reaches into the network
 
     def initial(self, n_features: int, generator: torch.Generator) -> Parameters:
         rotations = Linear("rotations", n_features, ROTATIONS)
