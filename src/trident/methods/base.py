@@ -116,7 +116,7 @@ class Method(ABC):
                 f"per class: they cannot take {episode.describe()} tasks with {episode.n_query}"
             )
 
-    def check_training(self, backbone: Backbone) -> None:
+    def check_training(self, backbone: Backbone) -> None:  # noqa: B027 - most methods can be trained with any
         """Raise an error if it cannot be trained with this backbone."""
 
     def channels(self, backbone: Conv4Backbone) -> set[int]:
