@@ -93,10 +93,24 @@ def pile_of(query: Path, support: Path | None, without: list[Path]) -> "tuple[Se
 
 
 def labeller_from_pictures(
-    by_class: "Mapping[str, Sequence[ImageSource]]", backbone: str, weights: str, device: str, use_cache: bool
+    by_class: "Mapping[str, Sequence[ImageSource]]",
+    backbone: str,
+    weights: str,
+    device: str,
+    use_cache: bool,
+    method: str | None = None,
 ) -> "PictureLabeller":
     """Makes the labeller and says on standard error what it is, and what would be better."""
     from trident.cli.console import stderr
+
+    if method is not None:
+        from trident.labelling.by_method import labeller_by_method
+
+        labeller = labeller_by_method(by_class, method, backbone, device, opened_cache(use_cache))
+        stderr.print(labeller.described(), soft_wrap=True)
+        if not labeller.calibrated:
+            stderr.print("its probabilities are not calibrated: they may be too sure, or not sure enough")
+        return labeller
     from trident.labelling.making import CONV4, HINT, chosen_backbone, make_labeller
     from trident.weights import weights_for
 

@@ -39,6 +39,14 @@ def predict(
     model: Model = None,
     backbone: Backbone = "auto",
     weights: Weights = "auto",
+    method: Annotated[
+        str | None,
+        typer.Option(
+            help="Classify with this method of 'trident methods' instead of the default one. Methods that need no "
+            "training take pretrained features; others use their included weights.",
+            show_default=False,
+        ),
+    ] = None,
     corrections: Annotated[
         Path | None,
         typer.Option(
@@ -82,6 +90,8 @@ def predict(
 
     silence_pillow()
     _check_options(support, model, weights, out, as_json_text, copy, move, really)
+    if method is not None and (model is not None or weights != "auto"):
+        raise TridentError("--method excludes --model and --weights: they have a method already")
     if out is not None:
         check_writable(out)
     if cluster is not None:
@@ -106,7 +116,7 @@ def predict(
     else:
         for name, sources in right.items():
             by_class[name] = [*by_class.get(name, []), *sources]
-        labeller = labeller_from_pictures(by_class, backbone, weights, device_of(device), not no_cache)
+        labeller = labeller_from_pictures(by_class, backbone, weights, device_of(device), not no_cache, method)
     names = [source.name for source in pile]
     try:
         labelled = _labelled(labeller, pile, cluster)

@@ -188,8 +188,15 @@ class FeatureLabeller:
             return math.exp(0.208 - 0.239 * math.log(self._shots))
         return math.exp(-1.464 + 0.242 * math.log(self._shots))
 
+    @property
+    def calibrated(self) -> bool:
+        """Whether the temperatures were fitted for this method."""
+        return isinstance(self.method, SoftKMeans)
+
     def _temperature_together(self, logits: np.ndarray) -> float:
         """Hard piles, whose pictures are not very similar to the class means, need a higher temperature."""
+        if not self.calibrated:
+            return 1.0
         similarity = float(logits.max(1).mean()) / SoftKMeans().scale
         return math.exp(1.650 - 0.342 * math.log(self._shots) - 2.314 * similarity)
 

@@ -40,6 +40,10 @@ class PictureLabeller(Protocol):
     def keeps_features(self) -> bool:
         """Whether a pile that was stopped goes on where it was."""
 
+    @property
+    def calibrated(self) -> bool:
+        """Whether probabilities were fitted to how often labels are right."""
+
     def described(self) -> str:
         """In words, for the user: what labels the pictures."""
 

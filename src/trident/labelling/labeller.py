@@ -22,7 +22,7 @@ from trident.engines.execution import execution_for
 from trident.engines.learner import Learner
 from trident.errors import TridentError
 from trident.labelling.labelled import Labelled, PictureLabeller, check_labels
-from trident.learning.checkpoint import Checkpoint
+from trident.learning.checkpoint import Checkpoint, Temperatures
 from trident.learning.learners import make_learner
 from trident.measuring.calibration import softmax
 from trident.measuring.prediction import encode_support, predict, predict_one_by_one
@@ -91,6 +91,10 @@ class Labeller:
     @property
     def keeps_features(self) -> bool:
         return False
+
+    @property
+    def calibrated(self) -> bool:
+        return self.checkpoint.temperatures != Temperatures()
 
     def described(self) -> str:
         return self.checkpoint.described()

@@ -16,6 +16,7 @@ from trident.labelling.labelled import PictureLabeller
 from trident.labelling.labeller import Labeller, read_labelled
 from trident.labelling.picture_features import features_of
 from trident.learning.checkpoint import load_checkpoint
+from trident.methods.base import HeadOnFeatures
 from trident.weights import weights_for
 
 CONV4 = "conv4"
@@ -53,12 +54,19 @@ def make_labeller(
 
 
 def feature_labeller(
-    by_class: Mapping[str, Sequence[ImageSource]], backbone: str, device: str, cache: FeatureCache | None
+    by_class: Mapping[str, Sequence[ImageSource]],
+    backbone: str,
+    device: str,
+    cache: FeatureCache | None,
+    method: HeadOnFeatures | None = None,
 ) -> FeatureLabeller:
+    """`method`: instead of the default one, which also takes label latents."""
     network = find_backbone(backbone, device)
     sources = [source for some in by_class.values() for source in some]
     features, failures = features_of(network, sources, cache)
     if failures:
         raise UnreadableImageError(next(iter(failures.values())))
     labels = np.repeat(np.arange(len(by_class)), [len(some) for some in by_class.values()]).astype(np.int64)
+    if method is not None:
+        return FeatureLabeller(network, tuple(by_class), features, labels, None, method, cache)
     return FeatureLabeller(network, tuple(by_class), features, labels, latents_for(network.name), cache=cache)

@@ -1,0 +1,46 @@
+"""A labeller for a method of the user's choice."""
+
+from collections.abc import Mapping, Sequence
+
+from trident.backbones.pretrained import BACKBONES, DEFAULT
+from trident.data.images import ImageSource
+from trident.errors import TridentError
+from trident.labelling.feature_cache import FeatureCache
+from trident.labelling.labelled import PictureLabeller
+from trident.labelling.making import feature_labeller, make_labeller
+from trident.methods.base import HeadOnFeatures
+from trident.methods.registry import method_class
+from trident.weights import FEW_SHOTS, weight_names
+
+CLASSIFIER = "weights:mini-simpleshot"  # features for methods without weights, if no pretrained ones are installed
+
+
+def labeller_by_method(
+    by_class: Mapping[str, Sequence[ImageSource]],
+    name: str,
+    backbone: str = "auto",
+    device: str = "cpu",
+    cache: FeatureCache | None = None,
+) -> PictureLabeller:
+    """Methods without training classify pretrained features; others use their included weights."""
+    kind = method_class(name)
+    if kind.about.trained_on == "nothing" and issubclass(kind, HeadOnFeatures):
+        if backbone == "auto":
+            backbone = DEFAULT if BACKBONES[DEFAULT].installed else CLASSIFIER
+        return feature_labeller(by_class, backbone, device, cache, kind())
+    if backbone not in ("auto", "conv4"):
+        raise TridentError(f"{name} has weights for conv4 only: omit --backbone")
+    weights = _weights_of(name, sum(map(len, by_class.values())), len(by_class))
+    return make_labeller(by_class, "conv4", weights, device, cache)
+
+
+def _weights_of(name: str, n_pictures: int, n_classes: int) -> str:
+    shots = (1, 5) if n_pictures <= FEW_SHOTS * n_classes else (5, 1)
+    wanted = [f"mini-{name}", *(f"mini-5w{shot}s-{name}" for shot in shots)]
+    found = [weights for weights in wanted if weights in weight_names()]
+    if not found:
+        raise TridentError(
+            f"{name} has to be trained and no weights of it come along: train it with 'trident train', then give "
+            "--weights RUN instead of --method"
+        )
+    return found[0]

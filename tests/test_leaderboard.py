@@ -1,0 +1,166 @@
+"""The leaderboard: the same tasks for all methods, kept results, and tables made from nothing else."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from conftest import assert_one_line_error
+from trident.data.glyphs import open_glyphs
+from trident.errors import TridentError
+from trident.leaderboard.boards import BOARDS, board_called
+from trident.leaderboard.document import introduction_of, whole_document
+from trident.leaderboard.field import Row, absent, row_called, rows
+from trident.leaderboard.lines import lines_of
+from trident.leaderboard.measuring import measure
+from trident.leaderboard.page import page
+from trident.leaderboard.results import Measured, add, difference, packed, read, unpacked
+from trident.leaderboard.subjects import Features, checkpoint_of, under, with_features
+from trident.learning.checkpoint import load_checkpoint
+from trident.measuring.evaluate import evaluate
+from trident.methods.registry import method_class, method_paths
+from trident.recipes.files import recipe_names
+from trident.settings import Protocol
+
+ROOT = Path(__file__).parents[1]
+GLYPHS = board_called("glyphs")
+ROWS = ("simpleshot", "soft-kmeans", "laplacian-shot")
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Results of three rows on a few tasks of glyphs."""
+    folder, store, features = tmp_path_factory.mktemp("results"), open_glyphs(), Features("cpu")
+    for name in ROWS:
+        add(name, "glyphs", measure(row_called(name), GLYPHS, store, store, features, 20, "cpu"), folder)
+    return folder
+
+
+# The field
+
+
+@pytest.mark.parametrize("row", rows().values(), ids=list(rows()))
+def test_every_row_names_a_method_and_what_it_is_measured_with(row: Row) -> None:
+    assert row.method in method_paths()
+    assert row.kind in "ABCD"
+    assert row.batch_norm in ("running", "transductive")
+    if row.recipe:
+        assert load_checkpoint(row.recipe).recipe.method.about == method_class(row.method).about
+    else:
+        wanted = {row.weights_on(board) for board in BOARDS.values()} | {"mini-5w1s-set", "glyphs"}
+        assert wanted & set(recipe_names()), "no recipe trains its weights"
+    for figure in row.published:
+        assert 20 < figure.accuracy < 100 and figure.n_shot in (1, 5) and figure.source
+
+
+def test_the_field_has_the_systems_of_the_paper() -> None:
+    assert len({row.method for row in rows().values()}) >= 35
+    assert {"CTM", "DPGN", "LFWT", "PAL", "TPMN", "LIF-EMD", "Proto-Completion"} <= {
+        system.title for system in absent()
+    }
+
+
+# Measuring
+
+
+def test_features_computed_beforehand_give_the_predictions_of_images() -> None:
+    row, store = row_called("simpleshot"), open_glyphs()
+    whole = checkpoint_of(row, GLYPHS)
+    reduced, seen = with_features(whole, store, row, Features("cpu"))
+    assert seen.features_of == "weights:glyphs-simpleshot" and not reduced.recipe.shapes().keys() & {
+        "backbone.0.weight"
+    }
+    found = [
+        evaluate(under(checkpoint, row, Protocol()), where, split="test", tasks=6, seed=0).predictions
+        for checkpoint, where in ((whole, store), (reduced, seen))
+    ]
+    np.testing.assert_array_equal(found[0].labels, found[1].labels)  # the very same tasks
+    np.testing.assert_allclose(found[0].log_probabilities, found[1].log_probabilities, atol=1e-4)
+
+
+def test_what_is_kept_of_a_row(measured: Path) -> None:
+    results = read("soft-kmeans", measured)["glyphs"]
+    assert set(results) == {"balanced", "dirichlet", "alone"}
+    balanced = results["balanced"]
+    hits = unpacked(balanced.hits)
+    assert len(hits) == balanced.tasks == 20 and results["alone"].tasks == 4
+    assert balanced.accuracy == pytest.approx(100 * hits.mean() / GLYPHS.episode.n_queries)
+    assert balanced.accuracy > 80
+    assert "shuffled queries, balanced" in balanced.protocol and "20 tasks" in balanced.protocol
+    assert balanced.parameters == 7_248  # of the Conv4; the method has none
+
+
+def test_differences_are_paired(measured: Path) -> None:
+    one, other = (read(name, measured)["glyphs"]["balanced"] for name in ("soft-kmeans", "simpleshot"))
+    found = difference(one, other, GLYPHS.episode.n_queries)
+    assert found is not None
+    each = 100 * (unpacked(one.hits) - unpacked(other.hits)) / GLYPHS.episode.n_queries
+    assert found == pytest.approx((each.mean(), 1.96 * each.std(ddof=1) / np.sqrt(20)))
+    assert difference(one, Measured(**{**vars(other), "data": "other"}), 25) is None
+
+
+def test_counts_survive_packing() -> None:
+    counts = np.array([0, 1, 75, 255, 256, 65_535])
+    np.testing.assert_array_equal(unpacked(packed(counts)), counts)
+
+
+# Tables
+
+
+def test_lines_are_sorted_and_compared(measured: Path) -> None:
+    lines = lines_of(GLYPHS, measured)
+    assert {line.row.name for line in lines} == set(ROWS)
+    accuracies = [line.balanced.accuracy for line in lines]
+    assert accuracies == sorted(accuracies, reverse=True)
+    assert {line.row.name: line.against is None for line in lines}["simpleshot"]
+    assert {line.row.name: line.together for line in lines} == dict(zip(ROWS, (False, True, True), strict=True))
+
+
+def test_document_and_page_are_made_from_the_results_alone(measured: Path) -> None:
+    text = whole_document("# Title\n\nBy hand.", measured)
+    assert text == whole_document("# Title\n\nBy hand.", measured)
+    assert text.startswith("# Title\n\nBy hand.\n") and "| LaplacianShot (`laplacian-shot`) |" in text
+    html = page(measured)
+    assert html == page(measured)
+    assert "LaplacianShot" in html and "http" not in html.replace("http://www.w3.org", "")
+
+
+def test_the_documents_tables_are_those_of_the_kept_results() -> None:
+    """'trident leaderboard write --document docs/leaderboard.md' makes them."""
+    path = ROOT / "docs" / "leaderboard.md"
+    assert path.read_text("utf-8") == whole_document(introduction_of(path))
+
+
+# The command
+
+
+def test_the_table_of_the_command(trident_here: Callable, measured: Path) -> None:
+    shown = trident_here("leaderboard", "--board", "glyphs", "--results", str(measured)).stdout
+    assert shown.splitlines()[0].split()[:4] == ["method", "balanced", "dirichlet", "alone"]
+    assert "soft-kmeans" in shown and "20 tasks balanced" in shown
+    call = ("leaderboard", "--board", "glyphs", "--results", str(measured), "--json")
+    listed = json.loads(trident_here(*call).stdout)
+    assert {entry["name"] for entry in listed} == set(ROWS)
+
+
+def test_one_command_adds_a_row(trident_here: Callable, tmp_path: Path) -> None:
+    call = ("leaderboard", "measure", "bd-cspn", "--board", "glyphs", "--tasks", "4", "--results", "kept")
+    assert "bd-cspn on glyphs: balanced " in trident_here(*call).stderr
+    assert list(read("bd-cspn", tmp_path / "kept")) == ["glyphs"]
+
+
+def test_mistakes(trident_here: Callable, tmp_path: Path) -> None:
+    assert_one_line_error(trident_here("leaderboard", "--board", "x"), "no board is called 'x': there are mini-1-shot")
+    assert_one_line_error(trident_here("leaderboard", "measure", "x"), "the leaderboard has no row 'x'")
+    assert_one_line_error(
+        trident_here("leaderboard", "measure", "bms", "--board", "mini-1-shot"), "board mini-1-shot needs --data STORE"
+    )
+    assert_one_line_error(
+        trident_here("leaderboard", "--board", "glyphs", "--results", "nowhere"), "nothing was measured on glyphs yet"
+    )
+    assert_one_line_error(trident_here("leaderboard", "write"), "nothing to write")
+    (tmp_path / "bms.json").write_text('{"glyphs": {"balanced": {}}}')
+    with pytest.raises(TridentError, match=r"bms\.json is damaged"):
+        read("bms", tmp_path)
