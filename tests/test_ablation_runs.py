@@ -92,6 +92,7 @@ def test_the_table_and_the_plot(whole: Path) -> None:
         assert words in plot, words
 
 
+@pytest.mark.slow
 def test_killed_half_way_it_goes_on_as_if_it_had_never_stopped(
     ablate: Ablate_command, tmp_path: Path, whole: Path
 ) -> None:
@@ -117,6 +118,7 @@ def test_killed_half_way_it_goes_on_as_if_it_had_never_stopped(
     assert (out / "table.md").read_text() == (whole / "table.md").read_text()
 
 
+@pytest.mark.slow
 def test_two_processes_share_the_cells(ablate: Ablate_command, tmp_path: Path) -> None:
     rates = (0.001, 0.002, 0.003)
     grid = tiny_grid(tmp_path, *rates)

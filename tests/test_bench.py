@@ -157,6 +157,7 @@ def test_warming_up_is_not_timed() -> None:
     assert seen == [(1, 3), (2, 3), (3, 3)]
 
 
+@pytest.mark.soak
 def test_labelling_a_pile_is_timed_from_command_to_table(trident_here: Bench_command) -> None:
     call = ("bench", "predict", "--n-way", "2", "--n-shot", "1", "--pictures", "3", "--device", "cpu", "--repeats", "1")
     found = json.loads(trident_here(*call, "--json").stdout)

@@ -88,6 +88,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
+@pytest.mark.slow
 def test_killed_and_resumed(tmp_path: Path, pets: Path, expected: bytes, trident_here: Here) -> None:
     target = tmp_path / "pets.store"
     assert stopped_by("SIGKILL", pets, target).returncode == -signal.SIGKILL

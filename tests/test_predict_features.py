@@ -70,6 +70,7 @@ def white(folder: Path, n: int = 1) -> list[str]:
 # Tables
 
 
+@pytest.mark.slow
 def test_a_pile_is_labelled_in_a_process_of_its_own(folders: Path) -> None:
     """With the default backbone, as the README has it."""
     call = ("predict", "--support", "support", "--query", "pile", "--all")
@@ -372,6 +373,7 @@ def wait_for(process: "subprocess.Popen[str]", path: Path, n_pictures: int) -> N
     raise AssertionError("it did not start")
 
 
+@pytest.mark.slow
 def test_killed_and_started_again(slow_pile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is computed twice except the batch that was being computed, and nothing is lost."""
     process = start(slow_pile, "first", 0.15)

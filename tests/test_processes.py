@@ -175,6 +175,7 @@ def test_every_task_has_one_process() -> None:
         assert max(map(len, blocks)) - min(map(len, blocks)) <= 1
 
 
+@pytest.mark.slow
 def test_trident_stopped_and_resumed_on_2_3_and_1_processes_ends_as_on_one(launcher: Launcher) -> None:
     """In float64, in which nothing but the order of sums differs. A signal to one process ends all after that step."""
     whole = launcher.end(0, "trident", "whole", doubles=True)
@@ -275,6 +276,7 @@ def test_mistakes_are_one_line_of_one_process(launcher: Launcher, alone: Checkpo
     assert "test task 0: the prediction is not finite" in launcher.run(2, *measure).error()
 
 
+@pytest.mark.slow
 def test_the_command_of_the_documentation(launcher: Launcher, alone: Checkpoint) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*torchrun, "-m", "trident", "train", "protonet.toml", "--data", "noise.store", "--out", "command"]

@@ -72,7 +72,13 @@ def test_there_are_commands() -> None:
     assert len(set(commands())) == len(commands())
 
 
-@pytest.mark.parametrize("command", commands())
+SLOW = ("trident decoupling", "trident bench predict", "trident leaderboard --quick")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [pytest.param(line, marks=pytest.mark.slow) if line.startswith(SLOW) else line for line in commands()],
+)
 def test_every_command_works(command: str, folder: Path) -> None:
     words = command.split()
     if words[1] == "train" and "--out" in words:

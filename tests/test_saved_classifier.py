@@ -60,6 +60,7 @@ def file(labeller: FeatureLabeller, tmp_path: Path) -> Path:
     return tmp_path / "colours.trident"
 
 
+@pytest.mark.slow
 def test_the_same_probabilities_in_a_new_process(tmp_path: Path) -> None:
     labeller = labelled_by(LITE0)
     save_classifier(labeller, tmp_path / "colours.trident")

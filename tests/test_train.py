@@ -191,6 +191,7 @@ def test_a_validation_that_was_interrupted_is_made_up_for(tmp_path: Path) -> Non
     assert kinds.count("validation") == 2
 
 
+@pytest.mark.slow
 def test_chunks_of_the_meta_batch_give_the_same_result(tmp_path: Path, whole: Whole) -> None:
     chunked = run(tmp_path / "chunked", with_training(tasks_per_chunk=1))
     for key, value in whole.end.parameters.items():
@@ -495,6 +496,7 @@ def test_thirty_kills_while_a_file_is_written(tmp_path: Path) -> None:
     assert [found.name for found in tmp_path.iterdir()] == ["file"]  # half files of killed processes are gone
 
 
+@pytest.mark.slow
 def test_three_kills_at_random_moments(tmp_path: Path, command_line_run: list[str]) -> None:
     """kill -9 while checkpoints are written at every step: the run resumes each time, and never loses a saved step."""
     generator = random.Random(0)

@@ -27,6 +27,7 @@ def printed(code: str, names: dict[str, Any]) -> str:
     return said.getvalue()
 
 
+@pytest.mark.slow
 def test_the_tutorial_prints_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "tutorial"}
@@ -38,6 +39,7 @@ def test_the_tutorial_prints_what_it_says(tmp_path: Path, monkeypatch: pytest.Mo
         np.testing.assert_allclose(shares, told, atol=0.1, err_msg=code)  # elsewhere a doubtful picture may fall over
 
 
+@pytest.mark.slow
 def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for place, name in enumerate(("labelled/cat/1", "labelled/cat/2", "labelled/dog/1", "pile/1", "pile/2")):

@@ -83,6 +83,7 @@ def test_the_answer_is_the_librarys(by_features: Site, n: int, tmp_path: Path) -
     assert answer["weights"]["name"] == NAME
 
 
+@pytest.mark.slow
 def test_the_usual_backbone_is_efficientnet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A photograph of many pixels is decoded at a fraction of its size, as `trident predict` does."""
     if not BACKBONES[DEFAULT].installed:
@@ -217,6 +218,7 @@ def test_large_pictures_mean_fewer_requests_at_once(pictures: int, size: int, at
     assert at_once == 1 or at_once * pictures * 3 * size**2 <= limits.held_bytes
 
 
+@pytest.mark.slow
 def test_pictures_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the command itself: pictures of 2 x 45 MB leave neither files nor much memory."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))

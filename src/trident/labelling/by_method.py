@@ -8,8 +8,9 @@ from trident.errors import TridentError
 from trident.labelling.feature_cache import FeatureCache
 from trident.labelling.labelled import PictureLabeller
 from trident.labelling.making import feature_labeller, make_labeller
+from trident.learning.checkpoint import load_checkpoint
 from trident.methods.base import HeadOnFeatures
-from trident.methods.registry import method_class
+from trident.methods.registry import method_class, method_name
 from trident.weights import FEW_SHOTS, weight_names
 
 CLASSIFIER = "weights:mini-simpleshot"  # features for methods without weights, if no pretrained ones are installed
@@ -35,9 +36,15 @@ def labeller_by_method(
 
 
 def _weights_of(name: str, n_pictures: int, n_classes: int) -> str:
-    shots = (1, 5) if n_pictures <= FEW_SHOTS * n_classes else (5, 1)
-    wanted = [f"mini-{name}", *(f"mini-5w{shot}s-{name}" for shot in shots)]
-    found = [weights for weights in wanted if weights in weight_names()]
+    """The included weights of a method that suit so many labelled photographs."""
+    recipes = {weights: load_checkpoint(weights).recipe for weights in weight_names()}
+    found = [
+        weights
+        for weights, recipe in recipes.items()
+        if method_name(recipe.method) == name and recipe.dataset == "mini-imagenet" and not recipe.method.positional
+    ]
+    few = n_pictures <= FEW_SHOTS * n_classes
+    found.sort(key=lambda weights: (few != (recipes[weights].episode.n_shot == 1), len(weights)))
     if not found:
         raise TridentError(
             f"{name} has to be trained and no weights of it come along: train it with 'trident train', then give "

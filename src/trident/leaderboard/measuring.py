@@ -8,6 +8,7 @@ import torch
 
 import trident
 from trident.data.store import ImageStore
+from trident.data.store_format import new_hash
 from trident.leaderboard.boards import CONDITIONS, TASKS_ALONE, Board
 from trident.leaderboard.field import Row
 from trident.leaderboard.results import Measured, packed
@@ -59,7 +60,7 @@ def measure(
             device=_named(device),
             parameters=n_parameters(whole),
             protocol=result.describe_protocol(),
-            data=store.fingerprint[:12],
+            data=new_hash(store.classes).hexdigest()[:12],
             weights=whole.describe(),
             trident=trident.__version__,
         )
