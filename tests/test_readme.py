@@ -16,6 +16,7 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
 SHORT = ["training.steps=2", "training.tasks_per_step=1", "training.validation_tasks=2", "training.save_every=1"]
 FEW_TASKS = {
+    "leaderboard --quick": ["--tasks", "2"],
     "report": ["--audit-tasks", "2"],
     "calibrate": ["--temperature-tasks", "2"],
     "compare": ["--tasks", "2"],

@@ -25,11 +25,6 @@ def check_run(recipe: Recipe, store: ImageStore) -> None:
         raise TridentError(
             f"{about.title} needs no training: measure it with 'trident evaluate {recipe.name} --data STORE'"
         )
-    if training.protocol.batch_norm == "running":
-        raise TridentError(
-            "protocol.batch_norm is 'running': these statistics are gathered in training and serve evaluation only; "
-            "train with 'transductive' or 'support'"
-        )
     if recipe.protocol.queries_at_once == "one":
         raise TridentError("protocol.queries_at_once is 'one': it serves evaluation only; train with 'all'")
     recipe.backbone.check_store(store)

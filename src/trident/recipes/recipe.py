@@ -52,9 +52,9 @@ class Recipe:
             n_way=episode.n_way if own.task_ways is None else own.task_ways,
             n_query=episode.n_query if own.task_queries is None else own.task_queries,
         )
-        # A classifier of all training classes is trained with batch statistics, as usual.
-        on_classes = self.method.about.trained_on == "classes"
-        protocol = replace(self.protocol, batch_norm="transductive") if on_classes else self.protocol
+        # Running statistics are gathered in training, which itself normalises with those of the batch, as usual.
+        gathers = self.protocol.batch_norm == "running"
+        protocol = replace(self.protocol, batch_norm="transductive") if gathers else self.protocol
         return replace(self, episode=episode, protocol=protocol, method=self.method.in_training(), views=Views())
 
     def describe_protocol(self) -> str:
