@@ -98,16 +98,18 @@ def measure(
 def write(
     document: Annotated[Path | None, typer.Option(help="The Markdown document; its introduction is kept.")] = None,
     page: Annotated[Path | None, typer.Option(help="The HTML page to write.")] = None,
+    figure: Annotated[Path | None, typer.Option(help="A figure (.svg, .png, .pdf): what unequal counts do.")] = None,
     results: Kept = None,
 ) -> None:
-    """Write the document and the page from the kept results. Nothing is measured."""
+    """Write the document, the page and the figure from the kept results. Nothing is measured."""
     from trident.files import atomic_file
     from trident.leaderboard.document import introduction_of, whole_document
+    from trident.leaderboard.lines import plotted_boards
     from trident.leaderboard.page import page as make_page
     from trident.leaderboard.results import FOLDER
 
-    if document is None and page is None:
-        raise TridentError("nothing to write: give --document FILE, --page FILE or both")
+    if document is None and page is None and figure is None:
+        raise TridentError("nothing to write: give --document FILE, --page FILE or --figure FILE")
     made = []
     if document is not None:
         made.append((document, whole_document(introduction_of(document), results or FOLDER)))
@@ -116,6 +118,11 @@ def write(
     for path, content in made:
         with atomic_file(path) as file:
             file.write(content.encode())
+    if figure is not None:
+        from trident.leaderboard.plot import unequal_counts
+        from trident.report.figures import save_figure
+
+        save_figure(unequal_counts(plotted_boards(results or FOLDER)), figure)
 
 
 def _measure(

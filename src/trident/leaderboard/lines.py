@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from trident.leaderboard.boards import Board
+from trident.leaderboard.boards import BOARDS, Board
 from trident.leaderboard.field import Row, rows
 from trident.leaderboard.results import FOLDER, Measured, difference, read
 from trident.methods.registry import method_class
@@ -51,6 +51,12 @@ def lines_of(board: Board, folder: Path = FOLDER, reference: str = REFERENCE) ->
             against = difference(measured["balanced"], beside, board.episode.n_queries)
         found.append(Line(row, board, measured, against))
     return sorted(found, key=lambda line: -line.balanced.accuracy)
+
+
+def plotted_boards(folder: Path = FOLDER) -> list[list[Line]]:
+    """Those on miniImageNet with both balanced and unequal class counts."""
+    boards = [board for board in BOARDS.values() if board.data == "mini" and "dirichlet" in board.conditions]
+    return [lines for lines in (lines_of(board, folder) for board in boards) if lines]
 
 
 def missing(board: Board, folder: Path = FOLDER) -> list[str]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from trident.leaderboard.boards import BOARDS, TITLES
 from trident.leaderboard.document import HEADINGS
 from trident.leaderboard.field import absent
-from trident.leaderboard.lines import REFERENCE, figure, lines_of, missing, points
+from trident.leaderboard.lines import REFERENCE, figure, lines_of, missing, plotted_boards, points
 from trident.leaderboard.plot import unequal_counts
 from trident.leaderboard.results import FOLDER
 from trident.report.figures import to_svg
@@ -15,7 +15,7 @@ from trident.report.page import render
 def page(folder: Path = FOLDER) -> str:
     boards = [(board, lines_of(board, folder), missing(board, folder)) for board in BOARDS.values()]
     boards = [entry for entry in boards if entry[1]]
-    plotted = [lines for board, lines, _ in boards if "dirichlet" in board.conditions and board.data == "mini"]
+    plotted = plotted_boards(folder)
     return render(
         "leaderboard.html",
         boards=boards,

@@ -84,6 +84,12 @@ def under(checkpoint: Checkpoint, row: Row, condition: Protocol) -> Checkpoint:
     return replace(checkpoint, recipe=replace(checkpoint.recipe, protocol=protocol))
 
 
+def always_alone(checkpoint: Checkpoint, row: Row) -> bool:
+    """Whether no query changes the answer to another, under any condition."""
+    method = checkpoint.recipe.method
+    return row.batch_norm == "running" and isinstance(method, HeadOnFeatures) and not method.about.transductive
+
+
 def n_parameters(checkpoint: Checkpoint) -> int:
     """Of the method and of the network that its features come from."""
     parts = [checkpoint.parameters]
