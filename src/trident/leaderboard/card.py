@@ -52,8 +52,12 @@ def made_card(name: str) -> str:
 
 
 def _told(temperatures: Temperatures) -> str:
-    fitted = ", ".join(f"temperature {value:.3f} fitted on 200" for value in temperatures)
-    return f"{fitted} validation tasks, for many pictures, a few, and each alone; ECE as measured with many"
+    piles = ("many pictures", "a few", "each alone")
+    fitted = [
+        f"temperature {value:.3f} fitted on validation tasks ({pile})"
+        for value, pile in zip(temperatures, piles, strict=True)
+    ]
+    return f"{', '.join(fitted)}. A measured ECE has a temperature of its own, fitted in the same way"
 
 
 def _figure(measured: dict[str, float]) -> str:
