@@ -17,6 +17,7 @@ from ablation_grids import Answer
 from conftest import assert_one_line_error
 from stand_in_backbone import NAME, picture, save_pictures, save_support_and_pile
 from trident.data.images import ImageFile, UnreadableImageError, decode
+from trident.data.parquet import parquet_pictures
 from trident.data.pictures import UniqueNames
 from trident.data.piles import find_pile
 from trident.data.tars import tar_pictures
@@ -224,3 +225,15 @@ def test_names_are_unique() -> None:
 def test_a_folder_of_pictures_with_an_archive_in_it_is_a_folder_of_pictures(folders: Path) -> None:
     make_tar(folders / "pile" / "backup.tar", contents(folders / "pile"))
     assert len(find_pile(folders / "pile")[0]) == 15
+
+
+def test_another_parquet_file_of_the_same_name_is_read_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    for place, content in ((1, b"one"), (2, b"two")):
+        folder = tmp_path / str(place)
+        folder.mkdir()
+        parquet.write_table(pyarrow.table({"image": [content]}), folder / "pile.parquet")
+        monkeypatch.chdir(folder)
+        (only,), unread = parquet_pictures([Path("pile.parquet")])
+        assert (only.content(), unread) == (content, {})

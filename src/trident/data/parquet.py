@@ -38,8 +38,9 @@ class ParquetPicture(InnerImage):
         return f"{self.file}#{self.row_name}"
 
     def content(self) -> bytes:
+        about = self.file.stat()  # another file of this name, or the file after a change, is not the one in memory
         with _reading:
-            column = _row_group(self.file, self.group, self.column)
+            column = _row_group(self.file.absolute(), about.st_mtime_ns, about.st_size, self.group, self.column)
         content = column[self.row].as_py()
         if isinstance(content, dict):
             content = content["bytes"]
@@ -106,7 +107,7 @@ def _is_name(kinds: Any, kind: Any) -> bool:
 
 
 @lru_cache(_GROUPS_IN_MEMORY)
-def _row_group(path: Path, group: int, column: str) -> Any:
+def _row_group(path: Path, changed: int, size: int, group: int, column: str) -> Any:
     with _imported().ParquetFile(path) as file:
         entry = file.metadata.row_group(group)
         if entry.total_byte_size > _LARGEST_GROUP:
