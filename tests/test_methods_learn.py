@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from conftest import Silent
 from trident.data.glyphs import open_glyphs
@@ -53,7 +54,7 @@ QUICK = ("glyphs-matching", "glyphs-feat")
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in LEARNS]
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.soak) for name in LEARNS]
 )
 def test_it_learns_letters(name: str, tmp_path: Path) -> None:
     """5-way 1-shot on the test scripts, 5 queries per class, shuffled, 60 tasks. Chance is 20 %.
@@ -74,3 +75,18 @@ def test_it_learns_letters(name: str, tmp_path: Path) -> None:
 
 def test_every_recipe_of_the_glyphs_is_tried() -> None:
     assert set(LEARNS) | {"glyphs"} == {name for name in recipe_names() if name.startswith("glyphs")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in LEARNS if name not in QUICK])
+def test_it_takes_two_steps(name: str, tmp_path: Path) -> None:
+    """Those that are only seen to learn in the longest tests are trained a little here."""
+    recipe, store = load_recipe(name), open_glyphs()
+    short = replace(
+        recipe.training, steps=2, validate_every=2, validation_tasks=2, images_per_step=64, tasks_per_step=2
+    )
+    start = start_run(replace(recipe, training=short), store, "glyphs", tmp_path / "run", "cpu")
+    end = train(start, store, tmp_path / "run", "cpu", Silent(), validate)
+    before = recipe.initial(recipe.training.seed)
+    assert end.step == 2 and any(not torch.equal(value.detach(), before[key]) for key, value in end.parameters.items())
+    assert all(bool(value.isfinite().all()) for value in end.parameters.values())
