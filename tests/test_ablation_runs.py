@@ -92,7 +92,7 @@ def test_the_table_and_the_plot(whole: Path) -> None:
         assert words in plot, words
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_killed_half_way_it_goes_on_as_if_it_had_never_stopped(
     ablate: Ablate_command, tmp_path: Path, whole: Path
 ) -> None:

@@ -88,18 +88,18 @@ def start_of(learner: InnerLoopLearner) -> Parameters:
     ("optimizer", "batch_norm", "classifier_start", "semantic_batch_norm", "refinements"),
     [
         ("sgd", "transductive", "learned", "set", 0),
-        pytest.param("adam", "transductive", "learned", "set", 0, marks=pytest.mark.slow),
-        pytest.param("sgd", "support", "learned", "set", 0, marks=pytest.mark.slow),
-        pytest.param("adam", "support", "learned", "set", 0, marks=pytest.mark.slow),
-        pytest.param("sgd", "transductive", "prototypes", "set", 0, marks=pytest.mark.slow),
+        pytest.param("adam", "transductive", "learned", "set", 0, marks=pytest.mark.soak),
+        pytest.param("sgd", "support", "learned", "set", 0, marks=pytest.mark.soak),
+        pytest.param("adam", "support", "learned", "set", 0, marks=pytest.mark.soak),
+        pytest.param("sgd", "transductive", "prototypes", "set", 0, marks=pytest.mark.soak),
         ("adam", "support", "prototypes", "set", 0),
-        pytest.param("sgd", "transductive", "learned", "task", 0, marks=pytest.mark.slow),
+        pytest.param("sgd", "transductive", "learned", "task", 0, marks=pytest.mark.soak),
         ("adam", "transductive", "prototypes", "task", 0),
-        pytest.param("sgd", "support", "learned", "task", 0, marks=pytest.mark.slow),
+        pytest.param("sgd", "support", "learned", "task", 0, marks=pytest.mark.soak),
         ("sgd", "transductive", "prototypes", "set", 2),
-        pytest.param("sgd", "transductive", "prototypes", "task", 2, marks=pytest.mark.slow),
-        pytest.param("adam", "transductive", "prototypes", "set", 2, marks=pytest.mark.slow),
-        pytest.param("adam", "support", "prototypes", "task", 2, marks=pytest.mark.slow),
+        pytest.param("sgd", "transductive", "prototypes", "task", 2, marks=pytest.mark.soak),
+        pytest.param("adam", "transductive", "prototypes", "set", 2, marks=pytest.mark.soak),
+        pytest.param("adam", "support", "prototypes", "task", 2, marks=pytest.mark.soak),
     ],
 )
 def test_meta_gradient_against_finite_differences(
@@ -301,7 +301,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_memory_does_not_grow_with_the_inner_steps() -> None:
     """Peak memory of the meta-gradient alone, measured in processes of their own, on real glyph tasks."""
 

@@ -85,7 +85,7 @@ def test_the_plain_loop_knows_no_other_method() -> None:
         PlainLoop(load_recipe("glyphs-matching"))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_predictions_on_large_images_agree() -> None:
     """In float32 and full size, where the fastest kernels take over; the truth is the plain loop in float64."""
     recipe = load_recipe("mini-5w1s", ["method.inner_steps=2"])

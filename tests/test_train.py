@@ -496,7 +496,7 @@ def test_thirty_kills_while_a_file_is_written(tmp_path: Path) -> None:
     assert [found.name for found in tmp_path.iterdir()] == ["file"]  # half files of killed processes are gone
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_three_kills_at_random_moments(tmp_path: Path, command_line_run: list[str]) -> None:
     """kill -9 while checkpoints are written at every step: the run resumes each time, and never loses a saved step."""
     generator = random.Random(0)

@@ -139,7 +139,7 @@ def test_the_page_is_told_of_weights_and_limits(plain: Site) -> None:
     assert about["weights"][0]["name"] == "tiny"
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_many_at_once_are_kept_apart_and_leave_nothing_behind(weights: Path, tmp_path: Path) -> None:
     """200 requests of 8 clients and a decompression bomb, at the command itself: answers, memory and files."""
     checkpoint = load_checkpoint(weights)
