@@ -25,7 +25,7 @@ Kept = Annotated[Path | None, typer.Option("--results", help="Folder of results;
 def leaderboard(
     context: typer.Context,
     board: Annotated[str, typer.Option(help="Which tasks; 'trident leaderboard boards' lists them.")] = "mini-1-shot",
-    quick: Annotated[bool, typer.Option("--quick", help="Measure all methods on the embedded letters, now.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Measure on the embedded letters, now.")] = False,
     tasks: Tasks = 100,
     results: Kept = None,
     device: Device = "auto",
@@ -33,8 +33,8 @@ def leaderboard(
 ) -> None:
     """Show all methods, measured on the very same tasks.
 
-    The results come along, so nothing is computed. With --quick, all methods are measured on letters of unseen scripts,
-    which takes a few minutes on two cores.
+    The results come along, so nothing is computed. With --quick, the methods that have weights for the embedded letters,
+    or need none, are measured on scripts that they have not seen.
     """
     if context.invoked_subcommand is not None:
         return
