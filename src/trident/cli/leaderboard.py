@@ -31,10 +31,10 @@ def leaderboard(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Show all methods, measured on the very same tasks.
+    """Show the measured methods, on the very same tasks.
 
-    The results come along, so nothing is computed. With --quick, the methods that have weights for the embedded letters,
-    or need none, are measured on scripts that they have not seen.
+    The results come along, so nothing is computed. With --quick, methods that have weights for the embedded letters, or
+    need none, are measured on scripts that they have not seen.
     """
     if context.invoked_subcommand is not None:
         return

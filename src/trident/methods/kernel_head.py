@@ -1,12 +1,14 @@
 """What the methods with Gaussian processes on deep features share: the kernel, and the labels of a task."""
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from trident.methods.base import Losses, cross_entropy
 from trident.methods.normalised import NormalisedHead
 from trident.nn.parameters import Parameters
 from trident.settings import require_positive, setting
@@ -36,6 +38,29 @@ class KernelHead(NormalisedHead):
         """Of all images with each other: (task, image, image)."""
         features = self.normalised(parameters, features)
         return parameters["log_scale"].exp() * features @ features.mT
+
+
+@dataclass(frozen=True)
+class BoundedKernelHead(KernelHead):
+    """Base of those whose posterior is found by mean-field updates, with a choice of what training maximises."""
+
+    objective: Literal["marginal", "predictive"] = setting(
+        "marginal", "what training maximises: the evidence of a task's labels, or the queries' probabilities"
+    )
+
+    @abstractmethod
+    def task_evidence(self, kernel: Tensor, truth: Tensor) -> Tensor:
+        """A lower bound of the log marginal likelihood (task,), with one-hot labels (task, image, n_way)."""
+
+    def training(self, parameters: Parameters, features: Tensor, task: Task, labels: Labels) -> tuple[Tensor, Losses]:
+        if self.objective == "predictive":
+            logits = self.head(parameters, features, task)
+            return logits, {"total": cross_entropy(logits, labels.queries)}
+        with torch.no_grad():  # only to count how many are right
+            logits = self.head(parameters, features, task)
+        truth = one_hot(all_labels(task, labels), task, features)
+        evidence = self.task_evidence(self.kernel(parameters, features), truth)
+        return logits, {"total": -evidence / truth.shape[1]}
 
 
 def one_hot(labels: Tensor, task: Task, like: Tensor) -> Tensor:

@@ -2,17 +2,17 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from trident.methods.base import About, Losses, cross_entropy
-from trident.methods.kernel_head import KernelHead, all_labels, one_hot
+from trident.methods.base import About
+from trident.methods.kernel_head import BoundedKernelHead, one_hot
 from trident.nn.gaussian_process import Posterior, mean_log_sigmoid, polya_gamma_mean, posterior, tilt_of
 from trident.nn.parameters import Parameters
 from trident.settings import require_at_least, setting
-from trident.tasks.task import Labels, Task
+from trident.tasks.task import Task
 
 
 class Local(NamedTuple):
@@ -24,7 +24,7 @@ class Local(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LogisticSoftmaxProcess(KernelHead):
+class LogisticSoftmaxProcess(BoundedKernelHead):
     """One Gaussian process per class, and probabilities that are normalised sigmoids.
 
     Learned: the backbone and the kernel's scale v (`kernel_head.py`). f_c ~ GP(0, k) for each class, and
@@ -53,9 +53,6 @@ class LogisticSoftmaxProcess(KernelHead):
         "Logistic-softmax GP",
         "Galy-Fajou et al. 2020",
         "Multi-Class Gaussian Process Classification Made Conjugate: Efficient Inference via Data Augmentation",
-    )
-    objective: Literal["marginal", "predictive"] = setting(
-        "marginal", "what training maximises: the evidence of a task's labels, or the queries' probabilities"
     )
     rounds: int = setting(10, "mean-field updates of the posterior", after_training=True)
 
@@ -89,14 +86,8 @@ class LogisticSoftmaxProcess(KernelHead):
         precision = (truth + local.counts) * polya_gamma_mean(local.tilt)
         return posterior(kernel[:, None], precision, (truth - local.counts) / 2)
 
-    def training(self, parameters: Parameters, features: Tensor, task: Task, labels: Labels) -> tuple[Tensor, Losses]:
-        if self.objective == "predictive":
-            logits = self.head(parameters, features, task)
-            return logits, {"total": cross_entropy(logits, labels.queries)}
-        with torch.no_grad():  # only to count how many are right
-            logits = self.head(parameters, features, task)
-        truth = one_hot(all_labels(task, labels), task, features).mT
-        return logits, {"total": -self.evidence(self.kernel(parameters, features), truth) / truth.shape[2]}
+    def task_evidence(self, kernel: Tensor, truth: Tensor) -> Tensor:
+        return self.evidence(kernel, truth.mT)
 
     def evidence(self, kernel: Tensor, truth: Tensor) -> Tensor:
         """A lower bound of the log marginal likelihood: (task,)."""

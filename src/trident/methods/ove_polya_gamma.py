@@ -2,22 +2,21 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About, Losses, cross_entropy
-from trident.methods.kernel_head import KernelHead, all_labels, one_hot
+from trident.methods.base import About
+from trident.methods.kernel_head import BoundedKernelHead, one_hot
 from trident.nn.gaussian_process import Posterior, mean_log_sigmoid, polya_gamma_mean, posterior, tilt_of
 from trident.nn.parameters import Parameters
 from trident.settings import require_at_least, setting
-from trident.tasks.task import Labels, Task
+from trident.tasks.task import Task
 
 
 @dataclass(frozen=True)
-class OveGaussianProcess(KernelHead):
+class OveGaussianProcess(BoundedKernelHead):
     """One Gaussian process per class, and a likelihood that compares the image's class with each other class.
 
     Learned: the backbone and the kernel's scale v (`kernel_head.py`). f_c ~ GP(0, k) for each class, and
@@ -44,9 +43,6 @@ class OveGaussianProcess(KernelHead):
         "One-vs-Each Polya-Gamma GP",
         "Snell & Zemel 2021",
         "Bayesian Few-Shot Classification with One-vs-Each Polya-Gamma Augmented Gaussian Processes",
-    )
-    objective: Literal["marginal", "predictive"] = setting(
-        "marginal", "what training maximises: the evidence of a task's labels, or the queries' probabilities"
     )
     rounds: int = setting(8, "mean-field updates of the posterior", after_training=True)
 
@@ -81,15 +77,8 @@ class OveGaussianProcess(KernelHead):
     def update(self, covariances: Tensor, tilt: Tensor) -> Posterior:
         return posterior(covariances, polya_gamma_mean(tilt), torch.full_like(tilt, 0.5))
 
-    def training(self, parameters: Parameters, features: Tensor, task: Task, labels: Labels) -> tuple[Tensor, Losses]:
-        if self.objective == "predictive":
-            logits = self.head(parameters, features, task)
-            return logits, {"total": cross_entropy(logits, labels.queries)}
-        with torch.no_grad():  # only to count how many are right
-            logits = self.head(parameters, features, task)
-        truth = one_hot(all_labels(task, labels), task, features)
-        covariances = _covariances(self.kernel(parameters, features), _differences(truth))
-        return logits, {"total": -self.evidence(covariances, task.n_way) / truth.shape[1]}
+    def task_evidence(self, kernel: Tensor, truth: Tensor) -> Tensor:
+        return self.evidence(_covariances(kernel, _differences(truth)), truth.shape[2])
 
     def evidence(self, covariances: Tensor, n_way: int) -> Tensor:
         """A lower bound of the log marginal likelihood: (task,)."""
