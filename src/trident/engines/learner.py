@@ -91,13 +91,15 @@ def mean_prediction(draws: list[Tensor]) -> Tensor:
 
 @contextmanager
 def matrix_products(precision: str, device: torch.device) -> Iterator[None]:
-    """Multiply float32 matrices on a GPU in full precision for fp32, else as TF32."""
+    """Multiply and convolve float32 numbers on a GPU in full precision for fp32, else as TF32; always reproducibly."""
     if device.type != "cuda":
         yield
         return
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = precision != "fp32"
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic)
+    matmul.allow_tf32 = cudnn.allow_tf32 = precision != "fp32"
+    cudnn.deterministic = True  # by default, cuDNN adds up some gradients in any order
     try:
         yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+        matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic = before
