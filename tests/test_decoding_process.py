@@ -21,7 +21,7 @@ from hostile_pictures import many_scans, tiles_of_the_same_data
 from trident.data import decoding, decoding_process
 from trident.data.decoding import decoded
 from trident.data.decoding_process import DecodingProcesses, KilledError, TooSlowError, shared
-from trident.data.images import ImageContent, ImageFile, Target, UnreadableImageError
+from trident.data.images import ImageContent, ImageFile, ImageSource, Target, UnreadableImageError
 from trident.data.jpeg_scans import has_more_scans
 from trident.data.pictures import HeldImage
 from trident.errors import ResumableError
@@ -53,14 +53,15 @@ def test_pixels_and_errors_are_those_of_decoding_here(tmp_path: Path, monkeypatc
     (tmp_path / "b.png").write_bytes(b"no picture")
     transparent = io.BytesIO()
     Image.new("LA", (30, 40), (100, 50)).save(transparent, "PNG")
-    sources = [ImageFile(tmp_path / name) for name in ("a.png", "b.png", "none.png")]
+    sources: list[ImageSource] = [ImageFile(tmp_path / name) for name in ("a.png", "b.png", "none.png")]
+    sources += [ORDINARY, ImageContent("t", transparent.getvalue()), ImageContent("e", b"")]
     for target in (
         TARGET,
         Target(33, 1, inverted=True),
         Target(8, 3, reduced=True, middle=0.5),
         Target(8, 3, pixels=9),
     ):
-        for source in (*sources, ORDINARY, ImageContent("t", transparent.getvalue()), ImageContent("e", b"")):
+        for source in sources:
             try:
                 expected: np.ndarray | str = target.decode(source)
             except UnreadableImageError as error:

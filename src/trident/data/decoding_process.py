@@ -121,7 +121,9 @@ class DecodingProcesses:
         """End all processes. Pictures that are being decoded get an error."""
         with self._lock:
             self._closed = True
-            for process in (*self._free, *self._busy):
+            for process in self._busy:
+                process.end()
+            for process in self._free:
                 process.kill()
             self._free.clear()
 
@@ -200,6 +202,10 @@ class _Process:
             if self._process.returncode == -signal.SIGPROF:
                 return TimeoutError()
             raise _EndedError(self._process.returncode) from error
+
+    def end(self) -> None:
+        """End it while another thread waits for its answer."""
+        self._process.kill()
 
     def kill(self) -> None:
         self.alive = False
