@@ -52,6 +52,7 @@ _PIXELS, _ERROR = 0, 1
 _HEAD = struct.Struct("<BI")
 _LENGTH = struct.Struct("<Q")
 _LONGEST_TEXT = 2000
+_PIPE_BYTES = 2**18  # pixels fit in at once: otherwise the two processes wait for each other (Linux only)
 
 
 class TooSlowError(UnreadableImageError):
@@ -168,6 +169,7 @@ class _Process:
         self._process = subprocess.Popen(
             [sys.executable, "-c", program],
             bufsize=0,
+            pipesize=_PIPE_BYTES,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
