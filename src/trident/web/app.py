@@ -50,7 +50,7 @@ def make_routes(network: Network, limits: Limits, metrics: Metrics, processes: D
         try:
             with queue.place(client):
                 upload = await _received(request, stream, receiver)
-                return await _unless_gone(request, _worked_on(upload, work))
+                return await _unless_gone(request, lambda: _worked_on(upload, work))
         except RefusedError as error:
             await drain(stream)
             return JSONResponse({"error": str(error), **error.details}, error.status)
@@ -110,14 +110,18 @@ async def _received(request: Request, stream: AsyncIterator[bytes], receiver: Re
         raise RefusedError(408, f"sending the pictures took longer than {seconds:g} seconds: send fewer") from None
 
 
-async def _unless_gone(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
+async def _unless_gone(request: Request, work: Callable[[], Coroutine[Any, Any, Response]]) -> Response:
     """The work's response. If the client disconnects first, the work is stopped."""
 
     async def gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    working, watching = asyncio.create_task(work), asyncio.create_task(gone())
+    watching = asyncio.create_task(gone())
+    await asyncio.sleep(0)  # it runs: who left while the pictures were decoded is noticed before the work begins
+    if watching.done():
+        raise ClientDisconnect
+    working = asyncio.create_task(work())
     try:
         await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
