@@ -73,6 +73,8 @@ def in_flight(server: Site, slow: bytes) -> list[Any]:
     def ask(pictures: list[tuple[str, bytes]]) -> int:
         return server.ask(three_classes(), pictures)[0]
 
+    many = pile(200)
+
     def half() -> int:
         body, kind = body_of(four(2), pile(1))
         with closing(http.client.HTTPConnection(urlsplit(server.address).netloc, timeout=30)) as connection:
@@ -82,7 +84,7 @@ def in_flight(server: Site, slow: bytes) -> list[Any]:
             connection.endheaders(body[: len(body) // 2])
             return connection.getresponse().status
 
-    return [lambda: ask([("slow.jpg", slow)] * 20), lambda: ask([("slow.jpg", slow)] * 2), lambda: ask(pile(200)), half]
+    return [lambda: ask([("slow.jpg", slow)] * 20), lambda: ask([("slow.jpg", slow)] * 2), lambda: ask(many), half]
 
 
 def stopped(weights: Path, folder: Path, slow: bytes, number: signal.Signals, wait: float) -> tuple[list[int], float]:
@@ -91,7 +93,7 @@ def stopped(weights: Path, folder: Path, slow: bytes, number: signal.Signals, wa
         works = in_flight(server, slow)
         with ThreadPoolExecutor(len(works)) as clients:
             asked = [clients.submit(work) for work in works]
-            assert until(lambda: queue_length(server) >= 2)
+            assert until(lambda: queue_length(server) == len(works))
             time.sleep(wait)
             server.process.send_signal(number)
             began = time.monotonic()
