@@ -1,9 +1,7 @@
 """Small real pictures and pickles for the tests of the dataset readers."""
 
 import json
-import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from struct import pack
@@ -13,7 +11,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from trident.data.images import ImageSource
 from trident.data.prepare import prepare
 from trident.data.store import ImageStore
 from trident.errors import TridentError
@@ -64,22 +61,6 @@ def refusal(name: str, source: Path, split_file: Path | None = None) -> str:
     assert "\n" not in str(raised.value)
     assert not list(source.parent.glob("*refused.st*"))
     return str(raised.value)
-
-
-@dataclass(frozen=True)
-class Deadly:
-    """An image that kills the process that decodes it, as the system does when memory runs out."""
-
-    name, file = "deadly", Path()
-
-    def open(self) -> Image.Image:
-        os._exit(9)
-
-    def key(self) -> bytes:
-        raise NotImplementedError
-
-    def portable(self) -> ImageSource:
-        return self
 
 
 def python2_pickle(value: Any) -> bytes:

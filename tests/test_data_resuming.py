@@ -16,15 +16,15 @@ from PIL import Image
 
 from ablation_grids import Answer
 from conftest import assert_one_line_error
-from data_pictures import Deadly, save_class_folders
+from data_pictures import save_class_folders
 from stand_in_backbone import NAME
 from trident.backbones.feature_store import prepare_features
 from trident.backbones.pretrained import find_backbone
 from trident.data import decoding
-from trident.data.decoding import Target, decoded
-from trident.data.images import ImageFile, ImageSource, UnreadableImageError
+from trident.data.decoding import decoded
+from trident.data.images import ImageFile, ImageSource, Target, UnreadableImageError
 from trident.data.prepare import prepare
-from trident.errors import ResumableError, TridentError
+from trident.errors import TridentError
 
 Here = Callable[..., Answer]
 CLASSES = {"train/ant": 60, "train/bee": 50, "val/cow": 40, "test/dog": 50}
@@ -253,12 +253,6 @@ def test_few_images_are_in_memory(pets: Path, monkeypatch: pytest.MonkeyPatch) -
     assert len(found) == len(handed_out) == TOTAL
     assert [isinstance(one, UnreadableImageError) for one in found] == [place == 4 for place in range(TOTAL)]
     assert str(found[4]) == "counted: it is lost"
-
-
-def test_a_killed_worker_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoding, "_BATCH_BYTES", 1)
-    with pytest.raises(ResumableError, match="was killed, perhaps for want of memory"):
-        list(decoded([Deadly(), Deadly()], Target(20, 3), 2))
 
 
 def test_zips_and_pickles_in_several_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

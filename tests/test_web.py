@@ -64,7 +64,9 @@ def test_bad_pictures_name_themselves_and_spoil_nothing(plain: Site) -> None:
     labelled = three_classes()
     good = plain.ask(labelled, pile(4))[1]
     labelled["green"].append(("notes.jpg", b"this is no picture"))
-    slow = picture(COLOURS["red"], 0, kind="JPEG").replace(b"\xff\xd9", b"\xff\xda" * 200 + b"\xff\xd9")
+    slow = picture(COLOURS["red"], 0, kind="JPEG").replace(
+        b"\xff\xd9", b"\xff\xda\0\x08\1\1\0\0\0\0" * 200 + b"\xff\xd9"
+    )
     with_bad = [*pile(4), ("letter.jpg", b"Dear Sir"), ("empty.png", b""), ("half.png", pile(1)[0][1][:60])]
     with_bad += [("phone.heic", b"\0\0\0 ftypheic"), ("slow.jpg", slow)]
     status, answer = plain.ask(labelled, with_bad)

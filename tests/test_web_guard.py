@@ -39,6 +39,8 @@ def test_pages_of_other_sites_can_send_nothing(plain: Site) -> None:
         ({"Origin": own, "Sec-Fetch-Site": "same-origin"}, 200),
         ({"Origin": "https://evil.example"}, 403),
         ({"Origin": "null"}, 403),
+        ({"Origin": own.replace("http:", "https:")}, 403),
+        ({"Origin": own.replace("http:", "chrome-extension:")}, 403),
         ({"Origin": "http://["}, 403),
         ({"Origin": "http://127.0.0.1:1"}, 403),
         ({"Sec-Fetch-Site": "cross-site"}, 403),

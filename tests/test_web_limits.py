@@ -158,7 +158,7 @@ def test_what_takes_too_long_is_stopped(weights: Path, slow: Slow) -> None:
         status, answer = running.ask(four(2), pile(1))
         assert (status, "took longer than 0.3 seconds" in answer["error"]) == (503, True)
         assert time.monotonic() - began < 5
-        assert slow.ended == 1
+        assert until(lambda: slow.ended == 1)
         slow.let_go.set()
         assert running.ask(four(2), pile(1))[0] == 200
 
@@ -170,7 +170,7 @@ def test_a_server_that_is_stopped_tells_those_who_wait(weights: Path, slow: Slow
             assert until(lambda: slow.started == 1)
         status, answer = asked.result()
         assert (status, "being stopped" in answer["error"]) == (503, True)
-        assert slow.ended == 1
+        assert until(lambda: slow.ended == 1)
 
 
 def test_sending_too_slowly_is_stopped(weights: Path) -> None:

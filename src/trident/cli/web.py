@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 PER_CLIENT = 4  # requests at a time, beyond localhost
+NOT_ONLY_HERE = (
+    "--host {} lets other machines connect, and what they send is not encrypted, pictures and token alike: "
+    "use a network that you trust, or a proxy that speaks HTTPS (docs/deploy.md)"
+)
 
 
 @app.command(short_help="Label pictures in the browser.")
@@ -81,6 +85,7 @@ def web(
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise TridentError("trident web needs the web extra: pip install 'trident-fewshot[web]'") from error
+    from trident.data.decoding_process import DecodingProcesses
     from trident.web.access import chosen_token, is_loopback, new_token
     from trident.web.limits import MEGA, Limits
     from trident.web.serve import address_of, check_proxies, listen, make_server, run
@@ -105,6 +110,10 @@ def web(
         if per_client is not None:
             limits = replace(limits, per_client=per_client)
         service = Service(names or (), token)
+        processes = DecodingProcesses()
+        service.on_stop = processes.close
+        if not is_loopback(listening.getsockname()[0]):
+            print(f"trident: warning: {NOT_ONLY_HERE.format(host)}", file=sys.stderr, flush=True)
 
         def load() -> "ASGIApp":
             from trident.web.app import make_routes
@@ -113,7 +122,7 @@ def web(
             network = open_network(backbone, weights, device_of(device))
             if network.hint is not None:
                 print(network.hint, file=sys.stderr)
-            return make_routes(network, limits, service.metrics)
+            return make_routes(network, limits, service.metrics, processes)
 
         def ready() -> None:
             print(f"{address} is ready; Ctrl-C stops it", flush=True)

@@ -1,19 +1,14 @@
 """Decodes many images in order, in several processes and with few of them in memory."""
 
 import os
-import signal
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
-from multiprocessing import get_context, parent_process
-from multiprocessing.synchronize import Event
-from threading import Thread
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
-from trident.data.images import DatasetImage, ImageSource, UnreadableImageError, decode, naming_errors, silence_pillow
+from trident.data.decoding_process import DecodingProcesses, KilledError, shared
+from trident.data.images import DatasetImage, ImageSource, Target, UnreadableImageError, naming_errors
 from trident.errors import ResumableError
 
 _BATCH_BYTES = 2**20  # of decoded images that a process is given at once
@@ -21,18 +16,6 @@ _MOST_IN_A_BATCH = 64
 _BATCHES_IN_FLIGHT = 3  # for each process
 
 Decoded = np.ndarray | UnreadableImageError
-
-
-@dataclass(frozen=True)
-class Target:
-    """What images are decoded to: (size, size, channels) uint8; see `decode`."""
-
-    size: int
-    channels: int
-    inverted: bool = False
-
-    def decode(self, source: ImageSource) -> np.ndarray:
-        return decode(source, self.size, self.channels, self.inverted)
 
 
 def available_cores() -> int:
@@ -47,79 +30,45 @@ def decoded(sources: Sequence[DatasetImage], target: Target, workers: int) -> It
     batches = [sources[start : start + at_once] for start in range(0, len(sources), at_once)]
     if min(workers, len(batches)) <= 1:
         for source in sources:
-            yield _decoded(source, target)
+            yield _decoded(shared, source, target)
         return
-    # Not forked from this process: it may have threads, and forking a process with threads can block the copy.
-    context = get_context("forkserver")
-    stop = context.Event()
-    pool = ProcessPoolExecutor(min(workers, len(batches)), context, _start_worker, (stop, target))
-    waiting: deque[tuple[Future[list[Decoded]], dict[int, UnreadableImageError]]] = deque()
+    processes = DecodingProcesses()
+    threads = ThreadPoolExecutor(min(workers, len(batches)))  # each waits for a process of its own
+    waiting: deque[Future[list[Decoded]]] = deque()
     try:
         for batch in batches:
             if len(waiting) >= _BATCHES_IN_FLIGHT * workers:
-                yield from _joined(*waiting.popleft())
-            sent, failed = _portable(batch)
-            waiting.append((pool.submit(_decode_batch, sent), failed))
+                yield from waiting.popleft().result()
+            waiting.append(threads.submit(_decode_batch, processes, _portable(batch), target))
         while waiting:
-            yield from _joined(*waiting.popleft())
-    except BrokenProcessPool as error:
-        raise ResumableError("a process that decoded images was killed, perhaps for want of memory") from error
+            yield from waiting.popleft().result()
     finally:
-        stop.set()  # on an error or Ctrl-C the processes do not finish their batches
-        pool.shutdown(cancel_futures=True)
+        processes.close()  # on an error or Ctrl-C they do not finish their batches
+        threads.shutdown(cancel_futures=True)
 
 
-def _decoded(source: ImageSource, target: Target) -> Decoded:
-    try:
-        return target.decode(source)
-    except UnreadableImageError as error:
-        return error
-
-
-def _portable(batch: Sequence[DatasetImage]) -> tuple[list[ImageSource], dict[int, UnreadableImageError]]:
-    """What another process can open, and by their places the images that could not be loaded here."""
-    sent: list[ImageSource] = []
-    failed: dict[int, UnreadableImageError] = {}
-    for place, source in enumerate(batch):
+def _portable(batch: Sequence[DatasetImage]) -> list[ImageSource | UnreadableImageError]:
+    """What another thread can read. Pickles and zip files are read in this one only."""
+    found: list[ImageSource | UnreadableImageError] = []
+    for source in batch:
         try:
             with naming_errors(source):
-                sent.append(source.portable())
+                found.append(source.portable())
         except UnreadableImageError as error:
-            failed[place] = error
-    return sent, failed
-
-
-def _joined(future: "Future[list[Decoded]]", failed: dict[int, UnreadableImageError]) -> Iterator[Decoded]:
-    results = iter(future.result())
-    for place in range(len(failed) + len(future.result())):
-        yield failed[place] if place in failed else next(results)
-
-
-_stop: Event | None = None
-_target: Target | None = None
-
-
-def _start_worker(stop: Event, target: Target) -> None:
-    global _stop, _target
-    _stop, _target = stop, target
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which stops its workers
-    silence_pillow()
-    Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    """A parent that is killed cannot stop its workers."""
-    parent = parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
-
-
-def _decode_batch(sources: list[ImageSource]) -> list[Decoded]:
-    assert _stop is not None and _target is not None
-    found = []
-    for source in sources:
-        if _stop.is_set():
-            break
-        found.append(_decoded(source, _target))
+            found.append(error)
     return found
+
+
+def _decode_batch(
+    processes: DecodingProcesses, batch: list[ImageSource | UnreadableImageError], target: Target
+) -> list[Decoded]:
+    return [one if isinstance(one, UnreadableImageError) else _decoded(processes, one, target) for one in batch]
+
+
+def _decoded(processes: DecodingProcesses, source: ImageSource, target: Target) -> Decoded:
+    try:
+        return processes.decode(source, target)
+    except KilledError as error:
+        raise ResumableError("a process that decoded images was killed, perhaps for want of memory") from error
+    except UnreadableImageError as error:
+        return error

@@ -11,16 +11,22 @@ from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from struct import error as StructError
-from typing import IO, Protocol
+from typing import Protocol, runtime_checkable
 from zipfile import BadZipFile
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
+from trident.data.jpeg_scans import MOST_SCANS, has_more_scans
 from trident.errors import TridentError
 
 # Pillow knows many more formats, and some call other programs. Only these are tried, whatever a file's name.
 _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
+# What Pillow may have found with them. MPO is a JPEG followed by others: phones save them, and the first one is read.
+_JPEGS = ("JPEG", "MPO")
+_FOUND = frozenset({*_FORMATS, *_JPEGS, "DIB"})
+_HEIC = (b"ftypheic", b"ftypheix", b"ftypmif1", b"ftypmsf1", b"ftypheim", b"ftyphevc")
+MOST_PIXELS = 89_478_485  # of a picture, unless a smaller number is given: where Pillow begins to warn
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
 
 # The errors that Pillow's decoders raise on damaged files.
@@ -32,7 +38,7 @@ _DECODING_ERRORS = (
 _KEY_BYTES = 20
 _ORIENTATION_TAG = 0x0112  # EXIF: how the camera was held
 _TILE_WIDTH_TAG, _TILE_HEIGHT_TAG = 322, 323
-_TILE_PIXELS = 2**22  # always allowed for a tile; 2**16 are common
+_TILE_PIXELS = 2**22  # always allowed for all tiles together; 2**16 for each one are common
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -61,16 +67,21 @@ class ImageSource(Protocol):
         ...
 
 
-class DatasetImage(ImageSource, Protocol):
+@runtime_checkable
+class EncodedImage(ImageSource, Protocol):
+    """An image in the bytes of an image file, which another process can decode."""
+
+    def portable(self) -> ImageSource:
+        """The same image as another process can open it: with its content, unless it is a file of its own."""
+        ...
+
+
+class DatasetImage(EncodedImage, Protocol):
     """An image of a dataset on disk."""
 
     @property
     def file(self) -> Path:
         """The file that it is in, perhaps with other images."""
-        ...
-
-    def portable(self) -> ImageSource:
-        """The same image as another process can open it: with its content, unless it is a file of its own."""
         ...
 
 
@@ -106,10 +117,13 @@ class ImageContent:
     name: str
     content: np.ndarray | bytes
 
+    def portable(self) -> "ImageContent":
+        return self
+
     def open(self) -> Image.Image:
         if isinstance(self.content, np.ndarray):
             return Image.fromarray(self.content)
-        return open_image(BytesIO(self.content))
+        return open_image(self.content)
 
     def key(self) -> bytes:
         with naming_errors(self), self.open() as image:
@@ -129,28 +143,56 @@ class InnerImage(ABC):
     def content(self) -> bytes:
         """The bytes of the image file."""
 
+    def portable(self) -> ImageContent:
+        return ImageContent(self.name, self.content())
+
     def open(self) -> Image.Image:
-        return open_image(BytesIO(self.content()))
+        return open_image(self.content())
 
     def key(self) -> bytes:
         with naming_errors(self):
             return key_of(self.content())
 
 
-def open_image(file: Path | IO[bytes]) -> Image.Image:
-    """Open an image file in one of the supported formats."""
-    image = Image.open(file, formats=_FORMATS)
-    if image.width * image.height > (Image.MAX_IMAGE_PIXELS or math.inf):  # Pillow only warns
+def open_image(file: Path | bytes) -> Image.Image:
+    """Open an image file, given by its path or content, in one of the supported formats."""
+    try:
+        image = Image.open(BytesIO(file) if isinstance(file, bytes) else file, formats=_FORMATS)
+    except UnidentifiedImageError as error:
+        if _start(file)[4:] in _HEIC:
+            raise ValueError("HEIC pictures cannot be read here: save it as JPEG or PNG") from error
+        raise
+    try:
+        _check(image, file)
+    except BaseException:
         image.close()
-        raise Image.DecompressionBombError
-    if image.format == "TIFF":
-        # A tile is always decoded completely, but Pillow limits only the size of the picture.
-        tags = image.tag_v2  # type: ignore[attr-defined]
-        tile = tags.get(_TILE_WIDTH_TAG, 0) * tags.get(_TILE_HEIGHT_TAG, 0)
-        if tile > max(image.width * image.height, _TILE_PIXELS):
-            image.close()
-            raise Image.DecompressionBombError
+        raise
     return image
+
+
+def _start(file: Path | bytes) -> bytes:
+    if isinstance(file, bytes):
+        return file[:12]
+    with file.open("rb") as opened:
+        return opened.read(12)
+
+
+def _check(image: Image.Image, file: Path | bytes) -> None:
+    """Refuses what would take long or much memory to decode, as far as the header tells."""
+    if image.format not in _FOUND:
+        raise UnidentifiedImageError
+    if image.width * image.height > (Image.MAX_IMAGE_PIXELS or math.inf):  # Pillow only warns
+        raise Image.DecompressionBombError
+    if image.format in _JPEGS and has_more_scans(file if isinstance(file, bytes) else file.read_bytes()):
+        raise ValueError(f"this JPEG has more than {MOST_SCANS} scans and takes too long to decode: save it again")
+    if image.format == "TIFF":
+        # Tiles are always decoded completely, but Pillow limits only the size of the picture.
+        tags = image.tag_v2  # type: ignore[attr-defined]
+        width, height = tags.get(_TILE_WIDTH_TAG, 0), tags.get(_TILE_HEIGHT_TAG, 0)
+        if width > 0 and height > 0:
+            tiles = -(-image.width // width) * -(-image.height // height) * width * height
+            if tiles > max(2 * image.width * image.height, _TILE_PIXELS):
+                raise ValueError("its tiles have far more pixels than the picture, too many to be safe: save it again")
 
 
 def silence_pillow() -> None:
@@ -186,7 +228,14 @@ def key_of_pixels(image: Image.Image) -> bytes:
 
 
 def decode(
-    source: ImageSource, size: int, channels: int, inverted: bool = False, *, reduced: bool = False, middle: float = 1.0
+    source: ImageSource,
+    size: int,
+    channels: int,
+    inverted: bool = False,
+    *,
+    reduced: bool = False,
+    middle: float = 1.0,
+    pixels: int = MOST_PIXELS,
 ) -> np.ndarray:
     """Decode one image to (size, size, channels) uint8.
 
@@ -194,22 +243,64 @@ def decode(
     filter until its shorter side fits, and cropped at the centre. With `inverted` dark becomes bright. With `reduced`
     a JPEG is decoded at a half, a quarter or an eighth of its size if that is still twice the size wanted: much faster
     for photographs of many megapixels, and almost the same pixels. `middle` is the part of the centre square that is
-    kept, of its height and width.
+    kept, of its height and width. An image with more than `pixels` is an error.
+
+    The work is not limited. Pictures of strangers are decoded by `DecodingProcesses`.
     """
-    with naming_errors(source), source.open() as image:
+    with naming_errors(source), _opened(source, pixels) as image:
         if reduced:
             image.draft(None, (2 * size, 2 * size))  # does nothing in other formats
         image.load()
-        pixels = np.asarray(_fit(_to_eight_bits(_upright(image), "RGB" if channels == 3 else "L"), size, middle))
-    pixels = pixels.reshape(size, size, channels)
-    return 255 - pixels if inverted else pixels
+        found = np.asarray(_fit(_to_eight_bits(_upright(image), "RGB" if channels == 3 else "L"), size, middle))
+    found = found.reshape(size, size, channels)
+    return 255 - found if inverted else found
+
+
+@dataclass(frozen=True)
+class Target:
+    """What images are decoded to: (size, size, channels) uint8; see `decode`."""
+
+    size: int
+    channels: int
+    inverted: bool = False
+    reduced: bool = False
+    middle: float = 1.0
+    pixels: int = MOST_PIXELS
+
+    def decode(self, source: ImageSource) -> np.ndarray:
+        return decode(
+            source,
+            self.size,
+            self.channels,
+            self.inverted,
+            reduced=self.reduced,
+            middle=self.middle,
+            pixels=self.pixels,
+        )
+
+
+def _opened(source: ImageSource, pixels: int) -> Image.Image:
+    try:
+        image = source.open()
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise ValueError(_too_many(pixels)) from error
+    if image.width * image.height > pixels:
+        image.close()
+        raise ValueError(_too_many(pixels))
+    return image
+
+
+def _too_many(pixels: int) -> str:
+    return f"it has more than {pixels:,} pixels, too many to be safe: shrink it first"
 
 
 def _reason(error: Exception) -> str:
     if isinstance(error, UnidentifiedImageError):
         return "it is not an image in a known format"
     if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
-        return f"it has more than {Image.MAX_IMAGE_PIXELS} pixels, too many to be safe: shrink it first"
+        return _too_many(MOST_PIXELS)
+    if isinstance(error, MemoryError) or "out of memory" in str(error):
+        return "it needs too much memory to be decoded"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return " ".join(str(error).split()) or type(error).__name__

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from zipfile import BadZipFile, ZipFile
 
-from trident.data.images import DatasetImage, ImageContent, InnerImage
+from trident.data.images import DatasetImage, InnerImage
 from trident.data.readers import ClassImages, Dataset, image_files, ordered_classes, subfolders
 from trident.errors import TridentError
 
@@ -36,9 +36,6 @@ class ZippedImage(InnerImage):
     @property
     def file(self) -> Path:
         return Path(str(self.archive.filename))
-
-    def portable(self) -> ImageContent:
-        return ImageContent(self.name, self.content())
 
     def content(self) -> bytes:
         return self.archive.read(self.member)

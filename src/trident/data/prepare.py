@@ -10,8 +10,8 @@ import numpy as np
 import PIL
 
 import trident
-from trident.data.decoding import Target, decoded
-from trident.data.images import UnreadableImageError
+from trident.data.decoding import decoded
+from trident.data.images import Target, UnreadableImageError
 from trident.data.readers import Dataset
 from trident.data.registry import READERS, WITH_SPLIT_FILE
 from trident.data.resuming import write_resumable_store
@@ -38,9 +38,9 @@ def prepare(
     """Decode every image of a dataset and write a store. After an error nothing is written.
 
     Images of another size are resized until their shorter side fits, and cropped at the centre. Images that cannot be
-    read are an error, which is reported after all images have been tried. `workers` is the number of processes; a
-    script that asks for more than one must be importable without running (`if __name__ == "__main__"`). A run that was
-    killed or interrupted is resumed by the next one with the same arguments, which calls `on_resume`.
+    read are an error, which is reported after all images have been tried. `workers` is the number of processes that
+    decode them, each image within limits of time and memory. A run that was killed or interrupted is resumed by the
+    next one with the same arguments, which calls `on_resume`.
     """
     source, target = Path(source), Path(target)
     if image_size is not None and image_size not in _IMAGE_SIZES:

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 from trident.backbones.conv4 import Conv4Backbone, conv4_of
-from trident.data.images import ImageSource, UnreadableImageError, decode
+from trident.data.decoding_process import shared
+from trident.data.images import ImageSource, Target, UnreadableImageError
 from trident.engines.execution import execution_for
 from trident.engines.learner import Learner
 from trident.errors import TridentError
@@ -162,7 +163,7 @@ class Labeller:
             readable, pictures = [], []
             for place in chunk:
                 try:
-                    pictures.append(decode(pile[place], self.size, self.channels))
+                    pictures.append(shared.decode(pile[place], Target(self.size, self.channels)))
                     readable.append(place)
                 except UnreadableImageError as error:
                     failures[place] = str(error)
@@ -192,7 +193,8 @@ def read_labelled(
     by_class: Mapping[str, Sequence[ImageSource]], size: int, channels: int
 ) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
     """The classes, their pictures and labels, as a `Labeller` takes them. A picture that cannot be read is an error."""
-    pictures = [decode(source, size, channels) for sources in by_class.values() for source in sources]
+    target = Target(size, channels)
+    pictures = [shared.decode(source, target) for sources in by_class.values() for source in sources]
     labels = [place for place, sources in enumerate(by_class.values()) for _ in sources]
     return tuple(by_class), np.stack(pictures), np.array(labels, np.int64)
 

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import islice
 
 import numpy as np
@@ -32,7 +33,7 @@ def features_of(
         if progress:
             progress(done, len(sources))
 
-    with ThreadPoolExecutor(_WORKERS) as workers:
+    with _threads() as workers:
         for start in range(0, len(sources), _CACHE_AT_ONCE):
             part = range(start, min(start + _CACHE_AT_ONCE, len(sources)))
             keys, bad = _keys(sources, part, workers) if cache is not None else ({}, {})
@@ -52,6 +53,16 @@ def features_of(
                         cache.put(backbone.fingerprint, {keys[place]: features[place] for place in pixels})
                 report(len(batch))
     return features, dict(sorted(failures.items()))
+
+
+@contextmanager
+def _threads() -> Iterator[ThreadPoolExecutor]:
+    """On an error or Ctrl-C, pictures that wait are not decoded any more."""
+    workers = ThreadPoolExecutor(_WORKERS)
+    try:
+        yield workers
+    finally:
+        workers.shutdown(cancel_futures=True)
 
 
 def _keys(

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,11 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp
 
 import trident
-from trident.data.images import silence_pillow
+from trident.data.decoding_process import DecodingProcesses, shared
+from trident.data.images import Target
 from trident.errors import TridentError
 from trident.web.connections import client_of
+from trident.web.decoder import PageDecoder
 from trident.web.labels import Network, Task, label, task_of
 from trident.web.latent_view import show_latents
 from trident.web.limits import Limits, RefusedError
@@ -30,18 +31,18 @@ STATIC = Path(__file__).parent / "static"
 Work = Callable[[Network, Task, Check], dict[str, Any]]
 
 
-def make_routes(network: Network, limits: Limits, metrics: Metrics) -> ASGIApp:
+def make_routes(network: Network, limits: Limits, metrics: Metrics, processes: DecodingProcesses = shared) -> ASGIApp:
     """What the server answers to those who are let in."""
-    silence_pillow()
     # Turn off the telemetry of newer FastAPI versions.
     silent: Any = dict.fromkeys(("tracing", "metrics", "logs", "operation_spans", "auto_configure"), False)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, telemetry=silent)
     limits = limits.for_pictures_of(network.size**2 * network.channels)
     queue = RequestQueue(limits.at_once, limits.per_client)
     metrics.queue_length = queue.length
-    receiver = Receiver(
-        limits, network.size, network.channels, network.reduced, network.middle, ThreadPoolExecutor(1, "decode")
+    target = Target(
+        network.size, network.channels, reduced=network.reduced, middle=network.middle, pixels=limits.pixels
     )
+    receiver = Receiver(limits, target, PageDecoder(processes))
 
     async def answer(request: Request, work: Work) -> Response:
         stream = request.stream()
@@ -49,7 +50,7 @@ def make_routes(network: Network, limits: Limits, metrics: Metrics) -> ASGIApp:
         try:
             with queue.place(client):
                 upload = await _received(request, stream, receiver)
-                return await _unless_gone(request, _worked_on(upload, work))
+                return await _unless_gone(request, lambda: _worked_on(upload, work))
         except RefusedError as error:
             await drain(stream)
             return JSONResponse({"error": str(error), **error.details}, error.status)
@@ -109,14 +110,18 @@ async def _received(request: Request, stream: AsyncIterator[bytes], receiver: Re
         raise RefusedError(408, f"sending the pictures took longer than {seconds:g} seconds: send fewer") from None
 
 
-async def _unless_gone(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
+async def _unless_gone(request: Request, work: Callable[[], Coroutine[Any, Any, Response]]) -> Response:
     """The work's response. If the client disconnects first, the work is stopped."""
 
     async def gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    working, watching = asyncio.create_task(work), asyncio.create_task(gone())
+    watching = asyncio.create_task(gone())
+    await asyncio.sleep(0)  # it runs: who left while the pictures were decoded is noticed before the work begins
+    if watching.done():
+        raise ClientDisconnect
+    working = asyncio.create_task(work())
     try:
         await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():

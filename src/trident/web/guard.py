@@ -3,12 +3,14 @@
 import asyncio
 import ipaddress
 from collections.abc import Iterable
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+_REST_SECONDS = 2.0  # for the rest of a request when the server is stopped
 _HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -31,7 +33,13 @@ class Guard:
             await self._app(scope, receive, send)
             return
 
-        started = False
+        started, received = False, False
+
+        async def receive_and_note() -> Message:
+            nonlocal received
+            message = await receive()
+            received = not message.get("more_body")  # also when the client is gone
+            return message
 
         async def send_with_headers(message: Message) -> None:
             nonlocal started
@@ -42,15 +50,19 @@ class Guard:
                 headers["cache-control"] = "no-store" if scope["path"].startswith("/api/") else "no-cache"
             await send(message)
 
-        objection = self._objection(scope["method"], Headers(scope=scope))
+        objection = self._objection(scope["scheme"], scope["method"], Headers(scope=scope))
         app = self._app if objection is None else JSONResponse({"error": objection}, 403)
         try:
-            await app(scope, receive, send_with_headers)
+            await app(scope, receive_and_note, send_with_headers)
         except asyncio.CancelledError:  # the server is stopping and no longer waits for this request
             if not started:
+                with suppress(TimeoutError):  # most clients read the answer only when they have sent everything
+                    async with asyncio.timeout(_REST_SECONDS):
+                        while not received:
+                            await receive_and_note()
                 await JSONResponse({"error": "the server is being stopped"}, 503)(scope, receive, send_with_headers)
 
-    def _objection(self, method: str, headers: Headers) -> str | None:
+    def _objection(self, scheme: str, method: str, headers: Headers) -> str | None:
         host = headers.get("host", "")
         if not self._is_known(host):
             # Stops DNS rebinding: a foreign host name that points to this machine.
@@ -58,8 +70,10 @@ class Guard:
         if method in ("GET", "HEAD"):
             return None
         origin = headers.get("origin")
-        if origin is not None and _place(origin) != host:
-            return f"requests from pages of '{origin[:100]}' are not answered"
+        if origin is not None and _place(origin) != (scheme, host):
+            hint = " (behind a proxy that speaks HTTPS, start the server with --proxy)" if scheme == "http" else ""
+            hint = hint if _place(origin) == ("https", host) else ""
+            return f"requests from pages of '{origin[:100]}' are not answered{hint}"
         if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
             return "requests from pages of other sites are not answered"
         return None
@@ -79,8 +93,9 @@ class Guard:
         return True
 
 
-def _place(origin: str) -> str | None:
+def _place(origin: str) -> tuple[str, str] | None:
     try:
-        return urlsplit(origin).netloc
+        parts = urlsplit(origin)
     except ValueError:  # not an address
         return None
+    return parts.scheme, parts.netloc

@@ -1,13 +1,19 @@
 """Parses a multipart body while it arrives. One part is in memory at a time, up to the allowed size."""
 
 import dataclasses
+import logging
 
+from python_multipart import multipart
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from trident.web.limits import RefusedError
 
-TEXT_BYTES = 1000  # of a part that is not a file
+TEXT_BYTES = 1000  # of a part that is not a picture
+
+# The parser logs a line for each malformed body. The visitor gets it as an answer; nothing is logged about visitors.
+logging.getLogger(multipart.__name__).addHandler(logging.NullHandler())
+logging.getLogger(multipart.__name__).propagate = False
 
 
 @dataclasses.dataclass
@@ -79,7 +85,8 @@ class PartReader:
 
     def _data(self, data: bytes, start: int, end: int) -> None:
         part = self._part
-        most = TEXT_BYTES if part.filename is None or part.field == "class" else self._file_bytes
+        picture = part.field == "pile" or part.field.startswith("labelled-")  # also one without a file name
+        most = self._file_bytes if picture else TEXT_BYTES
         if len(part.content) + end - start > most:
             part.too_big = True
             part.content.clear()  # it will not be decoded

@@ -44,18 +44,21 @@ class RequestQueue:
 
     async def work(self, job: Callable[[Check], Answer]) -> Answer:
         """The job's result. If this is cancelled, `check` raises in the job; the next job starts when it has ended."""
-        async with self._turn:
-            stopped = Event()
+        await self._turn.acquire()
+        stopped = Event()
 
-            def check() -> None:
-                if stopped.is_set():
-                    raise StoppedError
+        def check() -> None:
+            if stopped.is_set():
+                raise StoppedError
 
-            working = asyncio.get_running_loop().run_in_executor(self._worker, job, check)
-            try:
-                return await asyncio.shield(working)
-            except asyncio.CancelledError:
-                stopped.set()
-                await asyncio.wait({working})
-                working.exception()  # marks the exception as handled
-                raise
+        def ended(working: "asyncio.Future[Answer]") -> None:
+            self._turn.release()
+            working.exception()  # marks the exception as handled
+
+        working = asyncio.get_running_loop().run_in_executor(self._worker, job, check)
+        working.add_done_callback(ended)
+        try:
+            return await asyncio.shield(working)
+        except asyncio.CancelledError:
+            stopped.set()  # not waited for: the visitor of a server that is being stopped wants an answer
+            raise

@@ -1,5 +1,6 @@
 """The server and its socket."""
 
+import asyncio
 import ipaddress
 import os
 import signal
@@ -17,6 +18,7 @@ from trident.web.connections import FairProtocol
 from trident.web.service import Service
 
 _LAST_SECONDS = 3  # for open requests when the server is stopped
+_ANSWER_SECONDS = 3  # for those that are left, to be told so
 _CONNECTIONS = 200  # a browser keeps a handful open
 
 
@@ -68,6 +70,13 @@ class Server(uvicorn.Server):
         else:
             super().handle_exit(sig, frame)
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Requests that are not answered in time are cancelled, and wait here for their last answer."""
+        await super().shutdown(sockets)
+        if self.server_state.tasks:
+            await asyncio.wait(set(self.server_state.tasks), timeout=_ANSWER_SECONDS)
+        self.service.on_stop()
+
 
 def make_server(service: Service, proxies: Sequence[str] = (), drain: float = 0) -> Server:
     """Requests are not logged: file names are private. `proxies`: addresses whose forwarded headers are believed."""
@@ -102,6 +111,7 @@ def run(server: Server, listening: socket.socket, load: Callable[[], ASGIApp], r
     try:
         server.run(sockets=[listening])
     finally:
-        if not loading.done():  # Ctrl-C came first. Python would wait for the thread, and there is nothing to save
+        # Python would wait for threads that load the network or label pictures. There is nothing to save.
+        if server.service.stopping or not loading.done():
             os._exit(130)
     loading.result()  # raises what loading raised

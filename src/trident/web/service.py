@@ -1,7 +1,7 @@
 """The server around its routes: who is let in, health and metrics, and the wait until the network is loaded."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -21,6 +21,7 @@ class Service:
         self.metrics = Metrics()
         self.routes: ASGIApp | None = None
         self.stopping = False
+        self.on_stop: Callable[[], None] = lambda: None  # called when every request has its answer
         inner = self._answer if token is None else TokenGate(self._answer, token)
         self._app = Measured(Guard(inner, names), self.metrics)
 

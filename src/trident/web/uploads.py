@@ -6,26 +6,20 @@ With the same number, pictures that were sent before are labelled faster.
 """
 
 import asyncio
-import io
 import re
 from collections.abc import AsyncIterator
-from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
 from starlette.requests import ClientDisconnect
 
-from trident.data.images import UnreadableImageError, decode, key_of, open_image
+from trident.data.images import ImageContent, Target, UnreadableImageError
+from trident.web.decoder import PageDecoder
 from trident.web.limits import Limits, RefusedError, megabytes
 from trident.web.parts import Part, PartReader
 
 NAME_LENGTH = 80  # letters of a class name
 _DRAIN_SECONDS = 3.0
-_HEIC = (b"ftypheic", b"ftypheix", b"ftypmif1", b"ftypmsf1", b"ftypheim", b"ftyphevc")
-_JPEG_SCAN = b"\xff\xda"
-_SCANS = 100  # of a JPEG: ten are usual, and each one decodes the whole picture
 
 
 @dataclass(frozen=True)
@@ -46,43 +40,12 @@ class Upload:
 
 
 @dataclass(frozen=True)
-class _Sent:
-    """An uploaded file, for `decode`."""
-
-    name: str
-    content: bytes
-    pixels: int  # at most
-
-    def open(self) -> Image.Image:
-        too_many = f"it has more than {self.pixels:,} pixels, too many to be safe: shrink it first"
-        try:
-            image = open_image(io.BytesIO(self.content))  # reads the header only
-        except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-            raise ValueError(too_many) from error
-        except UnidentifiedImageError as error:
-            if self.content[4:12] in _HEIC:
-                raise ValueError("HEIC pictures cannot be read here: save it as JPEG or PNG") from error
-            raise
-        if image.width * image.height > self.pixels:
-            raise ValueError(too_many)
-        if image.format == "JPEG" and self.content.count(_JPEG_SCAN) > _SCANS:
-            raise ValueError(f"this JPEG has more than {_SCANS} scans and takes too long to read: save it again")
-        return image
-
-    def key(self) -> bytes:
-        return key_of(self.content)
-
-
-@dataclass(frozen=True)
 class Receiver:
     """Reads requests, and scales pictures to the network's input size."""
 
     limits: Limits
-    size: int
-    channels: int
-    reduced: bool  # see `decode`
-    middle: float
-    decoding: Executor
+    target: Target
+    decoder: PageDecoder
 
     async def receive(self, stream: AsyncIterator[bytes], content_type: str, content_length: str | None) -> Upload:
         if content_length is not None and content_length.isdecimal():
@@ -122,10 +85,8 @@ class Receiver:
         if part.too_big:
             most = megabytes(self.limits.file_bytes)
             return Received(name, None, f"{name}: it has more than {most}: shrink it first")
-        sent = _Sent(name, bytes(part.content), self.limits.pixels)
-        work = partial(decode, sent, self.size, self.channels, reduced=self.reduced, middle=self.middle)
         try:
-            return Received(name, await asyncio.get_running_loop().run_in_executor(self.decoding, work))
+            return Received(name, await self.decoder.decode(ImageContent(name, bytes(part.content)), self.target))
         except UnreadableImageError as error:
             return Received(name, None, str(error))
 

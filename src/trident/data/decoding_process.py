@@ -1,0 +1,313 @@
+"""Decodes pictures of strangers in processes of their own, which have limits on time and memory.
+
+A small file can take minutes or gigabytes to decode, and a fault in a decoder can end the process. So a picture is sent
+to another process: the system ends it when it has used too much processor time, and gives it no more memory than
+allowed. Then only this picture has an error, and the next one gets a new process. Processes are kept for more pictures.
+
+A process gets a pickled `_Job`. What it answers is not pickled, because a picture may have taken it over: the kind
+(a byte), a length, and pixels or a text.
+"""
+
+import atexit
+import math
+import os
+import pickle
+import resource
+import select
+import signal
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from PIL import Image
+
+from trident.data.images import (
+    EncodedImage,
+    ImageContent,
+    ImageFile,
+    ImageSource,
+    Target,
+    UnreadableImageError,
+    naming_errors,
+    open_image,
+    silence_pillow,
+)
+from trident.errors import TridentError
+
+# Limits grow with the pixels of the picture. What honest ones need, on a slow core: 0.09 microseconds for a pixel of a
+# transparent PNG, and five copies with 4 bytes each while such a picture is turned and made opaque.
+_SECONDS, _SECONDS_PER_PIXEL = 2.0, 0.15e-6  # of processor time
+_BYTES, _BYTES_PER_PIXEL = 2**27, 24
+_WALL = 15  # times as long it may take if other programs need the processor, or the disk is slow
+
+_PROGRAM = "from trident.data.decoding_process import serve; serve()"
+_PIXELS, _ERROR = 0, 1
+_HEAD = struct.Struct("<BI")
+_LENGTH = struct.Struct("<Q")
+_LONGEST_TEXT = 2000
+_PIPE_BYTES = 2**18  # pixels fit in at once: otherwise the two processes wait for each other (Linux only)
+
+
+class TooSlowError(UnreadableImageError):
+    """A picture that took more than the allowed processor time."""
+
+
+class KilledError(UnreadableImageError):
+    """A picture whose process was killed from outside, twice: as a system does that has no memory left."""
+
+
+class _EndedError(Exception):
+    """The process ended before it answered."""
+
+    def __init__(self, code: int):
+        self.killed = code == -signal.SIGKILL
+        super().__init__(f"the process that decoded it ended ({_how(code)})")
+
+
+@dataclass(frozen=True)
+class _Job:
+    file: Path | bytes
+    target: Target
+    seconds: float  # at most
+
+
+class DecodingProcesses:
+    """Decodes a picture in each thread that asks, with a process for each. Processes that are free are kept."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._free: list[_Process] = []
+        self._busy: set[_Process] = set()
+        self._closed = False
+
+    def decode(self, source: ImageSource, target: Target, seconds: float = math.inf) -> np.ndarray:
+        """As `target.decode`, but limited, also to these seconds of processor time.
+
+        Pictures that are pixels in memory already are not sent to another process.
+        """
+        seconds = min(seconds, _seconds(target.pixels))
+        if not isinstance(source, EncodedImage):
+            return target.decode(source)
+        with naming_errors(source):
+            portable = source.portable()
+        if isinstance(portable, ImageFile):
+            job = _Job(portable.path.absolute(), target, seconds)
+        elif isinstance(portable, ImageContent) and isinstance(portable.content, bytes):
+            job = _Job(portable.content, target, seconds)
+        else:
+            return target.decode(portable)
+        try:
+            return self._answer(source.name, job)
+        except _EndedError:
+            pass  # perhaps not because of the picture: the system may have ended it for want of memory
+        try:
+            return self._answer(source.name, job)
+        except _EndedError as error:
+            kind = KilledError if error.killed else UnreadableImageError
+            raise kind(f"{source.name}: {error}") from error
+
+    def start(self, n: int = 1) -> None:
+        """Start processes that will be needed, without waiting for them."""
+        with self._lock:
+            self._free += [_Process() for _ in range(n - len(self._free) - len(self._busy))]
+
+    def close(self) -> None:
+        """End all processes. Pictures that are being decoded get an error."""
+        with self._lock:
+            self._closed = True
+            for process in self._busy:
+                process.end()
+            for process in self._free:
+                process.kill()
+            self._free.clear()
+
+    def forget(self) -> None:
+        """In a fork: the processes belong to the parent."""
+        self.__init__()  # type: ignore[misc]
+
+    def _answer(self, name: str, job: _Job) -> np.ndarray:
+        with self._process() as process:
+            found = process.ask(job)
+        if isinstance(found, np.ndarray):
+            return found
+        if isinstance(found, TimeoutError):
+            raise TooSlowError(f"{name}: it took too long to decode: save it again, or smaller")
+        raise UnreadableImageError(f"{name}: {found}")
+
+    @contextmanager
+    def _process(self) -> "Iterator[_Process]":
+        with self._lock:
+            if self._closed:
+                raise TridentError("the processes that decode pictures have been stopped")
+            process = self._free.pop() if self._free else _Process()
+            self._busy.add(process)
+        try:
+            yield process
+        except BaseException:  # also Ctrl-C: what it would answer belongs to this picture
+            process.kill()
+            raise
+        finally:
+            with self._lock:
+                self._busy.discard(process)
+                if process.alive and not self._closed:
+                    self._free.append(process)
+
+
+class _Process:
+    """One process, seen from outside. `alive` means that it can take another picture."""
+
+    def __init__(self) -> None:
+        # Not multiprocessing, which would import the user's script once more.
+        program = f"import sys; sys.path[:] = {sys.path!r}; {_PROGRAM}"
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", program],
+            bufsize=0,
+            pipesize=_PIPE_BYTES,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for this process alone; the other ends when its pipe is closed
+            env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+        )
+        self.alive = True
+
+    def ask(self, job: _Job) -> np.ndarray | str | TimeoutError:
+        """The pixels, why the picture cannot be read, or that it took too long."""
+        sent, output = self._process.stdin, self._process.stdout
+        assert sent is not None and output is not None
+        try:
+            pickled = pickle.dumps(job)
+            _write_all(sent, _LENGTH.pack(len(pickled)))
+            _write_all(sent, pickled)
+            readable = select.poll()
+            readable.register(output, select.POLLIN)
+            if not readable.poll(1000 * _WALL * job.seconds):
+                self.kill()
+                return TimeoutError()
+            kind, length = _HEAD.unpack(_read_all(output, _HEAD.size))
+            shape = (job.target.size, job.target.size, job.target.channels)
+            if kind == _PIXELS and length == np.prod(shape):
+                return np.frombuffer(_read_all(output, length), np.uint8).reshape(shape)
+            if kind != _ERROR or length > _LONGEST_TEXT:
+                self.kill()
+                return "the process that decoded it gave no sensible answer"
+            return " ".join(_read_all(output, length).decode("utf-8", "replace").split())
+        except (BrokenPipeError, EOFError) as error:
+            self.kill()
+            if self._process.returncode == -signal.SIGPROF:
+                return TimeoutError()
+            raise _EndedError(self._process.returncode) from error
+
+    def end(self) -> None:
+        """End it while another thread waits for its answer."""
+        self._process.kill()
+
+    def kill(self) -> None:
+        self.alive = False
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()  # type: ignore[union-attr]
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(0.2)  # one that has ended tells why; one that is free ends now
+        self._process.kill()
+        self._process.wait()
+
+
+def _how(code: int) -> str:
+    with suppress(ValueError):
+        return signal.Signals(-code).name
+    return f"status {code}"
+
+
+def _write_all(pipe: IO[bytes], content: bytes) -> None:
+    rest = memoryview(content)
+    while rest:
+        rest = rest[pipe.write(rest) :]
+
+
+def _read_all(pipe: IO[bytes], n: int) -> bytearray:
+    found = bytearray(n)
+    done = 0
+    while done < n:
+        got = pipe.readinto(memoryview(found)[done:])  # type: ignore[attr-defined]
+        if not got:
+            raise EOFError
+        done += got
+    return found
+
+
+# In the other process
+
+
+def serve() -> None:
+    """Answer until the pipe is closed. Each picture has its limits."""
+    silence_pillow()
+    taken, given = os.fdopen(0, "rb", 0), os.fdopen(os.dup(1), "wb", 0)
+    os.dup2(2, 1)  # a decoder that prints does not disturb the answers
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    own = _address_space()
+    while True:
+        try:
+            job: _Job = pickle.loads(_read_all(taken, _LENGTH.unpack(_read_all(taken, _LENGTH.size))[0]))
+        except EOFError:
+            os._exit(0)
+        kind, answer = _answer(_Limited(job, own))
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        _write_all(given, _HEAD.pack(kind, len(answer)) + answer)
+
+
+@dataclass(frozen=True)
+class _Limited:
+    """The picture of a job. When it is opened, this process gets limits that fit its size."""
+
+    job: _Job
+    own: int | None  # bytes that this process has anyway
+    name = "picture"
+
+    def open(self) -> Image.Image:
+        self._limit(0)
+        image = open_image(self.job.file)
+        self._limit(image.width * image.height)
+        return image
+
+    def key(self) -> bytes:
+        raise NotImplementedError
+
+    def _limit(self, pixels: int) -> None:
+        # The timer's signal ends the process, whatever it is doing.
+        signal.setitimer(signal.ITIMER_PROF, min(self.job.seconds, _seconds(pixels)))
+        if self.own is not None:
+            file = self.job.file
+            held = len(file) if isinstance(file, bytes) else file.stat().st_size
+            most = self.own + 2 * held + _BYTES + _BYTES_PER_PIXEL * pixels
+            with suppress(ValueError):  # the user's own limit is lower
+                resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+
+def _seconds(pixels: int) -> float:
+    return _SECONDS + _SECONDS_PER_PIXEL * pixels
+
+
+def _answer(source: _Limited) -> tuple[int, bytes]:
+    try:
+        return _PIXELS, source.job.target.decode(source).tobytes()
+    except UnreadableImageError as error:
+        text = str(error).removeprefix(f"{source.name}: ")
+        return _ERROR, text.encode("utf-8", "replace")[:_LONGEST_TEXT]
+
+
+def _address_space() -> int | None:
+    """In bytes, of this process; None where the system does not tell, and then it is not limited."""
+    statm = Path("/proc/self/statm")
+    return int(statm.read_text().split()[0]) * resource.getpagesize() if statm.exists() else None
+
+
+shared = DecodingProcesses()  # for one command
+atexit.register(shared.close)
+os.register_at_fork(after_in_child=shared.forget)
