@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from trident.errors import TridentError
+from trident.errors import TridentError, one_line
 from trident.files import atomic_file
 from trident.nn.parameters import Parameters
 from trident.recipes.files import recipe_names
@@ -80,11 +80,11 @@ class Checkpoint:
     def described(self) -> str:
         about = self.describe()
         if self.recipe.method.about.trained_on == "nothing":
-            return f"recipe {about['recipe']}, not trained"
+            return one_line(f"recipe {about['recipe']}, not trained")
         trained_on = about["trained_on"] or "unknown data"
         first = f"{' and '.join(self.trained_on_before)}, then on " if self.trained_on_before else ""
         before = f", after {self.steps_before} steps of the run it started from" if self.steps_before else ""
-        return f"recipe {about['recipe']}, trained on {first}{trained_on} for {self.step} steps{before}"
+        return one_line(f"recipe {about['recipe']}, trained on {first}{trained_on} for {self.step} steps{before}")
 
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
