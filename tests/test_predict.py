@@ -362,3 +362,28 @@ def test_a_picture_that_cannot_be_moved_does_not_stop_the_others(trident_here: C
     assert "moved 9 of 13 pictures into sorted" in lines
     assert (folders / "sorted" / "red" / long).is_file()
     assert len(list((folders / "pile").rglob("*.jpg"))) == 4
+
+
+def test_names_that_act_on_terminals_and_spreadsheets(trident_here: Callable, folders: Path) -> None:
+    """As a formula in the table, which corrections are read back from; as escapes on standard error."""
+    (folders / "support" / "blue").rename(folders / "support" / "=blue")
+    for name in ("pile/\x1b[31mred-1\nnew.jpg", "=red-1.jpg"):
+        picture("red", 9).save(folders / name)
+    (folders / "pile" / "\x1b[2Jno picture\n.jpg").write_bytes(b"x")
+    (folders / "list.txt").write_text("=red-1.jpg\npile/blue-2.jpg\n")
+    call = (*PREDICT, "--support", "support", "--copy", "to\x1b[1m")
+    found = trident_here(*call, "--query", "pile", "--out", "all.csv")
+    assert found.returncode == 2
+    assert "\x1b" not in found.stderr
+    assert r"would copy pile/\x1b[31mred-1\nnew.jpg to to\x1b[1m/red/" in found.stderr
+    assert r"trident: skipped pile/\x1b[2Jno picture\n.jpg" in found.stderr
+    assert "\n\x1b[31m" not in (folders / "all.csv").read_text() and ",=" not in (folders / "all.csv").read_text()
+    found = trident_here(*call[:-2], "--query", "list.txt", "--out", "few.csv")
+    assert found.returncode == 0, found.stderr
+    table = (folders / "few.csv").read_text()
+    assert "\n'=red-1.jpg,red," in table and "\npile/blue-2.jpg,'=blue," in table
+    rows = labelled_rows(table)
+    lines = ["path,correction\n", *(f"{row['path']},{row['label']}\n" for row in rows)]
+    (folders / "right.csv").write_text("".join(lines))
+    found = trident_here(*call[:-2], "--query", "list.txt", "--corrections", "right.csv", "--json")
+    assert [one["correction"] for one in json.loads(found.stdout)["pictures"]] == ["red", "=blue"]

@@ -1,4 +1,4 @@
-"""Sorting files into class folders: nothing is lost, nothing is overwritten, and one failure does not stop the others."""
+"""Sorting files into class folders: nothing is lost or overwritten, and one failure does not stop the others."""
 
 import os
 import random

@@ -70,18 +70,22 @@ def as_csv(rows: list[Row], classes: tuple[str, ...], every: bool, shown: Callab
     def cell(text: str) -> str:
         return shown(guarded(text))
 
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
     head = ["path", "label", "probability", "runner_up", "runner_up_probability", "best_guess"]
     head += ["none_of_these", "typicality", COLUMN]
-    table.writerow([*head, *(cell(f"p({name})") for name in classes if every)])
+    lines = [_line([*head, *(cell(f"p({name})") for name in classes if every)])]
     for row in rows:
         typical = "" if row.typicality is None else f"{row.typicality:.3f}"
         cells = [cell(row.path), cell(row.label), f"{row.probability:.4f}"]
         cells += [cell(row.runner_up), f"{row.runner_up_probability:.4f}"]
         cells += [cell(row.best_guess), "yes" if row.none_of_these else "", typical, cell(row.correction)]
-        table.writerow([*cells, *(f"{row.probabilities[name]:.4f}" for name in classes if every)])
-    return text.getvalue()
+        lines.append(_line([*cells, *(f"{row.probabilities[name]:.4f}" for name in classes if every)]))
+    return "".join(lines)
+
+
+def _line(cells: list[str]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\r\n").writerow(cells)  # quotes cells with either kind of line break
+    return text.getvalue().removesuffix("\r\n") + "\n"
 
 
 def as_json(rows: list[Row], classes: tuple[str, ...], every: bool, skipped: dict[str, str]) -> str:
