@@ -117,7 +117,19 @@ def test_stores_and_weights_files(made: Path, small: Path, trident_here: Here, m
             folder = small.parent / "pictures" / split / name
             folder.mkdir(parents=True, exist_ok=True)
             Image.new("RGB", (30, 30), (number, 0, 0)).save(folder / f"{number}.png")
-    prepare = ("data", "prepare", "folder", "pictures", "--to", "small/p.store", "--image-size", 84, "--workers", 1)
+    prepare = (
+        "data",
+        "prepare",
+        "folder",
+        "--from",
+        "pictures",
+        "--to",
+        "small/p.store",
+        "--image-size",
+        84,
+        "--workers",
+        1,
+    )
     assert_one_line_error(trident_here(*prepare), "small/p.store", "it needs 3.4 MB")
     monkeypatch.setattr("trident.data.resuming.check_space", lambda *_: None)  # as if it were filled meanwhile
     assert_one_line_error(trident_here(*prepare), "small/p.store", "No space left on device")
