@@ -125,8 +125,8 @@ def predict(
         print(f"trident: stopped{'; the same command goes on where it stopped' if kept else ''}", file=sys.stderr)
         raise typer.Exit(130) from None
     except NotFiniteError as error:
-        name = model or (weights if weights != "auto" else labeller.described())
-        raise NotFiniteError(f"{name}: {error}") from error
+        network = model or (weights if weights != "auto" else labeller.described())
+        raise NotFiniteError(f"{network}: {error}") from error
     skipped = {names[place]: why for place, why in labelled.failures.items()} | unread
     known = {source.name: name for source, name in corrected.items()}
     rows = rows_of(labelled, names, known, threshold, least_sure_first)
