@@ -21,7 +21,7 @@ from trident.data.pictures import find_pictures
 from trident.errors import TridentError
 from trident.labelling.labeller import CHUNK, Labeller, chunks, label_pile, read_labelled
 from trident.labelling.sorting import carry_out, plan
-from trident.learning.checkpoint import Checkpoint, load_checkpoint
+from trident.learning.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 
 COLOURS = {"red": (200, 40, 30), "green": (30, 160, 60), "blue": (40, 60, 190)}
 WEIGHTS = "mini-5w1s-set"
@@ -233,7 +233,7 @@ def test_what_is_not_sure_enough_has_its_best_guess_apart(trident_here: Callable
 def test_what_has_been_copied_is_not_copied_again(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"x")
     steps = plan({tmp_path / "a.png": "cat"}, tmp_path / "sorted", moving=False)
-    carry_out(steps, moving=False)
+    carry_out(steps, tmp_path / "sorted", moving=False)
     assert plan({tmp_path / "a.png": "cat"}, tmp_path / "sorted", moving=False) == []
     (tmp_path / "a.png").write_bytes(b"y")
     assert plan({tmp_path / "a.png": "cat"}, tmp_path / "sorted", moving=False)[0][1].name == "a-2.png"
@@ -255,8 +255,10 @@ def test_a_copy_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: py
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("shutil.copyfile", full)
-    with pytest.raises(TridentError, match="No space left on device"):
-        carry_out(plan({tmp_path / "a.png": "cat"}, tmp_path / "sorted", moving=True), moving=True)
+    monkeypatch.setattr("trident.labelling.sorting._linked", lambda source, place: False)
+    steps = plan({tmp_path / "a.png": "cat"}, tmp_path / "sorted", moving=True)
+    done, (why,) = carry_out(steps, tmp_path / "sorted", moving=True)
+    assert done == 0 and str(tmp_path / "a.png") in why and "No space left on device" in why
     assert list((tmp_path / "sorted" / "cat").iterdir()) == []
     assert (tmp_path / "a.png").read_bytes() == b"whole"
 
@@ -293,8 +295,8 @@ def test_a_file_that_came_in_between_is_not_written_over(tmp_path: Path) -> None
     steps = plan({tmp_path / "a.png": "cat"}, tmp_path / "sorted", moving=True)
     (tmp_path / "sorted" / "cat").mkdir(parents=True)
     (tmp_path / "sorted" / "cat" / "a.png").write_bytes(b"old")
-    with pytest.raises(TridentError, match="it already exists"):
-        carry_out(steps, moving=True)
+    done, (why,) = carry_out(steps, tmp_path / "sorted", moving=True)
+    assert done == 0 and "it already exists" in why
     assert (tmp_path / "sorted" / "cat" / "a.png").read_bytes() == b"old"
     assert (tmp_path / "a.png").read_bytes() == b"new"
 
@@ -328,3 +330,60 @@ def test_mutated_pictures_never_break_a_pile(
     assert labelled.ranking(1)[0] == ("b", 0.75)
     assert (0 in labelled.failures) == bool(np.isnan(labelled.probabilities[0]).all())
     assert all("damaged.png" in why for why in labelled.failures.values())
+
+
+@pytest.mark.parametrize("spoilt", [float("nan"), float("inf"), 1e30])
+def test_weights_that_are_not_finite_give_an_error_and_no_labels(
+    trident_here: Callable, folders: Path, spoilt: float
+) -> None:
+    good = load_checkpoint(WEIGHTS)
+    bad = {key: value * spoilt for key, value in good.parameters.items()}
+    save_checkpoint(folders / "bad.safetensors", replace(good, parameters=bad))
+    for more in ([], ["--json"], ["--out", "labels.csv", "--move", "sorted", "--yes"]):
+        call = ("--support", "support", "--query", "pile", "--weights", "bad.safetensors", *more)
+        found = trident_here(*PREDICT, *call)
+        assert found.returncode == 2 and found.stdout == "", found
+        last = found.stderr.splitlines()[-1]
+        assert last.startswith("trident: error: bad.safetensors: the prediction is not finite"), last
+    assert not (folders / "labels.csv").exists() and not (folders / "sorted").exists()
+    assert len(list((folders / "pile").rglob("*.jpg"))) == 12
+
+
+def test_a_picture_that_cannot_be_moved_does_not_stop_the_others(trident_here: Callable, folders: Path) -> None:
+    long = "red-" + "x" * 241 + ".jpg"  # 249 bytes
+    picture("red", 9).save(folders / "pile" / long)
+    (folders / "sorted").mkdir()
+    (folders / "sorted" / "green").write_bytes(b"a file where a folder is needed")
+    call = (*PREDICT, "--support", "support", "--query", "pile", "--move", "sorted", "--yes", "--out", "labels.csv")
+    found = trident_here(*call)
+    assert found.returncode == 2
+    lines = found.stderr.splitlines()
+    assert sum(line.startswith("trident: cannot write pile/") and "green-" in line for line in lines) == 4
+    assert "moved 9 of 13 pictures into sorted" in lines
+    assert (folders / "sorted" / "red" / long).is_file()
+    assert len(list((folders / "pile").rglob("*.jpg"))) == 4
+
+
+def test_names_that_act_on_terminals_and_spreadsheets(trident_here: Callable, folders: Path) -> None:
+    """As a formula in the table, which corrections are read back from; as escapes on standard error."""
+    (folders / "support" / "blue").rename(folders / "support" / "=blue")
+    for name in ("pile/\x1b[31mred-1\nnew.jpg", "=red-1.jpg"):
+        picture("red", 9).save(folders / name)
+    (folders / "pile" / "\x1b[2Jno picture\n.jpg").write_bytes(b"x")
+    (folders / "list.txt").write_text("=red-1.jpg\npile/blue-2.jpg\n")
+    call = (*PREDICT, "--support", "support", "--copy", "to\x1b[1m")
+    found = trident_here(*call, "--query", "pile", "--out", "all.csv")
+    assert found.returncode == 2
+    assert "\x1b" not in found.stderr
+    assert r"would copy pile/\x1b[31mred-1\nnew.jpg to to\x1b[1m/red/" in found.stderr
+    assert r"trident: skipped pile/\x1b[2Jno picture\n.jpg" in found.stderr
+    assert "\n\x1b[31m" not in (folders / "all.csv").read_text() and ",=" not in (folders / "all.csv").read_text()
+    found = trident_here(*call[:-2], "--query", "list.txt", "--out", "few.csv")
+    assert found.returncode == 0, found.stderr
+    table = (folders / "few.csv").read_text()
+    assert "\n'=red-1.jpg,red," in table and "\npile/blue-2.jpg,'=blue," in table
+    rows = labelled_rows(table)
+    lines = ["path,correction\n", *(f"{row['path']},{row['label']}\n" for row in rows)]
+    (folders / "right.csv").write_text("".join(lines))
+    found = trident_here(*call[:-2], "--query", "list.txt", "--corrections", "right.csv", "--json")
+    assert [one["correction"] for one in json.loads(found.stdout)["pictures"]] == ["red", "=blue"]

@@ -107,7 +107,7 @@ def test_the_visitor_says_that_it_is_none(seen: Any, tmp_path: Path) -> None:
 
 
 def test_the_table_is_the_one_of_predict(seen: Any, tmp_path: Path) -> None:
-    asked = [*copies(4), GREY, GREYER]
+    asked = [*copies(4), GREY, GREYER, ("=1;-2.png", picture(COLOURS["red"], 50))]
     fill_in(seen, asked)
     label(seen)
     tile(seen, "red 0.png").locator(".correct").select_option(label=f"it is {NONE}")
@@ -129,6 +129,7 @@ def test_the_table_is_the_one_of_predict(seen: Any, tmp_path: Path) -> None:
     found = make_labeller(labelled, NAME).label([files[name] for name in names])
     expected = as_csv(rows_of(found, names, said, 0.0, False), found.classes, every=False)
     head, *rows = (tmp_path / "labels.csv").read_text("utf-8").splitlines()
+    assert sum(row.startswith("'=1;'-2.png,") for row in rows) == 1
     assert [head, *sorted(rows)] == [expected.splitlines()[0], *sorted(expected.splitlines()[1:])]
 
 

@@ -1,5 +1,22 @@
 """Exceptions for mistakes of the user. Their message is one line."""
 
+import re
+
+# Control characters, line breaks, what turns the direction of writing, and bytes of names that are not UTF-8.
+_NOT_SHOWN = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def one_line(text: str) -> str:
+    """For a terminal: characters that would act on it are shown as escapes, so that a file's name cannot do that."""
+    return _NOT_SHOWN.sub(_escaped, text)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    if 0xDC80 <= code <= 0xDCFF:
+        return f"\\x{code - 0xDC00:02x}"  # how Python keeps such a byte
+    return found[0].encode("unicode_escape").decode()
+
 
 class TridentError(Exception):
     """Says what is wrong, where, and what is expected. The command line prints it and exits with code 2."""

@@ -1,6 +1,7 @@
 """Writing files atomically."""
 
 import glob
+import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -8,6 +9,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from trident.errors import TridentError
+
+LONGEST_NAME = 255  # bytes, on all common file systems
 
 
 def check_writable(path: Path) -> None:
@@ -23,10 +26,11 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
     """Open a file for writing. It appears at `path` only when it is complete."""
     path = Path(path)
     check_writable(path)
-    for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
-        if not _runs(leftover.name.split(".")[-2]):
+    name = _short(path.name)
+    for leftover in path.parent.glob(f".{glob.escape(name)}.*.part"):
+        if not process_runs(leftover.name.split(".")[-2]):
             leftover.unlink(missing_ok=True)  # from a process that was killed while writing
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    temporary = path.with_name(f".{name}.{os.getpid()}.part")
     try:
         with temporary.open("wb") as file:
             yield file
@@ -50,7 +54,14 @@ def replace_file(complete: Path, path: Path) -> None:
         os.close(folder)
 
 
-def _runs(process: str) -> bool:
+def _short(name: str) -> str:
+    """The name, or a digest of it if a temporary name made from it would be too long for the file system."""
+    content = os.fsencode(name)
+    return name if len(content) <= LONGEST_NAME - 32 else hashlib.sha256(content).hexdigest()[:32]
+
+
+def process_runs(process: str) -> bool:
+    """Whether a process of this number runs on this machine. True if that cannot be known."""
     try:
         os.kill(int(process), 0)
     except ProcessLookupError:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from trident.errors import LostProcessError, TridentError
+from trident.errors import LostProcessError, TridentError, one_line
 from trident.spread.torchrun import launched
 
 # The order in the help: what users need first comes first.
@@ -83,7 +83,7 @@ def _fail(message: str, shared: bool = False, ends_all: bool = True) -> None:
         place = launched()
         shared = place is not None and place.local_rank > 0
     if not shared or _is_first():
-        print(f"trident: error: {' '.join(message.split())}", file=sys.stderr, flush=True)
+        print(f"trident: error: {one_line(message.strip())}", file=sys.stderr, flush=True)
     elif ends_all:
         # If this process ended now, torchrun would end the first one, perhaps before it has printed.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(2))

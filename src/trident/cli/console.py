@@ -9,11 +9,20 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
+from trident.errors import one_line
+
 if TYPE_CHECKING:
     from trident.learning.run_log import Validated
 
 
-stderr = Console(stderr=True, highlight=False, markup=False, emoji=False)
+class _Lines(Console):
+    """Prints each text in one line. Names of files cannot act on the terminal."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        super().print(*(one_line(one) if isinstance(one, str) else one for one in objects), **options)
+
+
+stderr = _Lines(stderr=True, highlight=False, markup=False, emoji=False)
 _PLAIN_LINES = 20  # progress lines of a whole run without a terminal
 
 

@@ -12,7 +12,7 @@ import typer
 from trident.cli.app import data_app
 from trident.cli.options import Device, Json, device_of, open_data
 from trident.data.registry import READERS
-from trident.errors import TridentError
+from trident.errors import TridentError, one_line
 
 
 @data_app.command()
@@ -105,6 +105,6 @@ def show(
         return
     for key, value in about.items():
         if key != "splits":
-            print(f"{key:14} {value}")
+            print(f"{key:14} {one_line(str(value))}")
     for split, counts in about["splits"].items():
-        print(f"{split:14} {', '.join(f'{count} {what}' for what, count in counts.items())}")
+        print(f"{one_line(split):14} {', '.join(f'{count} {what}' for what, count in counts.items())}")

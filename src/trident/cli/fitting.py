@@ -1,6 +1,7 @@
 """Classifiers to keep, and what to label next: `trident fit` and `trident suggest`."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +20,7 @@ from trident.cli.label_inputs import (
     pile_of,
 )
 from trident.cli.options import Device, Json, device_of
-from trident.errors import TridentError
+from trident.errors import TridentError, one_line
 
 
 @app.command(short_help="Save a classifier made from labelled pictures.")
@@ -103,9 +104,9 @@ def suggest(
         print(json.dumps([{"path": path, "best_guess": label, "probability": p} for path, label, p in found]))
     else:
         for path, label, p in found:
-            print(f"{path}\tperhaps {label} ({p:.2f})")
+            print(f"{one_line(path)}\tperhaps {one_line(label)} ({p:.2f})")
     skipped = [*failures.values(), *unread.values(), *more.values()]
     for why in skipped:
-        typer.echo(f"trident: skipped {' '.join(why.split())}", err=True)
+        print(f"trident: skipped {one_line(why)}", file=sys.stderr)
     if skipped:
         raise typer.Exit(2)

@@ -4,11 +4,13 @@ import csv
 import io
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trident.labelling.corrections import COLUMN, NONE
+from trident.labelling.spreadsheets import guarded
 
 if TYPE_CHECKING:
     from trident.labelling.labelled import Labelled
@@ -62,18 +64,28 @@ def _corrected(name: str, right: str, classes: tuple[str, ...]) -> Row:
     return Row(name, label, label, float(not none), "", 0.0, none, None, right, probabilities)
 
 
-def as_csv(rows: list[Row], classes: tuple[str, ...], every: bool) -> str:
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
+def as_csv(rows: list[Row], classes: tuple[str, ...], every: bool, shown: Callable[[str], str] = str) -> str:
+    """Paths and classes do not act as formulas in a spreadsheet. `shown` makes them fit for a terminal, if need be."""
+
+    def cell(text: str) -> str:
+        return shown(guarded(text))
+
     head = ["path", "label", "probability", "runner_up", "runner_up_probability", "best_guess"]
     head += ["none_of_these", "typicality", COLUMN]
-    table.writerow([*head, *(f"p({name})" for name in classes if every)])
+    lines = [_line([*head, *(cell(f"p({name})") for name in classes if every)])]
     for row in rows:
         typical = "" if row.typicality is None else f"{row.typicality:.3f}"
-        cells = [row.path, row.label, f"{row.probability:.4f}", row.runner_up, f"{row.runner_up_probability:.4f}"]
-        cells += [row.best_guess, "yes" if row.none_of_these else "", typical, row.correction]
-        table.writerow([*cells, *(f"{row.probabilities[name]:.4f}" for name in classes if every)])
-    return text.getvalue()
+        cells = [cell(row.path), cell(row.label), f"{row.probability:.4f}"]
+        cells += [cell(row.runner_up), f"{row.runner_up_probability:.4f}"]
+        cells += [cell(row.best_guess), "yes" if row.none_of_these else "", typical, cell(row.correction)]
+        lines.append(_line([*cells, *(f"{row.probabilities[name]:.4f}" for name in classes if every)]))
+    return "".join(lines)
+
+
+def _line(cells: list[str]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\r\n").writerow(cells)  # quotes cells with either kind of line break
+    return text.getvalue().removesuffix("\r\n") + "\n"
 
 
 def as_json(rows: list[Row], classes: tuple[str, ...], every: bool, skipped: dict[str, str]) -> str:

@@ -10,7 +10,7 @@ import typer
 from trident.cli.app import app
 from trident.cli.options import Json
 from trident.cli.tables import aligned
-from trident.errors import TridentError
+from trident.errors import TridentError, one_line
 
 FACTS = ("queries classified", "trained on", "classes in a task", "latents", "engines", "published")
 TRAINED_ON = {"episodes": "tasks", "classes": "batches of all training classes", "nothing": "nothing"}
@@ -57,7 +57,7 @@ def _described_if_possible(name: str) -> dict[str, Any] | None:
     try:
         return _described(name)
     except TridentError as error:
-        print(f"trident: {error}", file=sys.stderr)
+        print(f"trident: {one_line(str(error))}", file=sys.stderr)
         return None
 
 

@@ -22,7 +22,7 @@ from trident.cli.label_inputs import (
 )
 from trident.cli.label_tables import Row, as_csv, as_json, rows_of, write
 from trident.cli.options import Device, Json, device_of
-from trident.errors import TridentError
+from trident.errors import NotFiniteError, TridentError, one_line
 from trident.labelling.corrections import NONE, read_corrections
 
 if TYPE_CHECKING:
@@ -126,18 +126,24 @@ def predict(
         kept = labeller.keeps_features
         print(f"trident: stopped{'; the same command goes on where it stopped' if kept else ''}", file=sys.stderr)
         raise typer.Exit(130) from None
+    except NotFiniteError as error:
+        network = model or (weights if weights != "auto" else labeller.described())
+        raise NotFiniteError(f"{network}: {error}") from error
     skipped = {names[place]: why for place, why in labelled.failures.items()} | unread
     known = {source.name: name for source, name in corrected.items()}
     rows = rows_of(labelled, names, known, threshold, least_sure_first)
     wants_json = out.suffix.lower() == ".json" if out is not None else as_json_text
-    write(as_json(rows, labelled.classes, every, skipped) if wants_json else as_csv(rows, labelled.classes, every), out)
+    if wants_json:
+        write(as_json(rows, labelled.classes, every, skipped), out)
+    else:
+        on_terminal = out is None and sys.stdout.isatty()
+        write(as_csv(rows, labelled.classes, every, one_line if on_terminal else str), out)
     if out is not None:
         stderr.print(_summary(rows, len(names) + len(known), out), soft_wrap=True)
-    if target is not None:
-        _sort(rows, target, moving=move is not None, really=really)
+    complete = target is None or _sort(rows, target, moving=move is not None, really=really)
     for why in skipped.values():
-        print(f"trident: skipped {' '.join(why.split())}", file=sys.stderr)
-    if skipped:
+        print(f"trident: skipped {one_line(why)}", file=sys.stderr)
+    if skipped or not complete:
         raise typer.Exit(2)
 
 
@@ -217,16 +223,22 @@ def _summary(rows: list[Row], n_pictures: int, out: Path) -> str:
     return text + (f"; {none} seem to belong to none of the classes" if none else "")
 
 
-def _sort(rows: list[Row], target: Path, moving: bool, really: bool) -> None:
-    from trident.cli.console import stderr
+def _sort(rows: list[Row], target: Path, moving: bool, really: bool) -> bool:
+    """Returns whether no file failed."""
+    from trident.cli.console import counting, stderr
     from trident.labelling.sorting import carry_out, plan
 
     steps = plan({Path(row.path): row.label for row in rows if row.label}, target, moving)
     verb = "move" if moving else "copy"
     if really:
-        carry_out(steps, moving)
-        stderr.print(f"{verb.replace('y', 'ie')}d {len(steps)} pictures into {target}", soft_wrap=True)
-        return
+        with counting("sorting pictures") as progress:
+            result = carry_out(steps, target, moving, progress)
+        for why in result.failures:
+            print(f"trident: {one_line(why)}", file=sys.stderr)
+        number = f"{result.done} of {len(steps)}" if result.failures else f"{result.done}"
+        stderr.print(f"{verb.replace('y', 'ie')}d {number} pictures into {target}", soft_wrap=True)
+        return not result.failures
     for source, place in steps:
         stderr.print(f"would {verb} {source} to {place}", soft_wrap=True)
     stderr.print(f"nothing was done; --yes would {verb} {len(steps)} pictures", soft_wrap=True)
+    return True

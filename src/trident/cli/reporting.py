@@ -20,7 +20,7 @@ from trident.cli.options import (
     open_for,
     sample_of,
 )
-from trident.errors import TridentError
+from trident.errors import TridentError, one_line
 
 
 @app.command(short_help="Make an HTML page about a run.")
@@ -117,14 +117,14 @@ def compare(
     if as_json:
         print(json.dumps(result.to_json(), allow_nan=False))
         return
-    width = max(len(run.name) for run in result.runs)
+    width = max(len(one_line(run.name)) for run in result.runs)
     for run in result.runs:
         difference = f"  {run.difference[0]:+.2f} ± {run.difference[1]:.2f} points" if run.difference else ""
         print(
-            f"{run.name:{width}}  {run.evaluation.accuracy:6.2f} ± {run.evaluation.ci95:.2f} %  "
+            f"{one_line(run.name):{width}}  {run.evaluation.accuracy:6.2f} ± {run.evaluation.ci95:.2f} %  "
             f"ECE {run.calibration.ece:.4f}  {run.parameters:>9,} parameters{difference}"
         )
     for run in result.runs:
-        print(f"({run.name}: {run.evaluation.describe_protocol()}; {run.checkpoint.described()})")
+        print(f"({one_line(run.name)}: {run.evaluation.describe_protocol()}; {run.checkpoint.described()})")
     for key, values in result.differing_settings().items():
-        print(f"{key}: {' | '.join(map(str, values))}")
+        print(one_line(f"{key}: {' | '.join(map(str, values))}"))

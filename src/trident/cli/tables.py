@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 
+from trident.errors import one_line
+
 
 def aligned(rows: Sequence[Sequence[str]], gap: str = "  ", numbers: bool = False) -> list[str]:
     """Rows with their columns aligned to the left; with `numbers`, all but the first column to the right."""
+    rows = [[one_line(entry) for entry in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
 
     def line(row: Sequence[str]) -> str:

@@ -138,13 +138,16 @@ def _resume(
     from dataclasses import replace
 
     from trident.learning.checkpoint import LAST, load_checkpoint
+    from trident.learning.run_lock import held_by_first
     from trident.learning.run_start import check_resumable, resume_run
     from trident.learning.spreading import check_same_inputs, checkpoint_from_first
     from trident.recipes.loading import with_overrides
 
-    def last() -> "Checkpoint":
+    def check_there() -> None:
         if not run.is_dir():
             raise TridentError(f"there is no run at {run}: --resume takes the folder given to --out before")
+
+    def last() -> "Checkpoint":
         found = load_checkpoint(run / LAST)
         recipe = with_overrides(found.recipe, overrides)
         check_resumable(found.recipe, recipe)
@@ -155,19 +158,25 @@ def _resume(
         resume_run(checkpoint, store, run)
         return store
 
-    checkpoint = checkpoint_from_first(here.processes, last)
-    store = here.processes.together(inputs)
-    check_same_inputs(here.processes, checkpoint.recipe, store)
-    return _train(checkpoint, store, run, here, engine, precision)
+    here.processes.from_first(check_there)
+    with held_by_first(run, here.processes):  # before the last state is read, so that no other process goes on from it
+        checkpoint = checkpoint_from_first(here.processes, last)
+        store = here.processes.together(inputs)
+        check_same_inputs(here.processes, checkpoint.recipe, store)
+        return _train(checkpoint, store, run, here, engine, precision)
 
 
 def _train(start: "Checkpoint", store: "ImageStore", out: Path, here: Here, engine: str, precision: str) -> bool:
     """Returns whether the last step was reached."""
     from trident.cli.console import TrainingProgress, stderr
+    from trident.learning.checkpoint import BEST
     from trident.learning.training import train as run_training
     from trident.measuring.validation import validate
 
     steps = start.recipe.training.steps
+    if start.best and not (out / BEST).is_file():
+        lost = f"the weights of step {start.best['step']} are lost, and the next validation writes it anew"
+        stderr.print(f"{out / BEST} is missing: {lost}", soft_wrap=True)
     with TrainingProgress(start.step, steps) as progress:
         end = run_training(start, store, out, here.device, progress, validate, engine, precision, here.processes)
     if end.step < steps:

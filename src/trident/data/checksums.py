@@ -1,7 +1,7 @@
-"""Checksums of a store's images, in blocks, so that damaged pixels are found when they are first read."""
+"""Checksums: of a store's images, in blocks, so that damaged pixels are found when they are first read; of weights."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -12,6 +12,16 @@ from trident.errors import TridentError
 from trident.progress import Progress
 
 BLOCK_BYTES = 64 * 2**20  # a block is a whole number of images
+
+
+def digest_of(text: str, tensors: Mapping[str, np.ndarray]) -> str:
+    """SHA-256 over a text and named tensors, for files of weights and classifiers."""
+    digest = hashlib.sha256(text.encode())
+    for key in sorted(tensors):
+        value = np.ascontiguousarray(tensors[key])
+        digest.update(f"{key} {value.dtype.str} {value.shape}".encode())
+        digest.update(value.tobytes())
+    return digest.hexdigest()
 
 
 def images_per_block(image_bytes: int) -> int:

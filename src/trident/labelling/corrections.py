@@ -4,6 +4,7 @@ import csv
 from pathlib import Path
 
 from trident.errors import TridentError
+from trident.labelling.spreadsheets import unguarded
 
 NONE = "none of these"  # in the column `correction`: the picture belongs to no class
 COLUMN = "correction"
@@ -27,7 +28,7 @@ def read_corrections(path: Path) -> dict[str, str]:
                 )
             found: dict[str, str] = {}
             for row in table:
-                name, wanted = row["path"], (row[COLUMN] or "").strip()
+                name, wanted = unguarded(row["path"] or ""), unguarded((row[COLUMN] or "").strip())
                 if not wanted:
                     continue
                 if found.get(name, wanted) != wanted:

@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 
 from trident.data.images import ImageSource
-from trident.errors import BadValueError, TridentError
+from trident.errors import BadValueError, NotFiniteError, TridentError
 from trident.progress import Progress
 
 
@@ -20,6 +20,15 @@ class Labelled:
     failures: dict[int, str] = field(default_factory=dict)  # error messages, by the picture's index
     typicality: np.ndarray | None = None  # (picture,) float64, see `typicality.py`; None if it cannot be judged
     least_typical: float = 0.0  # pictures with less typicality belong to none of the classes
+
+    def __post_init__(self) -> None:
+        judged = [self.probabilities] + ([] if self.typicality is None else [self.typicality[:, None]])
+        read = np.ones(len(self.probabilities), bool)
+        read[list(self.failures)] = False
+        if not all(np.isfinite(numbers[read]).all() for numbers in judged):
+            raise NotFiniteError(
+                "the prediction is not finite: the weights have a NaN, infinity, or numbers that are too large"
+            )
 
     def ranking(self, picture: int) -> list[tuple[str, float]]:
         """Classes with their probabilities, the most likely first."""

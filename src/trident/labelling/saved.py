@@ -5,7 +5,6 @@ The file is a safetensors file, which runs no code when it is read. It holds no 
 in it, and the backbone's fingerprint makes sure that features of another network are never compared with it.
 """
 
-import hashlib
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from trident.backbones.pretrained import BACKBONES, Pretrained, find_backbone
+from trident.data.checksums import digest_of
 from trident.errors import TridentError
 from trident.files import atomic_file
 from trident.labelling.feature_cache import FeatureCache
@@ -55,7 +55,7 @@ def save_classifier(labeller: FeatureLabeller, path: Path) -> None:
         "latents": asdict(latents.method) if latents else None,
     }
     text = json.dumps(about, sort_keys=True)
-    metadata = {"format": _FORMAT, "trident": text, "checksum": _checksum(text, tensors)}
+    metadata = {"format": _FORMAT, "trident": text, "checksum": digest_of(text, tensors)}
     with atomic_file(path) as file:
         file.write(save(tensors, metadata))
 
@@ -145,19 +145,10 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     if metadata.get("format") != _FORMAT:
         raise TridentError(f"{path} is not a classifier of this version of trident: make it again with 'trident fit'")
     text = metadata.get("trident", "")
-    if metadata.get("checksum") != _checksum(text, tensors):
+    if metadata.get("checksum") != digest_of(text, tensors):
         raise TridentError(f"{path} has been changed since it was written: its checksum does not match")
     try:
         about = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise TridentError(f"{path} is not a classifier of trident: {error}") from error
     return about, tensors
-
-
-def _checksum(text: str, tensors: dict[str, np.ndarray]) -> str:
-    digest = hashlib.sha256(text.encode())
-    for key in sorted(tensors):
-        value = np.ascontiguousarray(tensors[key])
-        digest.update(f"{key} {value.dtype.str} {value.shape}".encode())
-        digest.update(value.tobytes())
-    return digest.hexdigest()

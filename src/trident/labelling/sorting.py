@@ -1,15 +1,41 @@
-"""Sorts files into class folders. Never overwrites a file."""
+"""Sorts files into class folders. Never overwrites a file, and never loses one.
 
+A file that is moved within a file system gets its new name before it loses the old one. A file that is copied, or moved
+to another file system, is written under a temporary name, and gets its final name when it is complete. A move may be
+killed when both files are there. The next run recognises this and deletes the old one, whatever its label is then:
+either both names belong to the same inode, or the new file still has its temporary name beside the final one.
+"""
+
+import errno
 import filecmp
 import os
+import re
+import secrets
 import shutil
+import stat
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
+from typing import NamedTuple
 
 from trident.errors import TridentError
+from trident.files import LONGEST_NAME, process_runs
+from trident.progress import Progress
 
 Step = tuple[Path, Path]  # from, to
+Inode = tuple[int, int]  # device, number
+
+_TEMPORARY = re.compile(r"\.trident-([0-9]+)-[0-9a-f]{16}\.part")
+# What a file system says that gives no second names, or not to this file.
+_NO_LINK = {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
+
+
+class Sorted(NamedTuple):
+    """What was done."""
+
+    done: int  # files
+    failures: list[str]  # one line for each file that stayed where it was
 
 
 def plan(labels: dict[Path, str], target: Path, moving: bool) -> list[Step]:
@@ -19,13 +45,20 @@ def plan(labels: dict[Path, str], target: Path, moving: bool) -> list[Step]:
     """
     if target.exists() and not target.is_dir():
         raise TridentError(f"{target} is a file: give a folder for the pictures")
+    for label in set(labels.values()):
+        if label in ("", ".", "..") or "/" in label or "\0" in label:
+            raise TridentError(f"class {label!r} cannot be the name of a folder in {target}")
+    begun = _Begun(target) if moving else None
     taken: set[Path] = set()
     steps = []
     for source, label in labels.items():
+        if begun and (half_moved := begun.place_of(source)):
+            steps.append((source, half_moved))
+            continue
         folder = target / label
         if _same(source, folder / source.name) or (not moving and _copied(source, folder / source.name)):
             continue
-        names = (source.name if n == 1 else f"{source.stem}-{n}{source.suffix}" for n in count(1))
+        names = (_numbered(source, n) for n in count(1))
         place = next(
             folder / name for name in names if folder / name not in taken and not os.path.lexists(folder / name)
         )
@@ -34,25 +67,126 @@ def plan(labels: dict[Path, str], target: Path, moving: bool) -> list[Step]:
     return steps
 
 
-def carry_out(steps: list[Step], moving: bool) -> None:
-    """Copy or move each file, completely or not at all. Never overwrites a file."""
-    for source, place in steps:
-        temporary = place.with_name(f".{place.name}.{os.getpid()}.part")
+def carry_out(steps: list[Step], target: Path, moving: bool, progress: Progress | None = None) -> Sorted:
+    """Copy or move each file, completely or not at all. Never overwrites a file. A failure does not stop the others.
+
+    Temporary files of killed processes are deleted at the end, when the moves that they belong to are finished.
+    """
+    begun = _Begun(target)
+    failures = []
+    for number, (source, place) in enumerate(steps, 1):
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, temporary)
+            if moving and (begun.place_of(source) == place or _linked(source, place)):
+                source.unlink()
+            else:
+                _copy(source, place, moving)
+        except FileExistsError:
+            failures.append(f"cannot write {source} to {place}: it already exists")
+        except OSError as error:
+            failures.append(f"cannot write {source} to {place}: {error.strerror or error}")
+        if progress:
+            progress(number, len(steps))
+    begun.delete_leftovers()
+    return Sorted(len(steps) - len(failures), failures)
+
+
+class _Begun:
+    """The moves into a folder that were killed when the new file was complete and the old one still there."""
+
+    def __init__(self, target: Path):
+        self._leftovers: dict[Path, Inode] = {}  # temporary files of processes that no longer run
+        self._places: dict[Inode, Path] = {}  # files with a second name
+        for entry, about in _files(target):
+            ours = _TEMPORARY.fullmatch(entry.name)
+            if ours and not process_runs(ours[1]):
+                self._leftovers[Path(entry.path)] = (about.st_dev, about.st_ino)
+            elif not ours and about.st_nlink > 1:
+                self._places[about.st_dev, about.st_ino] = Path(entry.path)
+        copies = [self._places[inode] for inode in self._leftovers.values() if inode in self._places]
+        self._copies = {place.name: place for place in copies}
+
+    def place_of(self, source: Path) -> Path | None:
+        """Where this file has been moved to, if only its old name must still be deleted."""
+        if not self._places:
+            return None
+        try:
+            about = source.lstat()
+            place = self._places.get((about.st_dev, about.st_ino)) if stat.S_ISREG(about.st_mode) else None
+            if place is not None:
+                # The two names must be two entries, and not one that is seen on two ways.
+                return None if source.parent.samefile(place.parent) else place
+            names = (_numbered(source, n) for n in range(1, len(self._copies) + 2))
+            found = [self._copies[name] for name in names if name in self._copies]
+            return next((place for place in found if _copied(source, place)), None)
+        except OSError:
+            return None
+
+    def delete_leftovers(self) -> None:
+        for path in self._leftovers:
             with suppress(OSError):
-                shutil.copystat(source, temporary)
+                path.unlink()
+
+
+def _files(target: Path) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
+    """The ordinary files in the class folders."""
+    with suppress(OSError):
+        for folder in sorted(path for path in target.iterdir() if path.is_dir()):
+            with suppress(OSError), os.scandir(folder) as entries:
+                for entry in entries:
+                    if entry.is_file(follow_symlinks=False):
+                        yield entry, entry.stat(follow_symlinks=False)
+
+
+def _copy(source: Path, place: Path, moving: bool) -> None:
+    temporary = place.with_name(f".trident-{os.getpid()}-{secrets.token_hex(8)}.part")
+    try:
+        shutil.copyfile(source, temporary)
+        with suppress(OSError):
+            shutil.copystat(source, temporary)
+        if moving:
+            _flush(temporary)
+        if not _linked(temporary, place):
             place.open("xb").close()  # fails if the file exists; renaming would overwrite it
             temporary.replace(place)
-            if moving:
-                source.unlink()
-        except FileExistsError as error:
-            raise TridentError(f"cannot write {place}: it already exists") from error
-        except OSError as error:
-            raise TridentError(f"cannot write {source} to {place}: {error.strerror or error}") from error
-        finally:
+        if moving:
+            _flush(place.parent)
+            source.unlink()
+    finally:  # the temporary name is deleted last: until then it says that the move is not finished
+        with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def _linked(source: Path, place: Path) -> bool:
+    """Give a file a second name, which fails if that name is taken. False if the file system cannot do that."""
+    if source.is_symlink():
+        return False
+    try:
+        place.hardlink_to(source)
+    except OSError as error:
+        if error.errno not in _NO_LINK:
+            raise
+        return False
+    return True
+
+
+def _flush(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on disk."""
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def _numbered(source: Path, n: int) -> str:
+    """The file's name, with a number if it is not the first. The name is cut where it would be too long."""
+    if n == 1:
+        return source.name
+    stem, end = source.stem, f"-{n}{source.suffix}"
+    while len(stem) > 1 and len(os.fsencode(stem + end)) > LONGEST_NAME:
+        stem = stem[:-1]
+    return stem + end
 
 
 def _same(one: Path, other: Path) -> bool:

@@ -15,7 +15,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from trident.errors import TridentError
+from trident.data.checksums import digest_of
+from trident.errors import TridentError, one_line
 from trident.files import atomic_file
 from trident.nn.parameters import Parameters
 from trident.recipes.files import recipe_names
@@ -80,11 +81,11 @@ class Checkpoint:
     def described(self) -> str:
         about = self.describe()
         if self.recipe.method.about.trained_on == "nothing":
-            return f"recipe {about['recipe']}, not trained"
+            return one_line(f"recipe {about['recipe']}, not trained")
         trained_on = about["trained_on"] or "unknown data"
         first = f"{' and '.join(self.trained_on_before)}, then on " if self.trained_on_before else ""
         before = f", after {self.steps_before} steps of the run it started from" if self.steps_before else ""
-        return f"recipe {about['recipe']}, trained on {first}{trained_on} for {self.step} steps{before}"
+        return one_line(f"recipe {about['recipe']}, trained on {first}{trained_on} for {self.step} steps{before}")
 
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
@@ -102,7 +103,9 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
         "validated_step": checkpoint.validated_step,
         "temperatures": checkpoint.temperatures._asdict(),
     }
-    content = save(tensors, {"format": _FORMAT, "trident": json.dumps(about)})
+    text = json.dumps(about)
+    checksum = digest_of(text, {key: value.numpy() for key, value in tensors.items()})
+    content = save(tensors, {"format": _FORMAT, "trident": text, "checksum": checksum})
     with atomic_file(path) as file:
         file.write(content)
 
@@ -123,7 +126,7 @@ def load_checkpoint(path: Path | str) -> Checkpoint:
     It may also be the name of included weights, or a recipe whose method needs no training, by its name or as a TOML
     file.
     """
-    path = Path(path)
+    path, without_best = Path(path), False
     if not path.exists() and str(path) in weight_names():
         path = weights_file(str(path))
     if path.suffix == ".toml" or (not path.exists() and str(path) in recipe_names()):
@@ -132,6 +135,7 @@ def load_checkpoint(path: Path | str) -> Checkpoint:
         found = [path / name for name in (BEST, LAST) if (path / name).is_file()]
         if not found:
             raise TridentError(f"{path} is not a run: it holds neither {BEST} nor {LAST}")
+        without_best = found[0].name == LAST
         path = found[0]
     if not path.is_file():
         raise TridentError(f"there is no run or weights file at {path}, and 'trident weights' does not list it")
@@ -144,6 +148,9 @@ def load_checkpoint(path: Path | str) -> Checkpoint:
     if metadata.get("format") != _FORMAT:
         raise TridentError(f"{path} holds weights of another program, or of another version of trident")
     try:
+        arrays = {key: value.numpy() for key, value in tensors.items()}
+        if "checksum" in metadata and metadata["checksum"] != digest_of(metadata["trident"], arrays):
+            raise ValueError("its content does not match its checksum; copy it again, or make it again")
         about = json.loads(metadata["trident"])
         groups: dict[str, Parameters] = {"parameters": {}, "running": {}, "optimizer": {}}
         for key, value in tensors.items():
@@ -165,9 +172,14 @@ def load_checkpoint(path: Path | str) -> Checkpoint:
             Temperatures(**{key: _temperature(value) for key, value in about["temperatures"].items()}),
         )
         loaded.described()  # reads all of the provenance
-        return loaded
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError) as error:
         raise TridentError(f"{path} is damaged: {error!r}") from error
+    if without_best and loaded.best:
+        raise TridentError(
+            f"{path.with_name(BEST)} is missing, with the best weights, of step {loaded.best['step']}: 'trident train "
+            f"--resume {path.parent}' goes on and writes it anew at the next validation; {path} has the last weights"
+        )
+    return loaded
 
 
 def shareable(checkpoint: Checkpoint, half: bool = False) -> Checkpoint:

@@ -1,6 +1,7 @@
 """Starts or resumes a run: checks, the run's folder and its first checkpoint."""
 
 import platform
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,6 +14,7 @@ from trident.data.store import ImageStore
 from trident.engines.execution import execution_for
 from trident.errors import TridentError
 from trident.learning.checkpoint import BEST, LAST, Checkpoint, load_checkpoint, save_checkpoint
+from trident.learning.run_lock import run_lock
 from trident.nn.parameters import Parameters
 from trident.recipes.recipe import Recipe
 from trident.tasks.episodes import EpisodeSampler
@@ -57,8 +59,7 @@ def start_run(
     """
     check_run(recipe, store)
     execution = execution_for(device, engine, precision, recipe.in_training())
-    if (out / LAST).exists() or (out / BEST).exists():
-        raise TridentError(f"{out} already holds a run: continue it with --resume {out}, or choose another folder")
+    _check_empty(out)
     if out.exists() and not out.is_dir():
         raise TridentError(f"{out} is a file: --out needs a folder")
     provenance: dict[str, Any] = {
@@ -84,14 +85,22 @@ def start_run(
     existed = out.exists()
     try:
         out.mkdir(parents=True, exist_ok=True)
-        save_checkpoint(out / LAST, start)
+        with run_lock(out):
+            _check_empty(out)  # another process may have been faster
+            save_checkpoint(out / LAST, start)
     except OSError as error:
         raise TridentError(f"cannot make the folder {out}: {error.strerror}") from error
     except TridentError:
         if not existed:
-            out.rmdir()
+            with suppress(OSError):
+                out.rmdir()
         raise
     return start
+
+
+def _check_empty(out: Path) -> None:
+    if (out / LAST).exists() or (out / BEST).exists():
+        raise TridentError(f"{out} already holds a run: continue it with --resume {out}, or choose another folder")
 
 
 def _taken_over(parameters: Parameters, recipe: Recipe, start_from: Checkpoint) -> Parameters:

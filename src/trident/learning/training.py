@@ -23,6 +23,7 @@ from trident.learning.checkpoint import BEST, LAST, Checkpoint, save_checkpoint
 from trident.learning.interrupts import watch_for_interrupts
 from trident.learning.learners import make_learner
 from trident.learning.meta_update import make_optimizer, optimizer_state, rate_at, update
+from trident.learning.run_lock import held_by_first
 from trident.learning.run_log import NoLog, RunLog, Validated
 from trident.learning.spreading import summed_over
 from trident.nn.parameters import Parameters
@@ -130,9 +131,15 @@ def train(
             kept = f"the state after step {step} is kept in {out / LAST}"
             raise shared(LostProcessError(f"{error}; {kept}")) from error
 
+    def best_is_lost() -> bool:
+        return processes.from_first(lambda: best is not None and not (out / BEST).is_file())
+
+    if best_is_lost():  # the next validation writes it anew, at once if this step has one
+        best, validated = None, min(validated, step - 1)
     make_log = RunLog if processes.first else NoLog
     with (
-        make_log(out, start.step, start.validated_step) as log,
+        held_by_first(out, processes),
+        make_log(out, step, validated) as log,
         watch_for_interrupts(says_so=processes.alone) as interrupted,
         kept_if_a_process_is_lost(),
     ):
@@ -147,7 +154,7 @@ def train(
                 except StoppedError:
                     break
                 validated = step
-                is_best = best is None or evaluation.accuracy > best["accuracy"]
+                is_best = best is None or best_is_lost() or evaluation.accuracy > best["accuracy"]
                 if is_best:
                     best = {"step": step, **evaluation.to_json()}
                     if processes.first:

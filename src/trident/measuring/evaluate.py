@@ -11,7 +11,7 @@ import torch
 from trident.data.store import ImageStore
 from trident.engines.execution import Execution
 from trident.engines.workers import side_by_side
-from trident.errors import NotFiniteError, TridentError
+from trident.errors import NotFiniteError, TridentError, one_line
 from trident.measuring.subject import Measurable, Prepared, Subject, subject_of
 from trident.progress import Progress, StoppedError
 from trident.settings import EpisodeSpec, Protocol
@@ -59,7 +59,7 @@ class Evaluation:
     def describe_protocol(self) -> str:
         spec = self.episode
         return (
-            f"{self.dataset} {self.split}, {spec.describe()}, {spec.n_query} queries per class, "
+            f"{one_line(self.dataset)} {self.split}, {spec.describe()}, {spec.n_query} queries per class, "
             f"{self.subject.describe_protocol()}, {self.tasks} tasks, 95 % interval, seed {self.seed}"
         )
 

@@ -59,17 +59,16 @@ def task_of(upload: Upload) -> Task:
 
 def label(network: Network, task: Task, check: Check) -> dict[str, Any]:
     check()
-    labelled = network.label(task, check)
-    pile = task.upload.pile
-    readable = [place for place, picture in enumerate(pile) if picture.pixels is not None]
     answer = described(network, task)
-    if not np.isfinite(labelled.probabilities[readable]).all():
-        raise NotFiniteError(f"{answer['weights']['name']}: the prediction is not finite")
+    try:
+        labelled = network.label(task, check)
+    except NotFiniteError as error:
+        raise NotFiniteError(f"{answer['weights']['name']}: {error}") from error
     return answer | {
         "pile": [
             {"name": picture.name, "error": picture.error}
             | (_NOT_LABELLED if picture.pixels is None else _label(labelled, place))
-            for place, picture in enumerate(pile)
+            for place, picture in enumerate(task.upload.pile)
         ]
     }
 

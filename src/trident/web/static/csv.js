@@ -1,12 +1,13 @@
 // The labels as CSV: the table of `trident predict`, with what the visitor said in the column `correction`.
 
+import { guarded } from "./spreadsheets.js";
 import { NONE, inPile, labelOf, nameOf } from "./state.js";
 
 const HEAD = ["path", "label", "probability", "runner_up", "runner_up_probability", "best_guess"];
 HEAD.push("none_of_these", "typicality", "correction");
 
 export function table() {
-  const rows = inPile().filter(labelOf).map((picture) => [path(picture.name), ...cells(picture)]);
+  const rows = inPile().filter(labelOf).map((picture) => [picture.name, ...cells(picture)].map(guarded));
   return [HEAD, ...rows].map((row) => `${row.map(quoted).join(",")}\n`).join("");
 }
 
@@ -19,8 +20,6 @@ function cells(picture) {
   return [name, sure.toFixed(4), nameOf(second), lesser.toFixed(4), nameOf(first), none, typical, ""];
 }
 
-// Spreadsheets read such names as formulas, so ./ is put before them.
-const path = (name) => (/^[=+\-@\t]/.test(name) ? `./${name}` : name);
 const quoted = (text) => (/[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
 
 export function download() {

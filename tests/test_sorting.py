@@ -1,0 +1,186 @@
+"""Sorting files into class folders: nothing is lost or overwritten, and one failure does not stop the others."""
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from trident.errors import TridentError
+from trident.labelling.sorting import carry_out, plan
+
+MOVER = """
+import sys, time
+from pathlib import Path
+from trident.labelling.sorting import carry_out, plan
+
+assert "torch" not in sys.modules
+pile, target, labels = Path(sys.argv[1]), Path(sys.argv[2]), ("cat", "dog", sys.argv[3])
+names = {path: labels[len(path.name) % 3] for path in sorted(pile.rglob("*.jpg"))}
+steps = plan(names, target, moving=True)
+print("begins", flush=True)
+print(carry_out(steps, target, moving=True).done, flush=True)
+"""
+
+
+def leftover(folder: Path, content: bytes, process: int) -> Path:
+    path = folder / f".trident-{process}-0123456789abcdef.part"
+    path.write_bytes(content)
+    return path
+
+
+@pytest.fixture
+def ended() -> int:
+    """The number of a process that has ended."""
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
+
+
+@pytest.mark.parametrize("moving", [True, False])
+@pytest.mark.parametrize("length", [249, 255])
+def test_names_may_be_as_long_as_the_file_system_allows(tmp_path: Path, length: int, moving: bool) -> None:
+    name = "é" * ((length - 4) // 2) + "x" * ((length - 4) % 2) + ".jpg"
+    for folder, content in (("one", b"1"), ("two", b"2")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / name).write_bytes(content)
+    steps = plan({tmp_path / folder / name: "cat" for folder in ("one", "two")}, tmp_path / "sorted", moving)
+    assert carry_out(steps, tmp_path / "sorted", moving) == (2, [])
+    found = sorted((tmp_path / "sorted" / "cat").iterdir())
+    assert sorted(path.read_bytes() for path in found) == [b"1", b"2"]
+    assert all(path.suffix == ".jpg" for path in found)
+
+
+def test_a_failure_is_named_and_the_others_are_done(tmp_path: Path) -> None:
+    labels = {}
+    for name in ("a", "b", "c"):
+        (tmp_path / f"{name}.png").write_bytes(name.encode())
+        labels[tmp_path / f"{name}.png"] = "cat"
+    steps = plan(labels, tmp_path / "sorted", moving=True)
+    (tmp_path / "b.png").unlink()
+    done, failures = carry_out(steps, tmp_path / "sorted", moving=True)
+    assert done == 2
+    assert len(failures) == 1 and str(tmp_path / "b.png") in failures[0]
+    assert sorted(path.name for path in (tmp_path / "sorted" / "cat").iterdir()) == ["a.png", "c.png"]
+
+
+def test_leftovers_of_killed_processes_are_removed_and_other_files_stay(tmp_path: Path, ended: int) -> None:
+    folder = tmp_path / "sorted" / "cat"
+    folder.mkdir(parents=True)
+    gone = leftover(folder, b"half", ended)
+    kept = [leftover(folder, b"at work", os.getpid()), folder / ".a.png.123.part", folder / "notes.part"]
+    for path in kept[1:]:
+        path.write_bytes(b"mine")
+    (tmp_path / "a.png").write_bytes(b"x")
+    steps = plan({tmp_path / "a.png": "dog"}, tmp_path / "sorted", moving=False)
+    assert gone.exists()  # announcing changes nothing
+    carry_out(steps, tmp_path / "sorted", moving=False)
+    assert not gone.exists()
+    assert all(path.exists() for path in kept)
+
+
+@pytest.mark.parametrize("label", ["cat", "dog"])
+def test_a_move_that_was_killed_half_way_is_finished_whatever_the_label_is_now(
+    tmp_path: Path, ended: int, label: str
+) -> None:
+    folder = tmp_path / "sorted" / "cat"
+    folder.mkdir(parents=True)
+    for name in ("linked.png", "copied.png", "twin.png"):
+        (tmp_path / name).write_bytes(name.encode())
+    (folder / "linked.png").hardlink_to(tmp_path / "linked.png")  # killed before the old name was deleted
+    (folder / "copied.png").hardlink_to(leftover(folder, b"copied.png", ended))  # the same, from another file system
+    (folder / "twin.png").write_bytes(b"twin.png")  # no half move: another file with the same content
+    sources = [tmp_path / name for name in ("linked.png", "copied.png", "twin.png")]
+    steps = plan(dict.fromkeys(sources, label), tmp_path / "sorted", moving=True)
+    assert carry_out(steps, tmp_path / "sorted", moving=True) == (3, [])
+    found = sorted(path.name for path in (tmp_path / "sorted").rglob("*") if path.is_file())
+    assert found == sorted(["linked.png", "copied.png", "twin.png", "twin-2.png" if label == "cat" else "twin.png"])
+    assert not any(source.exists() for source in sources)
+
+
+def test_a_picture_that_is_seen_on_two_ways_is_not_deleted(tmp_path: Path) -> None:
+    (tmp_path / "pile").mkdir()
+    (tmp_path / "sorted").mkdir()
+    (tmp_path / "sorted" / "cat").symlink_to(tmp_path / "pile")
+    source = tmp_path / "pile" / "a.png"
+    source.write_bytes(b"x")
+    (tmp_path / "elsewhere.png").hardlink_to(source)
+    assert plan({source: "cat"}, tmp_path / "sorted", moving=True) == []
+    carry_out(plan({source: "dog"}, tmp_path / "sorted", moving=True), tmp_path / "sorted", moving=True)
+    assert (tmp_path / "sorted" / "dog" / "a.png").read_bytes() == b"x"
+
+
+@pytest.mark.parametrize("label", ["../outside", "..", ".", "", "a/b", "/tmp/x"])
+def test_classes_that_lead_out_of_the_folder_are_refused(tmp_path: Path, label: str) -> None:
+    (tmp_path / "a.png").write_bytes(b"x")
+    with pytest.raises(TridentError, match="cannot be the name of a folder"):
+        plan({tmp_path / "a.png": label}, tmp_path / "sorted", moving=True)
+
+
+def test_where_files_have_one_name_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(self: Path, target: Path) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "hardlink_to", refused)
+    (tmp_path / "a.png").write_bytes(b"x")
+    steps = plan({tmp_path / "a.png": "cat"}, tmp_path / "sorted", moving=True)
+    assert carry_out(steps, tmp_path / "sorted", moving=True) == (1, [])
+    assert [path.read_bytes() for path in (tmp_path / "sorted" / "cat").iterdir()] == [b"x"]
+    assert not (tmp_path / "a.png").exists()
+
+
+def killed_moves(folder: Path, target: Path, kills: int, n_pictures: int) -> None:
+    """kill -9 at random moments of a move, with other labels at each start: every picture is there exactly once."""
+    generator, pile = random.Random(1), folder / "pile"
+    pile.mkdir()
+    contents = [generator.randbytes(generator.choice([10] * 9 + [50_000])) for _ in range(n_pictures)]
+    for number, content in enumerate(contents):
+        (pile / ("x" * (number % 5) + f"{number}.jpg")).write_bytes(content)
+
+    def call(label: str) -> list[str]:
+        return [sys.executable, "-c", MOVER, str(pile), str(target), label]
+
+    killed = 0
+    for kill in range(kills):
+        with subprocess.Popen(call(f"class {kill % 2}"), stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"begins\n"
+            time.sleep(generator.uniform(0, 0.01))
+            killed += process.poll() is None
+            process.kill()
+        seen = {path.read_bytes() for path in [*pile.rglob("*.jpg"), *target.rglob("*.jpg")]}
+        assert seen == set(contents)  # nothing is lost, and no file is incomplete
+    assert killed > kills / 2
+    last = subprocess.run(call("the end"), capture_output=True, text=True, check=True)
+    assert last.stderr == ""
+    assert not list(pile.rglob("*.jpg"))
+    files = [path for path in target.rglob("*") if path.is_file()]
+    assert sorted(path.read_bytes() for path in files) == sorted(contents)  # and no temporary file is left
+
+
+def other_file_system(folder: Path) -> Path:
+    """An empty folder on another file system, if the machine has one."""
+    place = Path("/dev/shm")
+    if not os.access(place, os.W_OK) or place.stat().st_dev == folder.stat().st_dev:
+        pytest.skip("there is no second file system here")
+    return Path(tempfile.mkdtemp(dir=place))
+
+
+def test_three_kills_while_files_are_moved(tmp_path: Path) -> None:
+    killed_moves(tmp_path, tmp_path / "sorted", kills=3, n_pictures=600)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_thirty_kills_while_files_are_moved(tmp_path: Path, elsewhere: bool) -> None:
+    target = other_file_system(tmp_path) if elsewhere else tmp_path / "sorted"
+    try:
+        killed_moves(tmp_path, target, kills=30, n_pictures=5000)
+    finally:
+        if elsewhere:
+            shutil.rmtree(target)

@@ -1,0 +1,80 @@
+"""Tables that are opened in spreadsheets: no cell acts as a formula, and corrections are read back as they were."""
+
+import csv
+import io
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from trident.cli.label_tables import Row, as_csv
+from trident.errors import one_line
+from trident.labelling.corrections import read_corrections
+from trident.labelling.spreadsheets import guarded, unguarded
+
+STATIC = Path(__file__).parents[1] / "src" / "trident" / "web" / "static"
+STARTS = "=+-@＝＋－＠"
+NASTY = ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "x;=1", 'x",=1', "a|@b", "'=1", "''-1", "＝1", "a\n=1", ";'-b"]
+HARMLESS = ["", "a.jpg", "it's", "'quoted'", "a-b", "x = y", "pile/=1", "IMG -2.jpg", "caf\udce9"]
+texts = st.text(st.sampled_from(list("ab'\"=+-@;,|\t\r\n .＝＠é")), max_size=8)
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_what_may_act_as_a_formula_gets_an_apostrophe(text: str) -> None:
+    assert guarded(text) != text
+    for separator in ';,|\t\r\n"':  # whichever of them a spreadsheet splits at
+        assert not any(cell.startswith(tuple(STARTS)) for cell in guarded(text).split(separator))
+
+
+@pytest.mark.parametrize("text", HARMLESS)
+def test_other_texts_stay_as_they_are(text: str) -> None:
+    assert guarded(text) == text == unguarded(text)
+
+
+@given(text=texts)
+@example(text="'=x")
+def test_guarding_can_be_undone(text: str) -> None:
+    assert unguarded(guarded(text)) == text
+
+
+@given(path=texts.filter(bool), right=texts.map(str.strip).filter(bool))
+def test_corrections_are_read_back_as_they_were(
+    tmp_path_factory: pytest.TempPathFactory, path: str, right: str
+) -> None:
+    row = Row(path, right, right, 1.0, "", 0.0, False, None, right, {right: 1.0})
+    table = tmp_path_factory.mktemp("table") / "labels.csv"
+    text = as_csv([row], (right,), every=True)
+    table.write_bytes(text.encode("utf-8", "surrogateescape"))
+    assert read_corrections(table) == {path: right}
+    head, cells = csv.reader(io.StringIO(text, newline=""))
+    assert not any(cell.startswith(tuple(STARTS)) for cell in (*head, *cells))
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="there is no Node.js here")
+def test_the_page_does_the_same() -> None:
+    """test_web_none.py compares whole tables in a browser."""
+    code = f"import {{ guarded }} from {json.dumps((STATIC / 'spreadsheets.js').as_uri())};"
+    inputs = [text for text in (*NASTY, *HARMLESS) if text.isprintable() or text.isascii()]
+    code += f"console.log(JSON.stringify({json.dumps(inputs)}.map(guarded)))"
+    call = ["node", "--input-type=module", "-e", code]
+    answer = subprocess.run(call, capture_output=True, text=True, check=True)
+    assert json.loads(answer.stdout) == [guarded(text) for text in inputs]
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("\x1b[31mred\x1b[0m", r"\x1b[31mred\x1b[0m"),
+        ("two\nlines\r", r"two\nlines\r"),
+        ("bell\x07\x9b2J", r"bell\x07\x9b2J"),
+        ("gpj\u202e.exe", r"gpj\u202e.exe"),
+        ("caf\udce9", r"caf\xe9"),
+        ("Grüße, 例 (1).jpg", "Grüße, 例 (1).jpg"),
+    ],
+)
+def test_names_cannot_act_on_a_terminal(name: str, shown: str) -> None:
+    assert one_line(name) == shown
