@@ -300,7 +300,8 @@ class _Instructions(dict[int, Callable[..., None]]):
 class _PlainUnpickler(pickle._Unpickler):
     def __init__(self, file: IO[bytes], size: int) -> None:
         super().__init__(file, encoding="latin1")
-        self.dispatch: dict[int, Callable[..., None]] = _Instructions(size)  # one for each file, because it counts
+        machine: Any = self
+        machine.dispatch = _Instructions(size)  # one for each file, because it counts
         self._bytes_left = 8 * size  # Python 3 makes two copies of an array's bytes for Python 2
 
     def spend_bytes(self, number: int) -> None:

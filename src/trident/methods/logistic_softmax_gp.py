@@ -57,7 +57,7 @@ class LogisticSoftmaxProcess(KernelHead):
     objective: Literal["marginal", "predictive"] = setting(
         "marginal", "what training maximises: the evidence of a task's labels, or the queries' probabilities"
     )
-    rounds: int = setting(10, "mean-field updates of the posterior", after_training=True)
+    rounds: int = setting(10, "mean-field updates of the posterior", after_training=True, most=1000)
 
     def __post_init__(self) -> None:
         super().__post_init__()
