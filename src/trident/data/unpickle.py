@@ -18,13 +18,14 @@ import pickle
 import re
 import struct
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from math import prod
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
+from trident.data.pickle_extent import TooLargeError, check_extent
 from trident.errors import TridentError
 
 _DATA_INSTRUCTIONS = (
@@ -40,8 +41,6 @@ _MOST_INSTRUCTIONS = 2**24  # of any file; tieredImageNet's largest pickle has a
 _INSTRUCTIONS = 2**22  # of any file, and then one for each so many bytes: images have few instructions for their size
 _BYTES_FOR_ONE_MORE = 64
 _HEAVY = 16  # a dict or set counts as so many instructions, for the memory that it takes
-_MOST_ELEMENTS = 2**24  # of the result; the same pickle has 448,695 images
-_MOST_DEPTH = 32
 _MOST_BYTES = 2**34  # of the file
 _LONGEST_EMPTY = 2**16  # in an array of shape (n, 0) n costs nothing, so it may not be any number
 _PLAIN_DTYPE = re.compile(r"(b1|[iu][1248]|f[248]|[SU][1-9][0-9]{0,5}|O[48]?)")
@@ -49,10 +48,6 @@ _PLAIN_DTYPE = re.compile(r"(b1|[iu][1248]|f[248]|[SU][1-9][0-9]{0,5}|O[48]?)")
 
 class _ForbiddenError(Exception):
     """The pickle asks for something that is not data."""
-
-
-class _TooLargeError(Exception):
-    """The pickle asks for more work or memory than a dataset needs."""
 
 
 def _text(value: Any) -> str:
@@ -289,7 +284,7 @@ class _Instructions(dict[int, Callable[..., None]]):
     def __getitem__(self, code: int) -> Callable[..., None]:
         self._left -= _HEAVY if code in _HEAVY_INSTRUCTIONS else 1
         if self._left < 0:
-            raise _TooLargeError(f"more than {self._most} instructions")
+            raise TooLargeError(f"more than {self._most} instructions")
         if code in _ALLOWED:
             return _ALLOWED[code]
         if code in _STANDARD:
@@ -307,7 +302,7 @@ class _PlainUnpickler(pickle._Unpickler):
     def spend_bytes(self, number: int) -> None:
         self._bytes_left -= number
         if self._bytes_left < 0:
-            raise _TooLargeError("many times the bytes of its file")
+            raise TooLargeError("many times the bytes of its file")
 
     def find_class(self, module: str, name: str) -> Callable[..., Any]:
         if (module, name) not in _NAMES:
@@ -316,61 +311,17 @@ class _PlainUnpickler(pickle._Unpickler):
         return found
 
 
-def _parts(value: Any) -> Sequence[Any]:
-    """The elements of a list, dict or the like, in order; of anything else none."""
-    if isinstance(value, dict):
-        return [part for pair in value.items() for part in pair]
-    if isinstance(value, np.ndarray):
-        return value.ravel().tolist() if value.dtype.hasobject else ()
-    return tuple(value) if isinstance(value, list | tuple | set | frozenset) else ()
-
-
-def _has_parts(value: Any) -> bool:
-    if isinstance(value, np.ndarray):
-        return bool(value.dtype.hasobject)
-    return isinstance(value, dict | list | tuple | set | frozenset)
-
-
-def _check_extent(value: Any) -> None:
-    """Check the depth and the number of elements of what a pickle holds, counting shared parts wherever they appear.
-
-    Each part is looked at once, whatever the number of places where it appears.
-    """
-    extents: dict[int, tuple[int, int]] = {}  # of parts that are done: number of elements, depth
-    ancestors: set[int] = set()  # of the part that is looked at
-    waiting = [value]
-    while waiting:
-        part = waiting[-1]
-        elements = _parts(part)
-        inner = [element for element in elements if _has_parts(element)]
-        if id(part) in extents:
-            waiting.pop()
-        elif id(part) not in ancestors:  # its elements come first
-            ancestors.add(id(part))
-            if any(id(element) in ancestors for element in inner):
-                raise _TooLargeError("a list or dict that contains itself")
-            waiting += [element for element in inner if id(element) not in extents]
-        else:
-            waiting.pop()
-            ancestors.remove(id(part))
-            number = 1 + len(elements) + sum(extents[id(element)][0] for element in inner)
-            depth = 1 + max((extents[id(element)][1] for element in inner), default=0)
-            if number > _MOST_ELEMENTS or depth > _MOST_DEPTH:
-                raise _TooLargeError(f"more than {_MOST_ELEMENTS} elements, or lists more than {_MOST_DEPTH} deep")
-            extents[id(part)] = number, depth
-
-
 def load_pickle(path: Path) -> Any:
     """Read a pickle of numpy arrays and plain containers, written by Python 2 or 3. Anything else is an error."""
     try:
         size = Path(path).stat().st_size
         if size > _MOST_BYTES:
-            raise _TooLargeError(f"more than {_MOST_BYTES} bytes")
+            raise TooLargeError(f"more than {_MOST_BYTES} bytes")
         with Path(path).open("rb") as file:
             content = _PlainUnpickler(file, size).load()
-        _check_extent(content)
+        check_extent(content)
         return content
-    except _TooLargeError as error:
+    except TooLargeError as error:
         raise TridentError(f"{path} is refused: it holds {error}, more than a dataset's pickle needs") from error
     except _ForbiddenError as error:
         raise TridentError(
