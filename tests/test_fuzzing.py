@@ -25,6 +25,8 @@ from trident.learning.checkpoint import Checkpoint, load_checkpoint, save_checkp
 from trident.recipes.files import recipe_names
 from trident.recipes.loading import load_recipe, recipe_from, recipe_values, setting_types, with_overrides
 
+Drawn = st.SearchStrategy[list[Any]]
+
 
 def few_or_many(few: int, many: int) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("examples", [few, pytest.param(many, marks=pytest.mark.soak)])
@@ -67,7 +69,7 @@ def test_weights(tmp_path: Path, examples: int) -> None:
             assert loaded.described().isprintable()
             json.dumps(loaded.describe(), allow_nan=False)
 
-    flips = st.one_of(st.just([]), st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), max_size=3))
+    flips: Drawn = st.one_of(st.just([]), st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), max_size=3))
     try_many(examples, check, changes=odd_changes, flips=flips)
 
 
@@ -170,7 +172,7 @@ def test_recipes(examples: int) -> None:
             assert_one_line(error)
 
     texts = st.one_of(st.sampled_from(_TEXTS), st.integers().map(str), st.floats().map(str), st.text(max_size=10))
-    overrides = st.one_of(st.just([]), st.lists(st.tuples(st.integers(0, 10**6), texts), min_size=1, max_size=3))
+    overrides: Drawn = st.one_of(st.just([]), st.lists(st.tuples(st.integers(0, 10**6), texts), min_size=1, max_size=3))
     try_many(examples, check, name=st.sampled_from(list(bases)), changes=odd_changes, overrides=overrides)
 
 

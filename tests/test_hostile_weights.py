@@ -15,8 +15,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save
 
+from ablation_grids import Answer
 from bounds import bounded
-from conftest import Answer, tiny_store
+from conftest import tiny_store
 from trident.backbones import BACKBONES
 from trident.data.store import open_store, write_store
 from trident.errors import TridentError
@@ -52,7 +53,7 @@ def changed(about: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
     return about
 
 
-ABSURD = {
+ABSURD: dict[str, list[Any]] = {
     "step": [float("inf"), float("nan"), -5, "x" * 5000, 2**70, True, None, 1.5],
     "validated_step": [-1, float("inf")],
     "best": ["x", [], {}, {"step": 1}, {"step": -1, "accuracy": 5}, {"step": 1, "accuracy": float("nan")}],
