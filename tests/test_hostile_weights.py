@@ -69,6 +69,8 @@ ABSURD: dict[str, list[Any]] = {
     "temperatures": [{"many": 0}, {"many": float("nan")}, {"many": [1]}, {"many": 1e-320}, {"other": 1}, []],
     "recipe": ["x", [], None],
     "recipe.name": ["../../x\n", "x" * 5000, 5],
+    "recipe.method.name": [5, "x" * 5000, None, "\n"],
+    "recipe.backbone.name": [5, "x" * 5000, None, "\n"],
     "recipe.backbone.image_size": [100_000, 2000, -1, 0],
     "recipe.backbone.channels": [10**9, 10**5, 10**30, 3.5, -1, 0],
     "recipe.method.label_latents": [10**12, 5000],

@@ -191,8 +191,7 @@ def _named(values: dict[str, Any], where: str) -> tuple[Any, dict[str, Any]]:
     """The class that a [method] or [backbone] table names, and the settings for it."""
     default = "trident" if where == "method." else "conv4"
     name, rest = values.get("name", default), {key: value for key, value in values.items() if key != "name"}
-    if not isinstance(name, str):
-        raise TridentError(f"{where}name is {_short(name)}: it must be text")
+    name = _checked(name, str, f"{where}name")
     if where == "method.":
         return method_class(name), rest
     if name not in BACKBONES:
