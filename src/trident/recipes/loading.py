@@ -17,7 +17,7 @@ from trident.recipes.recipe import Recipe
 from trident.settings import LARGEST, check_largest, require
 
 MOST_LETTERS = 1000  # of a setting that is text
-MOST_NUMBERS = 2**32  # in the images of one training step
+MOST_NUMBERS = 2**34  # in the images of one training step
 MOST_PARAMETERS = 2**28  # 1 GiB in single precision
 BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
