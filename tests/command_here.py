@@ -13,7 +13,10 @@ from trident.cli import main
 
 def run_here(folder: Path, *arguments: object) -> Answer:
     """`trident` with these arguments, in a folder; what it says is returned."""
-    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))  # with a buffer each
+    # With a buffer each, and as Python opens them: what cannot be encoded is escaped in messages only.
+    out, err = (
+        io.TextIOWrapper(io.BytesIO(), "utf-8", errors, write_through=True) for errors in ("strict", "backslashreplace")
+    )
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         patch.chdir(folder)
         patch.setattr(sys, "argv", ["trident", *map(str, arguments)])

@@ -160,12 +160,12 @@ Trident_command = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def run_trident(
-    folder: Path, *arguments: object, env: dict[str, str] | None = None
+    folder: Path, *arguments: object, env: dict[str, str] | None = None, timeout: float = 300
 ) -> subprocess.CompletedProcess[str]:
     """The command, run in a folder as a user would."""
     command = [sys.executable, "-m", "trident", *map(str, arguments)]
     environment = os.environ | (env or {})
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=timeout)
 
 
 @pytest.fixture

@@ -9,10 +9,26 @@ from typing import Any, Literal
 
 from trident.errors import TridentError
 
+LARGEST = 1e9  # of a setting that does not state its own largest value, positive or negative
 
-def setting(default: Any, help: str, after_training: bool = False) -> Any:
-    """A settings field. `after_training`: it may be changed for trained weights."""
-    return field(default=default, metadata={"help": help, "after_training": after_training})
+
+def setting(default: Any, help: str, after_training: bool = False, most: float = LARGEST) -> Any:
+    """A settings field. `after_training`: it may be changed for trained weights. `most`: the largest value.
+
+    Recipes come from strangers too, in weights files. The largest values leave room for every use that makes sense, and
+    keep a wrong digit from asking for more memory or time than a machine has.
+    """
+    return field(default=default, metadata={"help": help, "after_training": after_training, "most": most})
+
+
+def check_largest(key: str, value: Any, most: float) -> None:
+    """Check a setting's value if it is a number: it must be finite and not too large."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return
+    if not math.isfinite(value):
+        raise TridentError(f"{key} is {value}: it must be a finite number")
+    if abs(value) > most:
+        raise TridentError(f"{key} is {value:.10g}: it must be at most {most:.10g}")
 
 
 def require(condition: bool, message: str) -> None:
@@ -39,9 +55,9 @@ def require_at_least(settings: Any, section: str, least: float, *names: str) -> 
 class EpisodeSpec:
     """An N-way K-shot task with Q queries for each class."""
 
-    n_way: int = setting(5, "classes in a task")
-    n_shot: int = setting(1, "labelled images of each class")
-    n_query: int = setting(10, "images to label, of each class (on average, if unbalanced)")
+    n_way: int = setting(5, "classes in a task", most=10_000)
+    n_shot: int = setting(1, "labelled images of each class", most=10_000)
+    n_query: int = setting(10, "images to label, of each class (on average, if unbalanced)", most=10_000)
 
     def __post_init__(self) -> None:
         require_at_least(self, "episode", 1, "n_way", "n_shot", "n_query")
@@ -81,7 +97,7 @@ class Protocol:
     latents: Literal["sample", "mean", "average"] = setting(
         "mean", "latents at test: one sample, the mean, or the average of many predictions"
     )
-    latent_samples: int = setting(10, "number of samples for latents=average")
+    latent_samples: int = setting(10, "number of samples for latents=average", most=10_000)
 
     def __post_init__(self) -> None:
         require(
@@ -124,9 +140,13 @@ class Views:
 class TrainingSettings:
     """The outer loop."""
 
-    steps: int = setting(82_000, "number of meta-updates")
-    tasks_per_step: int = setting(20, "tasks in a meta-update, the paper's B (methods trained on episodes)")
-    images_per_step: int = setting(256, "images in an update (methods trained on batches of all training classes)")
+    steps: int = setting(82_000, "number of meta-updates", most=1_000_000_000)
+    tasks_per_step: int = setting(
+        20, "tasks in a meta-update, the paper's B (methods trained on episodes)", most=100_000
+    )
+    images_per_step: int = setting(
+        256, "images in an update (methods trained on batches of all training classes)", most=1_000_000
+    )
     start_from: str | None = setting(
         None,
         "trained weights to start from, where the networks match: a name that 'trident weights' lists, or a path",
@@ -139,9 +159,13 @@ class TrainingSettings:
         "none", "training images are mirrored; mirrored and shifted; or mirrored, cropped and recoloured"
     )
     task_ways: int | None = setting(
-        None, "classes in a training task; 'none' takes episode.n_way. Others need a method for any number of classes"
+        None,
+        "classes in a training task; 'none' takes episode.n_way. Others need a method for any number of classes",
+        most=10_000,
     )
-    task_queries: int | None = setting(None, "queries of each class in a training task; 'none' takes episode.n_query")
+    task_queries: int | None = setting(
+        None, "queries of each class in a training task; 'none' takes episode.n_query", most=10_000
+    )
     clip_norm: float | None = setting(1.0, "largest norm of the meta-gradient; 'none' does not clip")
     clip_applies_to: Literal["sum", "mean"] = setting(
         "sum", "clip the sum over tasks, then divide by B (released code), or clip their mean"
@@ -151,12 +175,14 @@ class TrainingSettings:
         "largest share of a step's tasks that may be omitted because their loss or gradient is not finite: at least "
         "one task, unless it is 0",
     )
-    tasks_per_chunk: int | None = setting(None, "tasks computed at once; fewer need less memory. 'none' takes all")
-    seed: int = setting(0, "random seed of the initial weights, the tasks and the noise")
-    validate_every: int = setting(1000, "steps between two validations")
-    validation_tasks: int = setting(200, "tasks in one validation")
-    save_every: int = setting(100, "steps between two checkpoints")
-    log_every: int = setting(10, "steps between two lines of the log")
+    tasks_per_chunk: int | None = setting(
+        None, "tasks computed at once; fewer need less memory. 'none' takes all", most=100_000
+    )
+    seed: int = setting(0, "random seed of the initial weights, the tasks and the noise", most=2**63 - 1)
+    validate_every: int = setting(1000, "steps between two validations", most=1_000_000_000)
+    validation_tasks: int = setting(200, "tasks in one validation", most=1_000_000)
+    save_every: int = setting(100, "steps between two checkpoints", most=1_000_000_000)
+    log_every: int = setting(10, "steps between two lines of the log", most=1_000_000_000)
 
     def __post_init__(self) -> None:
         counts = ("steps", "tasks_per_step", "images_per_step", "validate_every", "save_every", "log_every")

@@ -25,9 +25,9 @@ class Conv4Backbone(Backbone):
     """Conv4, the network of most few-shot papers: 84x84 images become 5x5 maps of `channels` features."""
 
     has_batch_norm: ClassVar[bool] = True
-    image_size: int = setting(84, "height and width of the images in pixels")
-    image_channels: int = setting(3, "3 for colour, 1 for grey")
-    channels: int = setting(32, "feature maps in each block")
+    image_size: int = setting(84, "height and width of the images in pixels", most=1024)
+    image_channels: int = setting(3, "3 for colour, 1 for grey", most=3)
+    channels: int = setting(32, "feature maps in each block", most=4096)
     activation: Literal["leaky_relu", "relu"] = setting("leaky_relu", "LeakyReLU(0.2) or ReLU, after every block")
 
     def __post_init__(self) -> None:

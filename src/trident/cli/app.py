@@ -1,5 +1,6 @@
 """The `trident` command and its error handling. The other files of this package add the subcommands."""
 
+import os
 import signal
 import sys
 import time
@@ -52,6 +53,7 @@ app.add_typer(leaderboard_app, name="leaderboard", short_help="Compare all metho
 def main() -> None:
     """Run the command. A user error prints one line on standard error and exits with code 2."""
     try:
+        _check_outputs()
         sys.exit(app(standalone_mode=False) or 0)
     except TridentError as error:
         _fail(str(error), error.shared, ends_all=not isinstance(error, LostProcessError))
@@ -89,6 +91,17 @@ def _fail(message: str, shared: bool = False, ends_all: bool = True) -> None:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(2))
         time.sleep(PATIENCE)
     sys.exit(2)
+
+
+def _check_outputs() -> None:
+    """Check that standard output and standard error are open: `>&-` in a shell closes them.
+
+    Otherwise the next file that is opened would take their place, and get what is meant for them.
+    """
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123 - until the end
+    if sys.stdout is None:
+        raise TridentError("standard output is closed: write >/dev/null instead of >&- if you do not need it")
 
 
 def _is_first() -> bool:

@@ -8,6 +8,7 @@ from trident.data.readers import (
     ClassImages,
     Dataset,
     class_folders,
+    file_inside,
     image_files,
     ordered_classes,
     read_lines,
@@ -18,6 +19,7 @@ from trident.data.readers import (
 from trident.errors import TridentError
 
 _LISTS = ("images.txt", "image_class_labels.txt", "classes.txt")
+_MOST_DIGITS = 9  # of a number in a list
 _NUMBERED_NAME = re.compile(r"(\d{3})\..+")
 
 
@@ -51,12 +53,12 @@ def _from_lists(root: Path) -> list[ClassImages]:
             raise TridentError(f"{path} has no line for image {min(unknown)} of {other}")
     paths: dict[int, list[Path]] = {}
     for image, name in image_names.items():
-        label = int(labels[image]) if labels[image].isdecimal() else 0
+        label = int(labels[image]) if labels[image].isdecimal() and len(labels[image]) <= _MOST_DIGITS else 0
         if label not in class_names:
             raise TridentError(
-                f"{labels_path}: image {image} has class {labels[image]}, which is not in {classes_path}"
+                f"{labels_path}: image {image} has class {labels[image][:80]}, which is not in {classes_path}"
             )
-        paths.setdefault(label, []).append(root / "images" / name)
+        paths.setdefault(label, []).append(file_inside(root / "images", name, images_path))
     require_images((path for listed in paths.values() for path in listed), images_path)
     # Classes without images are omitted: classes.txt lists all 200 even if only some are present.
     return [
@@ -70,7 +72,7 @@ def _numbered(path: Path) -> dict[int, str]:
     found: dict[int, str] = {}
     for line in read_lines(path):
         number, _, text = line.partition(" ")
-        if not number.isdecimal() or not text:
+        if not number.isdecimal() or len(number) > _MOST_DIGITS or not text:
             raise TridentError(f"{path}: expected a number and a name in each line, got '{line[:80]}'")
         if int(number) in found:
             raise TridentError(f"{path}: number {number} is there twice")

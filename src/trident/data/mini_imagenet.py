@@ -12,6 +12,7 @@ from trident.data.readers import (
     Dataset,
     class_folders,
     classes_by_split,
+    file_inside,
     ordered_classes,
     read_lines,
     read_split_file,
@@ -62,7 +63,7 @@ def _from_lists(source: Path) -> list[ClassImages]:
                 raise TridentError(f"{path}: image {file_name} of class '{label}' is {other}: list each image once")
             class_of[file_name] = label
             listed.setdefault(label, []).append(file_name)
-        require_images((folder / name for names in listed.values() for name in names), path)
+        require_images((file_inside(folder, name, path) for names in listed.values() for name in names), path)
         for label, names in listed.items():
             classes.append(ClassImages(label, split, [ImageFile(folder / name) for name in sorted(names)]))
     return classes
@@ -79,8 +80,6 @@ def _rows(path: Path) -> list[tuple[str, str]]:
     for number, row in enumerate(rows[1:], 2):
         if len(row) != 2 or not all(row):
             raise TridentError(f"{path}, entry {number}: expected a file name and a label, got '{','.join(row)}'")
-        if Path(row[0]).is_absolute() or ".." in Path(row[0]).parts:
-            raise TridentError(f"{path}, entry {number}: {row[0]} lies outside the folder images/")
     return [(file_name, label) for file_name, label in rows[1:]]
 
 
@@ -104,7 +103,7 @@ def _class_table(path: Path) -> dict[str, list[int]]:
     table: dict[str, list[int]] = {}
     class_of: dict[int, str] = {}
     for key, numbers in class_dict.items():
-        name = as_text(key)
+        name = as_text(path, key)
         try:
             table[name] = sorted(index(number) for number in numbers)
         except TypeError:

@@ -8,7 +8,8 @@ sixth before it for validation.
 
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from zipfile import BadZipFile, ZipFile
+from struct import error as StructError
+from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile
 
 from trident.data.images import DatasetImage, InnerImage
 from trident.data.readers import ClassImages, Dataset, image_files, ordered_classes, subfolders
@@ -38,7 +39,12 @@ class ZippedImage(InnerImage):
         return Path(str(self.archive.filename))
 
     def content(self) -> bytes:
-        return self.archive.read(self.member)
+        """Read no more than a drawing may have: the size that the archive states can be wrong."""
+        with self.archive.open(self.member) as file:
+            content = file.read(_MAX_BYTES + 1)
+        if len(content) > _MAX_BYTES:
+            raise ValueError(f"it has more than {_MAX_BYTES} bytes, too many for a drawing")
+        return content
 
 
 def read_omniglot(source: Path) -> Dataset:
@@ -100,7 +106,7 @@ def _read_zip(path: Path) -> tuple[str, Alphabets]:
     """The name of the set in a zip file, and its alphabets. Members are checked by name and size, not read."""
     try:
         archive = ZipFile(path)
-    except (BadZipFile, OSError, NotImplementedError) as error:
+    except (BadZipFile, OSError, NotImplementedError, ValueError, OverflowError, StructError) as error:
         raise TridentError(f"{path} is not a whole zip file: {error}") from error
     set_names, alphabets = set(), Alphabets()
     seen: set[str] = set()
@@ -114,6 +120,8 @@ def _read_zip(path: Path) -> tuple[str, Alphabets]:
             )
         if member.file_size > _MAX_BYTES:
             raise TridentError(f"{path}: member {member.filename} has {member.file_size} bytes, too many for a drawing")
+        if member.compress_type not in (ZIP_STORED, ZIP_DEFLATED):  # the others can be unpacked as a whole only
+            raise TridentError(f"{path}: member {member.filename} is not compressed with deflate, as zip files are")
         if member.filename in seen:
             raise TridentError(f"{path}: member {member.filename} is there twice")
         seen.add(member.filename)

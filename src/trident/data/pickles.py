@@ -34,17 +34,19 @@ def pixel_array(path: Path, images: Any) -> np.ndarray:
     return images
 
 
-def as_text(name: Any) -> str:
-    """A class name, which numpy and Python 2 may have stored as bytes."""
-    return name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
+def as_text(path: Path, name: Any) -> str:
+    """A class name, which numpy and Python 2 may have stored as bytes. A whole number is fine too."""
+    if isinstance(name, bytes):
+        return name.decode("utf-8", "replace")
+    if not isinstance(name, str | np.integer) and not (isinstance(name, int) and abs(name) < 2**63):
+        raise TridentError(f"{path}: the name of a class is a {type(name).__name__}, expected text")
+    return str(name)
 
 
 def image_numbers(path: Path, labels: Any, n_images: int) -> dict[int, list[int]]:
     """Group image numbers by label. `labels` has one integer for each image."""
-    try:
-        array = np.asarray(labels)
-    except ValueError:  # lists of unequal lengths
-        array = np.empty(0, object)
+    listed = isinstance(labels, list | tuple) and all(isinstance(label, int | np.integer) for label in labels)
+    array = np.asarray(labels) if listed or isinstance(labels, np.ndarray) else np.empty(0, object)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise TridentError(f"{path}: its labels are not a list of whole numbers")
     if len(array) != n_images:

@@ -12,7 +12,7 @@ import PIL
 import trident
 from trident.data.decoding import decoded
 from trident.data.images import Target, UnreadableImageError
-from trident.data.readers import Dataset
+from trident.data.readers import Dataset, refuse_links_outside
 from trident.data.registry import READERS, WITH_SPLIT_FILE
 from trident.data.resuming import write_resumable_store
 from trident.data.store import ImageStore, open_store
@@ -77,7 +77,10 @@ def read_dataset(name: str, source: Path, split_file: Path | None = None) -> Dat
         raise TridentError(f"{name} has a split of its own and takes no split file")
     try:
         more = (split_file,) if name in WITH_SPLIT_FILE else ()
-        return cast(Dataset, imported(READERS[name])(source, *more))
+        dataset = cast(Dataset, imported(READERS[name])(source, *more))
+        if source.is_dir():
+            refuse_links_outside(source, dict.fromkeys(image.file for image in dataset.sources))
+        return dataset
     except OSError as error:
         raise TridentError(f"cannot read {error.filename or source}: {error.strerror or error}") from error
 

@@ -14,6 +14,8 @@ from trident.data.images import IMAGE_SUFFIXES, DatasetImage, ImageFile
 from trident.data.store import SPLITS, ClassEntry, class_table
 from trident.errors import TridentError
 
+_MOST_TEXT = 2**25  # bytes of a list; miniImageNet's longest has 1.2 MB
+
 
 @dataclass(frozen=True)
 class ClassImages:
@@ -70,7 +72,33 @@ def require_files(folder: Path, names: Iterable[str]) -> list[Path]:
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         raise TridentError(f"{folder} has no {missing[0]}: expected {', '.join(names)}")
+    refuse_links_outside(folder, (folder / name for name in names))
     return [folder / name for name in names]
+
+
+def file_inside(folder: Path, name: str, listed_in: Path) -> Path:
+    """The file that a list names. A list may name files in the folder only."""
+    if Path(name).is_absolute() or ".." in Path(name).parts:
+        raise TridentError(f"{listed_in}: {name[:200]} lies outside the folder {folder}")
+    return folder / name
+
+
+def refuse_links_outside(root: Path, files: Iterable[Path]) -> None:
+    """Check that no link leads out of the folder: what lies elsewhere is not a part of the dataset."""
+    inside: dict[Path, bool] = {}
+    top = root.resolve()
+
+    def is_inside(path: Path) -> bool:
+        found = path.resolve()
+        return found == top or top in found.parents
+
+    for file in files:
+        if file.parent not in inside:  # many files have the same folder, and resolving takes time
+            inside[file.parent] = is_inside(file.parent)
+        if not inside[file.parent] or (file.is_symlink() and not is_inside(file)):
+            raise TridentError(
+                f"{file} leads out of {root} through a link: copy what it leads to, or prepare that folder instead"
+            )
 
 
 def require_images(paths: Iterable[Path], listed_in: Path) -> None:
@@ -81,10 +109,18 @@ def require_images(paths: Iterable[Path], listed_in: Path) -> None:
         raise TridentError(f"{count} listed in {listed_in} cannot be found, the first is {missing[0]}")
 
 
+def _text_of(path: Path) -> str:
+    with path.open("rb") as file:
+        content = file.read(_MOST_TEXT + 1)
+    if len(content) > _MOST_TEXT:
+        raise TridentError(f"{path} has more than {_MOST_TEXT} bytes, too many for a list of names")
+    return content.decode("utf-8-sig")
+
+
 def read_lines(path: Path) -> list[str]:
     """The non-blank lines of a text file."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = _text_of(path)
     except UnicodeDecodeError as error:
         raise TridentError(f"{path} is not a text file: {error}") from error
     return [line.strip() for line in text.splitlines() if line.strip()]
@@ -127,7 +163,7 @@ def class_folders(root: Path) -> dict[str, list[Path]]:
 def read_split_file(path: Path) -> dict[str, str]:
     """The split of each class, from a JSON file {"train": [class, ...], "val": [...], "test": [...]}."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8-sig"))
+        content = json.loads(_text_of(path))
     except OSError as error:
         raise TridentError(f"cannot read the split file {path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:

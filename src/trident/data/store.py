@@ -16,13 +16,21 @@ from typing import Any
 import numpy as np
 
 from trident.data.checksums import Checksums
-from trident.data.store_format import FORMAT, TYPES, digest_of_header, new_hash
+from trident.data.store_format import (
+    FORMAT,
+    MOST_HEADER,
+    TYPES,
+    checked_classes,
+    checked_shape,
+    digest_of_header,
+    new_hash,
+)
+from trident.data.store_format import SPLITS as SPLITS
 from trident.data.store_format import ClassEntry as ClassEntry
 from trident.data.store_writer import StoreWriter, check_space
 from trident.errors import TridentError
 from trident.files import atomic_file
 
-SPLITS = ("train", "val", "test")
 PLACES = ("auto", "device", "host")
 
 
@@ -104,25 +112,24 @@ def open_store(path: Path) -> ImageStore:
     try:
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
-            if length > min(path.stat().st_size, 1 << 30):
-                raise ValueError("its header is longer than the file")
+            if length > min(path.stat().st_size, MOST_HEADER):
+                raise ValueError("its header is longer than the file, or than that of a store can be")
             content = file.read(length)
         header = json.loads(content)
         metadata = header["__metadata__"]
         if metadata.get("format") != FORMAT:
             raise ValueError("it was not written by 'trident data prepare'")
-        classes = tuple(ClassEntry(**entry) for entry in json.loads(metadata["classes"]))
-        shape = tuple(header["images"]["shape"])
-        features_of = str(metadata.get("features_of", ""))
-        kind = TYPES["F32" if features_of else "U8"]
-        images = np.memmap(path, kind, "r", offset=8 + length, shape=shape)
-        if len(shape) != (2 if features_of else 4) or shape[0] != sum(entry.count for entry in classes):
-            raise ValueError("its class table does not fit its images")
+        features_of, fingerprint, dataset = (metadata.get(key, "") for key in ("features_of", "fingerprint", "dataset"))
+        if not all(isinstance(text, str) for text in (features_of, fingerprint, dataset)) or not fingerprint:
+            raise ValueError("what it says about itself is not text")
+        kind = "F32" if features_of else "U8"
+        shape = checked_shape(header["images"], kind, path.stat().st_size - 8 - length)
+        classes = checked_classes(json.loads(metadata["classes"]), shape[0])
+        images = np.memmap(path, TYPES[kind], "r", offset=8 + length, shape=shape)
         checksums = _checksums(path, content, metadata, len(images))
-        fingerprint = str(metadata["fingerprint"])
-        return ImageStore(str(metadata["dataset"]), images, classes, fingerprint, features_of, checksums)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
-        raise TridentError(f"{path} is not a trident store: {error}") from error
+        return ImageStore(dataset, images, classes, fingerprint, features_of, checksums)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, struct.error) as error:
+        raise TridentError(f"{path} is not a trident store: {str(error)[:200]}") from error
 
 
 def _checksums(path: Path, header: bytes, metadata: dict[str, Any], n_images: int) -> Checksums | None:

@@ -4,12 +4,15 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
 
 FORMAT = "trident-store-1"
 TYPES: dict[str, Any] = {"U8": np.dtype(np.uint8), "F32": np.dtype("<f4")}  # by their names in safetensors
+SPLITS = ("train", "val", "test")
+MOST_HEADER = 2**25  # bytes; a class takes about 80, the checksum of a block of images 65
 NO_DIGEST = "0" * 64  # a placeholder, replaced when all pixels are written
 
 
@@ -21,6 +24,39 @@ class ClassEntry:
     split: str
     start: int
     count: int
+
+
+def checked_shape(tensor: Any, kind: str, n_bytes: int) -> tuple[int, ...]:
+    """The shape of a store's images or features, which must be of this type and fill so many bytes."""
+    shape = tensor["shape"]
+    if not isinstance(shape, list) or not all(type(length) is int and length > 0 for length in shape):
+        raise ValueError("the shape of its images is not a list of lengths")
+    square = len(shape) == 4 and shape[1] == shape[2] and shape[3] in (1, 3)
+    if tensor["dtype"] != kind or not (len(shape) == 2 if kind == "F32" else square):
+        raise ValueError("it holds neither square images in colour or grey nor features")
+    needed = prod(shape) * TYPES[kind].itemsize
+    if needed != n_bytes or tensor["data_offsets"] != [0, needed]:
+        raise ValueError("its images do not fill the rest of the file: it was cut or made longer")
+    return tuple(shape)
+
+
+def checked_classes(table: Any, n_images: int) -> tuple[ClassEntry, ...]:
+    """The class table of a store with so many images. Each class begins where the one before it ends."""
+    if not isinstance(table, list) or not table:
+        raise ValueError("it has no class table")
+    classes = tuple(ClassEntry(**entry) for entry in table)
+    start = 0
+    for entry in classes:
+        if not isinstance(entry.name, str) or entry.split not in SPLITS:
+            raise ValueError(
+                f"its class table has a class without a name, or in a split other than {', '.join(SPLITS)}"
+            )
+        if type(entry.start) is not int or type(entry.count) is not int or entry.count < 1 or entry.start != start:
+            raise ValueError("its class table does not fit its images: one class must begin where another ends")
+        start += entry.count
+    if start != n_images:
+        raise ValueError(f"its class table does not fit its images: it has {start} images, and there are {n_images}")
+    return classes
 
 
 def new_hash(classes: Sequence[ClassEntry]) -> Any:

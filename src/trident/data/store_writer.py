@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from trident.data.checksums import images_per_block
-from trident.data.store_format import FORMAT, NO_DIGEST, TYPES, ClassEntry, digest_of_header, new_hash
+from trident.data.store_format import FORMAT, MOST_HEADER, NO_DIGEST, TYPES, ClassEntry, digest_of_header, new_hash
 from trident.errors import TridentError
 
 _READ_AT_ONCE = 4 * 2**20
@@ -122,6 +122,8 @@ class StoreWriter:
 def _padded(header: dict[str, Any]) -> bytes:
     """Multiples of 8 bytes, so that the images are aligned."""
     content = json.dumps(header).encode()
+    if len(content) > MOST_HEADER:
+        raise TridentError(f"the header of the store would have {len(content)} bytes: {MOST_HEADER} can be read again")
     return content + b" " * (-len(content) % 8)
 
 

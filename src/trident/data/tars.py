@@ -7,6 +7,7 @@ when it is needed. A member's name is only a name: no file is ever made from it,
 import tarfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path, PurePosixPath
 
 from trident.data.images import IMAGE_SUFFIXES, InnerImage
@@ -14,6 +15,7 @@ from trident.data.pictures import UniqueNames
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 _LARGEST = 2**28  # bytes of one picture
+_LARGEST_HEADER = 2**20  # bytes; long names and attributes of a member are in further headers
 _PREFIXES = (".", "__MACOSX")  # of members that archivers add by themselves
 
 
@@ -61,10 +63,19 @@ def tar_pictures(archives: Iterable[Path]) -> tuple[list[TarPicture], dict[str, 
     return pictures, unread
 
 
+class _Headers(FileIO):
+    """An archive as tarfile reads it here: only headers, which are small, whatever size they state."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is None or not 0 <= size <= _LARGEST_HEADER:
+            raise tarfile.ReadError(f"it has a header of {size} bytes")
+        return super().read(size) or b""
+
+
 def _members(archive: Path) -> Iterator[tarfile.TarInfo]:
     """The pictures among the members. Links, folders, other files and hidden ones are skipped."""
     size = archive.stat().st_size
-    with tarfile.open(archive, "r:", errorlevel=1) as file:
+    with _Headers(archive) as raw, tarfile.open(fileobj=raw, mode="r:", errorlevel=1) as file:
         for member in file:
             file.members.clear()  # type: ignore[attr-defined]  # tarfile would keep them all
             path = PurePosixPath(member.name)
@@ -74,7 +85,6 @@ def _members(archive: Path) -> Iterator[tarfile.TarInfo]:
             if not hidden and member.isreg() and not member.issparse() and path.suffix.lower() in IMAGE_SUFFIXES:
                 yield member
         # At a damaged header tarfile stops as if that were the end, which is a block of zeros.
-        with archive.open("rb") as raw:
-            raw.seek(file.offset)
-            if raw.read(tarfile.BLOCKSIZE).strip(b"\0"):
-                raise tarfile.ReadError("it is damaged after the last picture that was found")
+        raw.seek(file.offset)
+        if raw.read(tarfile.BLOCKSIZE).strip(b"\0"):
+            raise tarfile.ReadError("it is damaged after the last picture that was found")

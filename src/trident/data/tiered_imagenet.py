@@ -40,7 +40,7 @@ def _class_names(path: Path, split: str, fields: dict[str, Any], grouped: dict[i
         return {label: f"{split}-{label:03d}" for label in grouped}
     if not isinstance(strings, list | tuple | np.ndarray):
         raise TridentError(f"{path}: its label_specific_str is a {type(strings).__name__}, not a list of class names")
-    names = [as_text(string) for string in strings]
+    names = [as_text(path, string) for string in strings]
     wrong = [label for label in grouped if not 0 <= label < len(names)]
     if wrong:
         raise TridentError(f"{path}: label_specific has {wrong[0]}, but label_specific_str names {len(names)} classes")

@@ -7,19 +7,25 @@ memory.
 
 It is based on the standard library's unpickler in Python, not the one in C: its instructions can be restricted, and the
 C version lets a file of twenty bytes allocate gigabytes of memory.
+
+A small pickle can describe a huge object, because parts can be used again and again. So all work is bounded: the number
+of instructions, the bytes that calls may make of the file's bytes, and the depth and the number of elements of the
+result, counted as if nothing were shared. Keys of dicts and members of sets are single values: hashing a tuple of
+tuples of tuples could take for ever.
 """
 
 import pickle
 import re
 import struct
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
+from trident.data.pickle_extent import TooLargeError, check_extent
 from trident.errors import TridentError
 
 _DATA_INSTRUCTIONS = (
@@ -31,6 +37,12 @@ _DATA_INSTRUCTIONS = (
     "EMPTY_DICT DICT SETITEM SETITEMS EMPTY_SET ADDITEMS FROZENSET "
     "GET BINGET LONG_BINGET PUT BINPUT LONG_BINPUT MEMOIZE GLOBAL STACK_GLOBAL INST REDUCE BUILD"
 )
+_MOST_INSTRUCTIONS = 2**24  # of any file; tieredImageNet's largest pickle has about 10 million
+_INSTRUCTIONS = 2**22  # of any file, and then one for each so many bytes: images have few instructions for their size
+_BYTES_FOR_ONE_MORE = 64
+_HEAVY = 16  # a dict or set counts as so many instructions, for the memory that it takes
+_MOST_BYTES = 2**34  # of the file
+_LONGEST_EMPTY = 2**16  # in an array of shape (n, 0) n costs nothing, so it may not be any number
 _PLAIN_DTYPE = re.compile(r"(b1|[iu][1248]|f[248]|[SU][1-9][0-9]{0,5}|O[48]?)")
 
 
@@ -88,11 +100,19 @@ def _reconstruct(array_type: Any, shape: Any, code: Any) -> np.ndarray:
     return np.empty((0,), np.int8)  # shape, type and content are in the state
 
 
+def _check_shape(shape: Any) -> None:
+    if not isinstance(shape, tuple | list) or not all(type(length) is int and length >= 0 for length in shape):
+        raise pickle.UnpicklingError("an array's shape is malformed")
+    if 0 in shape and max(shape) > _LONGEST_EMPTY:
+        raise pickle.UnpicklingError(f"an empty array has a length of {max(shape):.6g}")
+
+
 def _fill(array: np.ndarray, state: Any) -> None:
     """Fill an array from _reconstruct with the content that follows it in the pickle."""
     shape, dtype, is_fortran, content = state[-4:]  # a version number may come first
-    if array.shape != (0,) or not all(isinstance(length, int) and length >= 0 for length in shape):
+    if array.shape != (0,):
         raise pickle.UnpicklingError("an array's state is malformed")
+    _check_shape(shape)
     kind = _numpy_dtype(dtype)
     if kind.hasobject:
         if not isinstance(content, list) or len(content) != prod(shape):
@@ -106,6 +126,7 @@ def _fill(array: np.ndarray, state: Any) -> None:
 
 
 def _from_buffer(content: Any, dtype: Any, shape: Any, order: Any, axis_order: Any = None) -> np.ndarray:
+    _check_shape((shape,) if isinstance(shape, int) else shape)
     array = np.frombuffer(_raw(content), _numpy_dtype(dtype))
     if _text(order) == "K" and axis_order is not None:  # how recent numpy writes a transposed array
         return array.reshape(shape).transpose(axis_order)
@@ -116,9 +137,9 @@ def _scalar(dtype: Any, content: Any) -> Any:
     return np.frombuffer(_raw(content), _numpy_dtype(dtype), 1)[0]
 
 
-def _encode(text: str, encoding: str) -> bytes:
+def _encode(text: Any, encoding: Any) -> bytes:
     """Python 3 writes bytes like this into a pickle that Python 2 can read."""
-    if encoding != "latin1":
+    if not isinstance(text, str) or encoding != "latin1":
         raise _ForbiddenError(f"the text encoding '{encoding}'")
     return text.encode("latin1")
 
@@ -128,10 +149,34 @@ def _empty_bytes() -> bytes:
     return b""
 
 
+def _check_keys(keys: Iterable[Any]) -> None:
+    """Check that keys of a dict or members of a set are single values: the hash of others can take for ever."""
+    for key in keys:
+        if not isinstance(key, str | bytes | int | float | np.generic | None):
+            raise _ForbiddenError(f"a {type(key).__name__} as a key of a dict or in a set")
+
+
+def _set(members: Any = ()) -> set[Any]:
+    _check_keys(members)
+    return set(members)
+
+
+def _frozen_set(members: Any = ()) -> frozenset[Any]:
+    _check_keys(members)
+    return frozenset(members)
+
+
+def _ordered_dict(pairs: Any = ()) -> OrderedDict[Any, Any]:
+    if not isinstance(pairs, list | tuple) or not all(isinstance(pair, list | tuple) for pair in pairs):
+        raise pickle.UnpicklingError("an OrderedDict is malformed")
+    _check_keys(pair[0] for pair in pairs)
+    return OrderedDict(pairs)
+
+
 _NAMES: dict[tuple[str, str], Any] = {
     ("numpy", "ndarray"): _ArrayType,
     ("numpy", "dtype"): _Dtype,
-    ("collections", "OrderedDict"): OrderedDict,
+    ("collections", "OrderedDict"): _ordered_dict,
     ("_codecs", "encode"): _encode,
 }
 for _core in ("numpy.core", "numpy._core"):  # before and since numpy 2
@@ -139,14 +184,15 @@ for _core in ("numpy.core", "numpy._core"):  # before and since numpy 2
     _NAMES[f"{_core}.multiarray", "scalar"] = _scalar
     _NAMES[f"{_core}.numeric", "_frombuffer"] = _from_buffer
 for _builtins in ("builtins", "__builtin__"):  # Python 3 and Python 2
-    _NAMES[_builtins, "set"] = set
-    _NAMES[_builtins, "frozenset"] = frozenset
+    _NAMES[_builtins, "set"] = _set
+    _NAMES[_builtins, "frozenset"] = _frozen_set
     _NAMES[_builtins, "bytes"] = _empty_bytes
 
 
 def _load_build(machine: Any) -> None:
     """The instruction that sets an object's state, for the two allowed kinds of object."""
     state = machine.stack.pop()
+    machine.spend_bytes(_size_of(state))
     target = machine.stack[-1]
     if isinstance(target, _Dtype):
         target.set_state(state)
@@ -168,25 +214,95 @@ def _load_byte_array(machine: Any) -> None:
     machine.append(machine.read(length))
 
 
-class _Instructions(dict[int, Callable[..., None]]):
-    """The allowed instructions, those that build data. Any other is an error."""
+def _load_reduce(machine: Any) -> None:
+    """The instruction that calls one of `_NAMES`. What it may copy is bounded by the size of the file."""
+    machine.spend_bytes(_size_of(machine.stack[-1]))
+    _STANDARD[pickle.REDUCE[0]](machine)
 
-    def __missing__(self, code: int) -> Callable[..., None]:
-        if code in pickle._Unpickler.dispatch:
+
+def _load_inst(machine: Any) -> None:
+    """Likewise, with arguments from the stack."""
+    machine.spend_bytes(_size_of(tuple(machine.stack)))
+    _STANDARD[pickle.INST[0]](machine)
+
+
+def _size_of(arguments: Any) -> int:
+    if not isinstance(arguments, tuple):
+        raise pickle.UnpicklingError("a call's arguments are malformed")
+    return sum(len(part) for part in arguments if isinstance(part, str | bytes | list | tuple))
+
+
+def _load_setitem(machine: Any) -> None:
+    _check_keys(machine.stack[-2:-1])
+    _STANDARD[pickle.SETITEM[0]](machine)
+
+
+def _load_setitems(machine: Any) -> None:
+    _check_keys(machine.stack[::2])  # what stands behind the last mark: key, value, key, value and so on
+    _STANDARD[pickle.SETITEMS[0]](machine)
+
+
+def _load_dict(machine: Any) -> None:
+    _check_keys(machine.stack[::2])
+    _STANDARD[pickle.DICT[0]](machine)
+
+
+def _load_additems(machine: Any) -> None:
+    _check_keys(machine.stack)
+    _STANDARD[pickle.ADDITEMS[0]](machine)
+
+
+def _load_frozenset(machine: Any) -> None:
+    _check_keys(machine.stack)
+    _STANDARD[pickle.FROZENSET[0]](machine)
+
+
+_STANDARD = pickle._Unpickler.dispatch
+_ALLOWED: dict[int, Callable[..., None]] = {
+    code: _STANDARD[code] for code in (getattr(pickle, name)[0] for name in _DATA_INSTRUCTIONS.split())
+} | {
+    pickle.BUILD[0]: _load_build,
+    pickle.BINSTRING[0]: _load_long_string,
+    pickle.BYTEARRAY8[0]: _load_byte_array,
+    pickle.REDUCE[0]: _load_reduce,
+    pickle.INST[0]: _load_inst,
+    pickle.SETITEM[0]: _load_setitem,
+    pickle.SETITEMS[0]: _load_setitems,
+    pickle.DICT[0]: _load_dict,
+    pickle.ADDITEMS[0]: _load_additems,
+    pickle.FROZENSET[0]: _load_frozenset,
+}
+_HEAVY_INSTRUCTIONS = frozenset((pickle.EMPTY_DICT[0], pickle.DICT[0], pickle.EMPTY_SET[0], pickle.FROZENSET[0]))
+
+
+class _Instructions(dict[int, Callable[..., None]]):
+    """The allowed instructions, those that build data, and only so many of them. Any other is an error."""
+
+    def __init__(self, size: int) -> None:
+        self._most = self._left = min(_INSTRUCTIONS + size // _BYTES_FOR_ONE_MORE, _MOST_INSTRUCTIONS)
+
+    def __getitem__(self, code: int) -> Callable[..., None]:
+        self._left -= _HEAVY if code in _HEAVY_INSTRUCTIONS else 1
+        if self._left < 0:
+            raise TooLargeError(f"more than {self._most} instructions")
+        if code in _ALLOWED:
+            return _ALLOWED[code]
+        if code in _STANDARD:
             raise _ForbiddenError("an instruction that makes objects")
         raise pickle.UnpicklingError(f"byte {code} is no instruction of a pickle")
 
 
 class _PlainUnpickler(pickle._Unpickler):
-    dispatch = _Instructions(
-        {
-            code: pickle._Unpickler.dispatch[code]
-            for code in (getattr(pickle, name)[0] for name in _DATA_INSTRUCTIONS.split())
-        }
-    )
-    dispatch[pickle.BUILD[0]] = _load_build
-    dispatch[pickle.BINSTRING[0]] = _load_long_string
-    dispatch[pickle.BYTEARRAY8[0]] = _load_byte_array
+    def __init__(self, file: IO[bytes], size: int) -> None:
+        super().__init__(file, encoding="latin1")
+        machine: Any = self
+        machine.dispatch = _Instructions(size)  # one for each file, because it counts
+        self._bytes_left = 8 * size  # Python 3 makes two copies of an array's bytes for Python 2
+
+    def spend_bytes(self, number: int) -> None:
+        self._bytes_left -= number
+        if self._bytes_left < 0:
+            raise TooLargeError("many times the bytes of its file")
 
     def find_class(self, module: str, name: str) -> Callable[..., Any]:
         if (module, name) not in _NAMES:
@@ -198,8 +314,15 @@ class _PlainUnpickler(pickle._Unpickler):
 def load_pickle(path: Path) -> Any:
     """Read a pickle of numpy arrays and plain containers, written by Python 2 or 3. Anything else is an error."""
     try:
+        size = Path(path).stat().st_size
+        if size > _MOST_BYTES:
+            raise TooLargeError(f"more than {_MOST_BYTES} bytes")
         with Path(path).open("rb") as file:
-            return _PlainUnpickler(file, encoding="latin1").load()
+            content = _PlainUnpickler(file, size).load()
+        check_extent(content)
+        return content
+    except TooLargeError as error:
+        raise TridentError(f"{path} is refused: it holds {error}, more than a dataset's pickle needs") from error
     except _ForbiddenError as error:
         raise TridentError(
             f"{path} is refused, nothing of it was run: it asks for {_one_line(error)}, "

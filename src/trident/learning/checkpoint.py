@@ -5,7 +5,6 @@ state of random generators.
 """
 
 import json
-import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ from torch import Tensor
 from trident.data.checksums import digest_of
 from trident.errors import TridentError, one_line
 from trident.files import atomic_file
+from trident.learning import weights_header
 from trident.nn.parameters import Parameters
 from trident.recipes.files import recipe_names
 from trident.recipes.loading import load_recipe, recipe_from, recipe_values
@@ -27,6 +27,8 @@ from trident.weights import weight_names, weights_file
 LAST = "last.safetensors"
 BEST = "best.safetensors"
 MOMENTS = ("exp_avg", "exp_avg_sq")  # Adam's state
+_MOST_LETTERS = 200  # of an error of somebody else's, in a message
+_DAMAGE = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError)  # RecursionError is one too
 _FORMAT = "trident-checkpoint-2"
 
 
@@ -140,11 +142,12 @@ def load_checkpoint(path: Path | str) -> Checkpoint:
     if not path.is_file():
         raise TridentError(f"there is no run or weights file at {path}, and 'trident weights' does not list it")
     try:
+        weights_header.check_file(path)
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a mapping
-    except (SafetensorError, OSError) as error:
-        raise TridentError(f"{path} is not a safetensors file: {error}") from error
+    except (SafetensorError, OSError, MemoryError, *_DAMAGE) as error:
+        raise TridentError(f"{path} is not a safetensors file: {str(error)[:_MOST_LETTERS]}") from error
     if metadata.get("format") != _FORMAT:
         raise TridentError(f"{path} holds weights of another program, or of another version of trident")
     try:
@@ -163,17 +166,18 @@ def load_checkpoint(path: Path | str) -> Checkpoint:
             recipe,
             _as_in(parameters, groups["parameters"], path),
             _as_in(recipe.running_shapes(), groups["running"], path),
-            int(about["step"]),
+            weights_header.steps(about["step"]),
             _as_in(moments, groups["optimizer"], path) if groups["optimizer"] else {},
-            about["best"],
-            {"data": None, "dataset": recipe.dataset, "fingerprint": ""} | about["provenance"],
-            int(about["validated_step"]),
+            weights_header.best(about["best"]),
+            {"data": None, "dataset": recipe.dataset, "fingerprint": ""}
+            | weights_header.provenance(about["provenance"]),
+            weights_header.steps(about["validated_step"], "validated step"),
             path,
-            Temperatures(**{key: _temperature(value) for key, value in about["temperatures"].items()}),
+            Temperatures(**{key: weights_header.temperature(value) for key, value in about["temperatures"].items()}),
         )
         loaded.described()  # reads all of the provenance
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError) as error:
-        raise TridentError(f"{path} is damaged: {error!r}") from error
+    except _DAMAGE as error:
+        raise TridentError(f"{path} is damaged: {repr(error)[:_MOST_LETTERS]}") from error
     if without_best and loaded.best:
         raise TridentError(
             f"{path.with_name(BEST)} is missing, with the best weights, of step {loaded.best['step']}: 'trident train "
@@ -212,12 +216,6 @@ def _without_paths(provenance: dict[str, Any]) -> dict[str, Any]:
         start = {key: value for key, value in provenance["start"].items() if key != "file"}
         kept["start"] = start | {"provenance": _without_paths(start["provenance"])}
     return kept
-
-
-def _temperature(value: Any) -> float:
-    if not 0 < float(value) < math.inf:
-        raise ValueError(f"temperature {value}")
-    return float(value)
 
 
 def _as_in(expected: Parameters, found: Parameters, path: Path) -> Parameters:

@@ -30,8 +30,8 @@ class AdaptedConv4(InnerLoopMethod):
 
     recorded: ClassVar[bool] = True
     inner_rate: float = setting(0.01, "learning rate of the inner steps", True)
-    inner_steps: int = setting(10, "inner steps at test", True)
-    training_inner_steps: int | None = setting(5, "inner steps in training; 'none' takes as many as at test")
+    inner_steps: int = setting(10, "inner steps at test", True, most=100)
+    training_inner_steps: int | None = setting(5, "inner steps in training; 'none' takes as many as at test", most=100)
 
     def __post_init__(self) -> None:
         super().__post_init__()

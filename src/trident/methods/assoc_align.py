@@ -48,7 +48,9 @@ class AssociativeAlignment(BaselinePlusPlus):
     )
     initial_scale: float = setting(20.0, "start of the learned scale of the cosine in training")
     margin: float = setting(0.01, "additive angular margin between the training classes, in radians")
-    related: int = setting(10, "training classes that are aligned with each class, at most", after_training=True)
+    related: int = setting(
+        10, "training classes that are aligned with each class, at most", after_training=True, most=1000
+    )
     alignment: float = setting(0.03, "weight of the alignment in the second fit", after_training=True)
 
     def __post_init__(self) -> None:

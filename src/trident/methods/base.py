@@ -185,7 +185,7 @@ class HeadOnFeatures(Method):
 class ClassifierHead(HeadOnFeatures):
     """Base of heads whose features are trained by a linear classifier of all training classes."""
 
-    training_classes: int = setting(64, "number of classes in the training split")
+    training_classes: int = setting(64, "number of classes in the training split", most=100_000)
 
     def __post_init__(self) -> None:
         require_at_least(self, "method", 2, "training_classes")

@@ -31,7 +31,7 @@ class Baseline(ClassifierHead):
         "A Closer Look at Few-shot Classification",
         trained_on="classes",
     )
-    steps: int = setting(500, "gradient steps that fit the linear layer to a task", after_training=True)
+    steps: int = setting(500, "gradient steps that fit the linear layer to a task", after_training=True, most=10_000)
     rate: float = setting(0.01, "learning rate of these steps", after_training=True)
     weight_decay: float = setting(0.001, "weight decay of these steps", after_training=True)
 

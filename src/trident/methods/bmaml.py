@@ -38,10 +38,10 @@ class BayesianMaml(AdaptedConv4):
     """
 
     about = About("Bayesian MAML", "Yoon et al. 2018", "Bayesian Model-Agnostic Meta-Learning")
-    particles: int = setting(5, "number of particles")
+    particles: int = setting(5, "number of particles", most=100)
     precision: float = setting(1.0, "precision of the prior of a particle's weights", True)
     chaser: bool = setting(False, "train by the chaser loss instead of the queries' cross-entropy")
-    leader_steps: int = setting(5, "further steps of the leader, for the chaser loss")
+    leader_steps: int = setting(5, "further steps of the leader, for the chaser loss", most=100)
     leader_rate: float = setting(0.005, "learning rate of the leader's steps")
 
     def __post_init__(self) -> None:

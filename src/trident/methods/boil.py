@@ -19,8 +19,10 @@ class Boil(AdaptedConv4):
 
     about = About("BOIL", "Oh et al. 2021", "BOIL: Towards Representation Change for Few-shot Learning")
     inner_rate: float = setting(0.5, "learning rate of the inner steps", True)
-    inner_steps: int = setting(1, "inner steps at test", True)
-    training_inner_steps: int | None = setting(None, "inner steps in training; 'none' takes as many as at test")
+    inner_steps: int = setting(1, "inner steps at test", True, most=100)
+    training_inner_steps: int | None = setting(
+        None, "inner steps in training; 'none' takes as many as at test", most=100
+    )
 
     def adapts(self, parameter: str) -> bool:
         return parameter.startswith(NAME)

@@ -35,7 +35,7 @@ class EntropyMin(HeadOnFeatures):
         transductive=True,
     )
     scale: float = setting(15.0, "of squared distances in the logits", after_training=True)
-    steps: int = setting(25, "gradient steps", after_training=True)
+    steps: int = setting(25, "gradient steps", after_training=True, most=10_000)
     rate: float = setting(5e-5, "learning rate of Adam", after_training=True)
 
     def __post_init__(self) -> None:

@@ -95,7 +95,7 @@ class InnerLoopMethod(Method):
         "sgd", "optimiser of the inner steps: plain gradient steps (Algorithm 2, released code) or Adam", True
     )
     inner_rate: float = setting(1e-3, "learning rate of the inner steps, the paper's alpha", True)
-    inner_steps: int = setting(5, "inner steps, the paper's n", True)
+    inner_steps: int = setting(5, "inner steps, the paper's n", True, most=100)
     inner_order: Literal["second", "first"] = setting(
         "second", "second: differentiate through the inner steps; first: do not, which is cheaper", True
     )

@@ -41,8 +41,10 @@ class KReciprocal(NormalisedHead):
         trained_on="nothing",
         transductive=True,
     )
-    neighbours: int = setting(20, "k: nearest neighbours of each node", after_training=True)
-    averaged: int = setting(6, "nearest nodes, itself among them, whose weights are averaged", after_training=True)
+    neighbours: int = setting(20, "k: nearest neighbours of each node", after_training=True, most=10_000)
+    averaged: int = setting(
+        6, "nearest nodes, itself among them, whose weights are averaged", after_training=True, most=1000
+    )
     blend: float = setting(0.3, "weight of the cosine distance beside the Jaccard distance", after_training=True)
     scale: float = setting(10.0, "of distances in the logits: how sure the probabilities are", after_training=True)
 

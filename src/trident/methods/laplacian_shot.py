@@ -37,8 +37,10 @@ class LaplacianShot(NormalisedHead):
         transductive=True,
     )
     smoothness: float = setting(0.7, "weight of the neighbours' labels", after_training=True)
-    neighbours: int = setting(2, "nearest neighbours of each query, itself not counted", after_training=True)
-    rounds: int = setting(20, "how often probabilities are computed anew", after_training=True)
+    neighbours: int = setting(
+        2, "nearest neighbours of each query, itself not counted", after_training=True, most=10_000
+    )
+    rounds: int = setting(20, "how often probabilities are computed anew", after_training=True, most=1000)
     rectify: bool = setting(True, "move class means towards the queries first, as BD-CSPN does", after_training=True)
 
     def __post_init__(self) -> None:

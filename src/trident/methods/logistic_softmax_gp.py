@@ -54,7 +54,7 @@ class LogisticSoftmaxProcess(BoundedKernelHead):
         "Galy-Fajou et al. 2020",
         "Multi-Class Gaussian Process Classification Made Conjugate: Efficient Inference via Data Augmentation",
     )
-    rounds: int = setting(10, "mean-field updates of the posterior", after_training=True)
+    rounds: int = setting(10, "mean-field updates of the posterior", after_training=True, most=1000)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -49,7 +49,9 @@ class MetaQda(NormalisedHead):
     """
 
     about = About("MetaQDA", "Zhang et al. 2021", "Shallow Bayesian Meta Learning for Real-World Few-Shot Recognition")
-    dimensions: int | None = setting(128, "d: numbers that features are projected to; 'none' takes them as they are")
+    dimensions: int | None = setting(
+        128, "d: numbers that features are projected to; 'none' takes them as they are", most=4096
+    )
     rule: Literal["map", "bayesian"] = setting(
         "map", "how a class is scored: by its most probable Gaussian, or averaged over all (Student's t)"
     )

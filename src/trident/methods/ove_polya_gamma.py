@@ -44,7 +44,7 @@ class OveGaussianProcess(BoundedKernelHead):
         "Snell & Zemel 2021",
         "Bayesian Few-Shot Classification with One-vs-Each Polya-Gamma Augmented Gaussian Processes",
     )
-    rounds: int = setting(8, "mean-field updates of the posterior", after_training=True)
+    rounds: int = setting(8, "mean-field updates of the posterior", after_training=True, most=1000)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -31,7 +31,9 @@ class Paddle(HeadOnFeatures):
         trained_on="nothing",
         transductive=True,
     )
-    rounds: int = setting(100, "how often class means and probabilities are computed anew", after_training=True)
+    rounds: int = setting(
+        100, "how often class means and probabilities are computed anew", after_training=True, most=1000
+    )
     penalty: float = setting(75.0, "on the number of classes that occur among the queries", after_training=True)
 
     def __post_init__(self) -> None:

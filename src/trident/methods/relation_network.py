@@ -41,8 +41,8 @@ class RelationNetwork(HeadOnFeatures):
     about = About(
         "Relation Networks", "Sung et al. 2018", "Learning to Compare: Relation Network for Few-Shot Learning"
     )
-    width: int = setting(64, "feature maps in the two blocks of the relation network")
-    hidden: int = setting(8, "hidden units between its two dense layers")
+    width: int = setting(64, "feature maps in the two blocks of the relation network", most=4096)
+    hidden: int = setting(8, "hidden units between its two dense layers", most=4096)
     loss: Literal["squared_error", "cross_entropy"] = setting("squared_error", "of the scores in training")
 
     def __post_init__(self) -> None:

@@ -65,7 +65,7 @@ class NearestNeighbours(ScikitLearnHead):
     about = About(
         "k nearest neighbours", "Cover & Hart 1967", "Nearest Neighbor Pattern Classification", trained_on="nothing"
     )
-    neighbours: int = setting(1, "how many support images vote", after_training=True)
+    neighbours: int = setting(1, "how many support images vote", after_training=True, most=10_000)
 
     def __post_init__(self) -> None:
         require_at_least(self, "method", 1, "neighbours")

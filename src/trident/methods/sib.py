@@ -42,7 +42,7 @@ class SyntheticInformationBottleneck(SizedHead):
         "Empirical Bayes Transductive Meta-Learning with Synthetic Gradients",
         transductive=True,
     )
-    steps: int = setting(3, "synthetic gradient steps", after_training=True)
+    steps: int = setting(3, "synthetic gradient steps", after_training=True, most=10_000)
     rate: float = setting(1e-3, "of these steps", after_training=True)
     initial_scale: float = setting(10.0, "start of the learned scale s of cosines")
 

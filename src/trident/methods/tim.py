@@ -53,7 +53,10 @@ class Tim(HeadOnFeatures):
     sure: float = setting(0.1, "weight of the mean entropy of the queries' probabilities", after_training=True)
     spread: float = setting(1.0, "weight of the entropy of the queries' mean probabilities", after_training=True)
     steps: int | None = setting(
-        None, "of the solver; 'none' takes as many as published: 1000 gradient or 150 alternating", after_training=True
+        None,
+        "of the solver; 'none' takes as many as published: 1000 gradient or 150 alternating",
+        after_training=True,
+        most=10_000,
     )
     rate: float = setting(1e-4, "learning rate of Adam, for the gradient solver", after_training=True)
 

@@ -45,7 +45,9 @@ class Tpn(HeadOnFeatures):
         transductive=True,
     )
     flow: float = setting(0.99, "how far labels spread: from 0 to below 1", after_training=True)
-    neighbours: int = setting(20, "nearest images of each image in the graph, itself counted", after_training=True)
+    neighbours: int = setting(
+        20, "nearest images of each image in the graph, itself counted", after_training=True, most=10_000
+    )
 
     def __post_init__(self) -> None:
         require(0 <= self.flow < 1, f"method.flow is {self.flow}: it must be 0 or more, and below 1")

@@ -40,7 +40,7 @@ class TransductiveCnaps(HeadOnFeatures):
         trained_on="nothing",
         transductive=True,
     )
-    rounds: int = setting(4, "how often queries refine the classes; 0 is Simple CNAPS", after_training=True)
+    rounds: int = setting(4, "how often queries refine the classes; 0 is Simple CNAPS", after_training=True, most=1000)
     length: float = setting(3.0, "of the features of an image: how much their covariance counts", after_training=True)
 
     def __post_init__(self) -> None:

@@ -70,11 +70,11 @@ class TridentOnFeatures(HeadOnFeatures):
         "Transductive Decoupled Variational Inference for Few-Shot Classification",
         transductive=True,
     )
-    semantic_latents: int = setting(32, "size of z_semantic; z_label has the size of the features")
-    label_width: int = setting(64, "hidden units of the network in the mean of z_label")
-    decoder_width: int = setting(64, "hidden units of the decoder")
-    attfex_width_m: int = setting(16, "feature maps that AttFEX's W_M extracts from the images of a task")
-    attfex_width_n: int = setting(8, "feature maps that W_N makes of them")
+    semantic_latents: int = setting(32, "size of z_semantic; z_label has the size of the features", most=4096)
+    label_width: int = setting(64, "hidden units of the network in the mean of z_label", most=4096)
+    decoder_width: int = setting(64, "hidden units of the decoder", most=4096)
+    attfex_width_m: int = setting(16, "feature maps that AttFEX's W_M extracts from the images of a task", most=1024)
+    attfex_width_n: int = setting(8, "feature maps that W_N makes of them", most=1024)
     initial_log_var: float = setting(-5.0, "start of the log-variances; a feature's mean square is 1")
     classification_weight: float = setting(100.0, "weight of the queries' cross-entropy")
     reconstruction_weight: float = setting(0.01, "weight of the squared error of a feature, summed over its numbers")

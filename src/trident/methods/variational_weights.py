@@ -87,7 +87,7 @@ class RandomWeightsModel(AdaptedConv4Model):
 class VariationalWeights(RandomWeights):
     """Base of the methods whose inner steps change a Gaussian over the weights, means and variances alike."""
 
-    samples: int = setting(2, "samples of the weights in each inner step, and in the training loss", True)
+    samples: int = setting(2, "samples of the weights in each inner step, and in the training loss", True, most=100)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -37,8 +37,10 @@ class Versa(HeadOnFeatures):
     """
 
     about = About("VERSA", "Gordon et al. 2019", "Meta-Learning Probabilistic Inference for Prediction")
-    width: int = setting(128, "features that are classified, and hidden units of the network")
-    samples: int = setting(10, "sampled classifiers in each draw of the latents, in training too", after_training=True)
+    width: int = setting(128, "features that are classified, and hidden units of the network", most=4096)
+    samples: int = setting(
+        10, "sampled classifiers in each draw of the latents, in training too", after_training=True, most=100
+    )
     initial_log_var: float = setting(-5.0, "start of the log-variances of weights and biases")
 
     def __post_init__(self) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from trident.errors import TridentError
 
+_MOST_BYTES = 2**20
 FOLDER = Path(__file__).parent
 
 
@@ -18,7 +19,7 @@ def recipe_names() -> list[str]:
 def read_recipe(name: str) -> tuple[dict[str, Any], Path]:
     """The values of an included recipe, by name, or of any recipe, by the path of its TOML file."""
     path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
-    if not path.is_file():
+    if not path.is_file() or (not name.endswith(".toml") and name not in recipe_names()):
         if name.endswith(".toml"):
             raise TridentError(f"no recipe file at {path}")
         raise TridentError(f"no recipe is called '{name}'{nearest(name, recipe_names())}")
@@ -45,8 +46,12 @@ def _with_base(values: dict[str, Any], path: Path) -> dict[str, Any]:
 
 def read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        with path.open("rb") as file:
+            content = file.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            raise TridentError(f"{path} has more than {_MOST_BYTES} bytes, too many for a file of settings")
+        return tomllib.loads(content.decode("utf-8"))
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError is a ValueError, and so is a number of 5000 digits
         raise TridentError(f"{path} is not valid TOML: {error}") from error
 
 

@@ -1,6 +1,7 @@
 """From TOML or a checkpoint to a checked `Recipe`, and back to plain values."""
 
 import dataclasses
+import reprlib
 import types
 import typing
 from collections.abc import Sequence
@@ -13,7 +14,11 @@ from trident.methods.base import Method
 from trident.methods.registry import method_class, method_name
 from trident.recipes.files import nearest, read_recipe
 from trident.recipes.recipe import Recipe
+from trident.settings import LARGEST, check_largest, require
 
+MOST_LETTERS = 1000  # of a setting that is text
+MOST_NUMBERS = 2**34  # in the images of one training step
+MOST_PARAMETERS = 2**28  # 1 GiB in single precision
 BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
@@ -26,7 +31,7 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
 def recipe_from(values: dict[str, Any], source: str) -> Recipe:
     """A recipe from nested plain values, as in TOML or in a checkpoint; every key and type is checked."""
     try:
-        return typing.cast(Recipe, _build(Recipe, values, ""))
+        return _sized(typing.cast(Recipe, _build(Recipe, values, "")))
     except TridentError as error:
         raise TridentError(f"{source}: {error}") from None
 
@@ -47,7 +52,7 @@ def flat_values(recipe: Recipe) -> dict[str, Any]:
 def method_from(name: str, values: Any) -> Method:
     """A method from plain values; every key and type is checked."""
     if not isinstance(values, dict):
-        raise TridentError(f"'method' must be a table of settings, not {values!r}")
+        raise TridentError(f"'method' must be a table of settings, not {_short(values)}")
     return typing.cast(Method, _build(Method, {**values, "name": name}, "method."))
 
 
@@ -65,7 +70,7 @@ def with_overrides(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
         known = full_key(recipe, key)
         section, name = known.split(".")
         values[section][name] = _parse(value, keys[known])
-    return typing.cast(Recipe, _build(Recipe, values, ""))
+    return _sized(typing.cast(Recipe, _build(Recipe, values, "")))
 
 
 def full_key(recipe: Recipe, key: str) -> str:
@@ -110,6 +115,15 @@ def setting_help(recipe: Recipe) -> dict[str, str]:
     }
 
 
+def setting_bounds(recipe: Recipe) -> dict[str, float]:
+    """The largest value of every setting that is a number, by section.key."""
+    return {
+        f"{section}.{entry.name}": entry.metadata["most"]
+        for section, kind in _sections(recipe)
+        for entry in dataclasses.fields(kind)
+    }
+
+
 def after_training(recipe: Recipe) -> set[str]:
     """The settings that may be changed for trained weights: how they are measured, and how the method predicts."""
     own = {f"method.{entry.name}" for entry in dataclasses.fields(recipe.method) if entry.metadata["after_training"]}
@@ -126,13 +140,13 @@ def _sections(recipe: Recipe) -> list[tuple[str, Any]]:
 
 def _build(kind: Any, values: Any, where: str) -> Any:
     if not isinstance(values, dict):
-        raise TridentError(f"'{where.rstrip('.')}' must be a table of settings, not {values!r}")
+        raise TridentError(f"'{where.rstrip('.')}' must be a table of settings, not {_short(values)}")
     if where in ("method.", "backbone."):
         kind, values = _named(values, where)
     hints = {entry.name: typing.get_type_hints(kind)[entry.name] for entry in dataclasses.fields(kind)}
     unknown = [key for key in values if key not in hints]
     if unknown:
-        raise TridentError(f"unknown setting '{where}{unknown[0]}'{nearest(unknown[0], list(hints))}")
+        raise TridentError(f"unknown setting {_short(where + unknown[0])}{nearest(unknown[0], list(hints))}")
     needed = [entry.name for entry in dataclasses.fields(kind) if _has_no_default(entry)]
     missing = [name for name in needed if name not in values]
     if missing:
@@ -143,15 +157,41 @@ def _build(kind: Any, values: Any, where: str) -> Any:
         else _checked(value, hints[key], where + key)
         for key, value in values.items()
     }
-    return kind(**built)
+    made = kind(**built)
+    for entry in dataclasses.fields(kind):
+        check_largest(where + entry.name, getattr(made, entry.name), entry.metadata.get("most", LARGEST))
+    return made
+
+
+def _sized(recipe: Recipe) -> Recipe:
+    """The recipe, after a check of what its settings amount to together."""
+    training, own = recipe.in_training(), recipe.training
+    per_class = recipe.method.about.trained_on == "classes"
+    images = max(
+        own.images_per_step if per_class else own.tasks_per_step * training.episode.n_images, recipe.episode.n_images
+    )
+    numbers = images * recipe.backbone.numbers_per_image
+    require(
+        numbers <= MOST_NUMBERS,
+        f"the images of a step have {numbers:.3g} numbers together, {MOST_NUMBERS:.3g} at most: make image_size, the "
+        "tasks of a step or their images fewer",
+    )
+    try:
+        parameters = sum(value.numel() for value in recipe.shapes().values())
+    except RuntimeError as error:  # torch's numbers of elements have an end
+        raise TridentError(f"the settings make a network of impossible size: {str(error).splitlines()[0]}") from error
+    require(
+        parameters <= MOST_PARAMETERS,
+        f"the network has {parameters:.3g} parameters, {MOST_PARAMETERS:.3g} at most: make its layers smaller",
+    )
+    return recipe
 
 
 def _named(values: dict[str, Any], where: str) -> tuple[Any, dict[str, Any]]:
     """The class that a [method] or [backbone] table names, and the settings for it."""
     default = "trident" if where == "method." else "conv4"
     name, rest = values.get("name", default), {key: value for key, value in values.items() if key != "name"}
-    if not isinstance(name, str):
-        raise TridentError(f"{where}name is {name!r}: it must be text")
+    name = _checked(name, str, f"{where}name")
     if where == "method.":
         return method_class(name), rest
     if name not in BACKBONES:
@@ -167,6 +207,18 @@ def _has_no_default(entry: "dataclasses.Field[Any]") -> bool:
     return entry.default is dataclasses.MISSING and entry.default_factory is dataclasses.MISSING
 
 
+_SHORTENED = reprlib.Repr()
+_SHORTENED.maxstring = 200
+
+
+def _short(value: Any) -> str:
+    """A value in a message: in quotes, and shortened, because it can be long or deeply nested."""
+    try:
+        return _SHORTENED.repr(value)
+    except ValueError:  # Python does not write out numbers of thousands of digits
+        return "too long a number"
+
+
 def _checked(value: Any, hint: Any, key: str) -> Any:
     """The value converted to its type, or an error that says what is allowed."""
     if isinstance(hint, types.UnionType):
@@ -175,7 +227,7 @@ def _checked(value: Any, hint: Any, key: str) -> Any:
     if typing.get_origin(hint) is typing.Literal:
         choices = typing.get_args(hint)
         if value not in choices:
-            raise TridentError(f"{key} is {value!r}: it must be one of {', '.join(choices)}")
+            raise TridentError(f"{key} is {_short(value)}: it must be one of {', '.join(choices)}")
         return value
     if isinstance(value, int) and abs(value) >= 2**63:
         raise TridentError(f"{key} is too large a number: it must be below 2**63")
@@ -183,7 +235,11 @@ def _checked(value: Any, hint: Any, key: str) -> Any:
         return float(value)
     if type(value) is not hint:
         names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-        raise TridentError(f"{key} is {value!r}: it must be {names[hint]}")
+        raise TridentError(f"{key} is {_short(value)}: it must be {names[hint]}")
+    if isinstance(value, str) and (len(value) > MOST_LETTERS or not value.isprintable()):
+        raise TridentError(
+            f"{key} is {_short(value)}: it must be text without control characters, {MOST_LETTERS} letters at most"
+        )
     return value
 
 

@@ -17,10 +17,12 @@ from trident.settings import require, require_at_least, setting
 
 @dataclass(frozen=True)
 class TridentSettings(InnerLoopMethod, ObjectiveSettings, ABC):
-    label_latents: int = setting(64, "size of z_label")
-    semantic_latents: int = setting(64, "size of z_semantic")
+    label_latents: int = setting(64, "size of z_label", most=4096)
+    semantic_latents: int = setting(64, "size of z_semantic", most=4096)
     semantic_channels: int | None = setting(
-        None, "feature maps in each block of the semantic encoder and of the decoder; 'none' takes backbone.channels"
+        None,
+        "feature maps in each block of the semantic encoder and of the decoder; 'none' takes backbone.channels",
+        most=4096,
     )
     semantic_batch_norm: Literal["set", "task"] = setting(
         "set",
@@ -28,7 +30,7 @@ class TridentSettings(InnerLoopMethod, ObjectiveSettings, ABC):
         "queries apart (released code), or all of the task",
         after_training=True,
     )
-    classifier_width: int = setting(32, "hidden units between z_label and the logits")
+    classifier_width: int = setting(32, "hidden units between z_label and the logits", most=4096)
     classifier_start: Literal["learned", "prototypes"] = setting(
         "learned", "last layer before adaptation: learned (paper), or made from class means, for any number of classes"
     )
@@ -36,14 +38,16 @@ class TridentSettings(InnerLoopMethod, ObjectiveSettings, ABC):
         "plain", "distances to prototypes are between features as they are, or scaled to unit length"
     )
     training_classes: int = setting(
-        0, "number of training classes, for a second head that tells them all apart in training; 0 for no such head"
+        0,
+        "number of training classes, for a second head that tells them all apart in training; 0 for no such head",
+        most=100_000,
     )
     attfex: Literal["positional", "set", "off"] = setting(
         "positional", "AttFEX with one weight for each image position (paper), independent of the order, or none"
     )
     attfex_residual: bool = setting(False, "multiply features by 1 + G instead of G (paper)")
-    attfex_width_m: int = setting(64, "feature maps that W_M extracts from the images of a task")
-    attfex_width_n: int = setting(32, "feature maps that W_N makes of them")
+    attfex_width_m: int = setting(64, "feature maps that W_M extracts from the images of a task", most=1024)
+    attfex_width_n: int = setting(32, "feature maps that W_N makes of them", most=1024)
     attention_activation: bool = setting(False, "activation after the query, key and value maps (5-shot: yes)")
     attention_scale: Literal["inside", "outside"] = setting(
         "inside", "1/sqrt(W'H') inside the softmax (released code) or outside (paper's equation)"
@@ -56,9 +60,12 @@ class TridentSettings(InnerLoopMethod, ObjectiveSettings, ABC):
     label_prior: str = setting("standard_normal", "prior of z_label, one of methods/trident/priors.py")
     semantic_prior: str = setting("standard_normal", "prior of z_semantic, likewise")
     refinements: int = setting(
-        0, "rounds, after the inner steps, in which prototypes are recomputed with the queries' soft labels", True
+        0,
+        "rounds, after the inner steps, in which prototypes are recomputed with the queries' soft labels",
+        True,
+        most=100,
     )
-    training_refinements: int | None = setting(None, "the same in training; 'none' takes as many as at test")
+    training_refinements: int | None = setting(None, "the same in training; 'none' takes as many as at test", most=100)
 
     def __post_init__(self) -> None:
         super().__post_init__()
