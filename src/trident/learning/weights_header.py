@@ -33,7 +33,7 @@ def steps(value: Any, what: str = "step") -> int:
 def temperature(value: Any) -> float:
     least, most = _TEMPERATURES
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-        raise ValueError(f"a temperature is not a number from {least:g} to {most:g}")
+        raise ValueError(f"temperature {str(value)[:40]} is not a number from {least:g} to {most:g}")
     return float(value)
 
 

@@ -67,7 +67,8 @@ class FeatureNetwork:
         if found.typicality is not None:
             typical = np.full(len(task.upload.pile), np.nan)
             typical[places] = found.typicality
-        return replace(found, probabilities=probabilities, typicality=typical)
+        failures = {place: got.error or "" for place, got in enumerate(task.upload.pile) if got.pixels is None}
+        return replace(found, probabilities=probabilities, failures=failures, typicality=typical)
 
     def _features(self, pictures: Sequence[np.ndarray], tab: str, check: Check) -> np.ndarray:
         """(picture, feature). Those that the same tab sent before are not computed again."""
