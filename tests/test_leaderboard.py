@@ -19,6 +19,7 @@ from trident.leaderboard.page import page
 from trident.leaderboard.results import Measured, add, difference, packed, read, unpacked
 from trident.leaderboard.subjects import Features, checkpoint_of, under, with_features
 from trident.learning.checkpoint import load_checkpoint
+from trident.learning.frozen_weights import joined
 from trident.measuring.evaluate import evaluate
 from trident.methods.registry import method_class, method_paths
 from trident.recipes.files import recipe_names
@@ -74,10 +75,11 @@ def test_features_computed_beforehand_give_the_predictions_of_images() -> None:
     }
     found = [
         evaluate(under(checkpoint, row, Protocol()), where, split="test", tasks=6, seed=0).predictions
-        for checkpoint, where in ((whole, store), (reduced, seen))
+        for checkpoint, where in ((whole, store), (reduced, seen), (joined(reduced), store))
     ]
-    np.testing.assert_array_equal(found[0].labels, found[1].labels)  # the very same tasks
-    np.testing.assert_allclose(found[0].log_probabilities, found[1].log_probabilities, atol=1e-4)
+    for other in found[1:]:
+        np.testing.assert_array_equal(found[0].labels, other.labels)  # the very same tasks
+        np.testing.assert_allclose(found[0].log_probabilities, other.log_probabilities, atol=1e-4)
 
 
 def test_what_is_kept_of_a_row(measured: Path) -> None:

@@ -52,7 +52,7 @@ def test_trained_methods_use_their_weights_or_say_why_not(name: str, trident_her
         assert_one_line_error(found, "")
         assert any(
             words in found.stderr
-            for words in ("no weights of it come along", "these weights classify 5 ways, not 3", "needs pictures")
+            for words in ("no weights of it are installed", "these weights classify 5 ways, not 3", "needs pictures")
         ), found.stderr
     assert_one_line_error(trident_here(*call, "--backbone", NAME), "has weights for conv4 only")
 

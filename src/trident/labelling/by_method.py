@@ -8,7 +8,7 @@ from trident.errors import TridentError
 from trident.labelling.feature_cache import FeatureCache
 from trident.labelling.labelled import PictureLabeller
 from trident.labelling.making import feature_labeller, make_labeller
-from trident.learning.checkpoint import load_checkpoint
+from trident.learning.checkpoint import recipe_of_weights
 from trident.methods.base import HeadOnFeatures
 from trident.methods.registry import method_class, method_name
 from trident.weights import FEW_SHOTS, weight_names
@@ -37,17 +37,17 @@ def labeller_by_method(
 
 def _weights_of(name: str, n_pictures: int, n_classes: int) -> str:
     """The included weights of a method that suit so many labelled photographs."""
-    recipes = {weights: load_checkpoint(weights).recipe for weights in weight_names()}
+    recipes = {weights: recipe_of_weights(weights) for weights in weight_names() if weights.startswith("mini-")}
     found = [
         weights
         for weights, recipe in recipes.items()
-        if method_name(recipe.method) == name and recipe.dataset == "mini-imagenet" and not recipe.method.positional
+        if method_name(recipe.method) == name and not recipe.method.positional
     ]
     few = n_pictures <= FEW_SHOTS * n_classes
     found.sort(key=lambda weights: (few != (recipes[weights].episode.n_shot == 1), len(weights)))
     if not found:
         raise TridentError(
-            f"{name} has to be trained and no weights of it come along: train it with 'trident train', then give "
-            "--weights RUN instead of --method"
+            f"{name} has to be trained and no weights of it are installed: 'pip install ./packages/weights' in a clone "
+            "of trident, or train it with 'trident train' and give --weights RUN instead of --method"
         )
     return found[0]

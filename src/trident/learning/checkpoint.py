@@ -141,15 +141,7 @@ def load_checkpoint(path: Path | str) -> Checkpoint:
         path = found[0]
     if not path.is_file():
         raise TridentError(f"there is no run or weights file at {path}, and 'trident weights' does not list it")
-    try:
-        weights_header.check_file(path)
-        with safe_open(path, "pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a mapping
-    except (SafetensorError, OSError, MemoryError, *_DAMAGE) as error:
-        raise TridentError(f"{path} is not a safetensors file: {str(error)[:_MOST_LETTERS]}") from error
-    if metadata.get("format") != _FORMAT:
-        raise TridentError(f"{path} holds weights of another program, or of another version of trident")
+    metadata, tensors = _content(path)
     try:
         arrays = {key: value.numpy() for key, value in tensors.items()}
         if "checksum" in metadata and metadata["checksum"] != digest_of(metadata["trident"], arrays):
@@ -184,6 +176,27 @@ def load_checkpoint(path: Path | str) -> Checkpoint:
             f"--resume {path.parent}' goes on and writes it anew at the next validation; {path} has the last weights"
         )
     return loaded
+
+
+def recipe_of_weights(name: str) -> Recipe:
+    """The recipe of installed weights, without reading the weights."""
+    path = weights_file(name)
+    metadata, _ = _content(path, with_tensors=False)
+    return recipe_from(json.loads(metadata["trident"])["recipe"], str(path))
+
+
+def _content(path: Path, with_tensors: bool = True) -> tuple[dict[str, str], Parameters]:
+    """The metadata and the tensors of a weights file."""
+    try:
+        weights_header.check_file(path)
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {key: file.get_tensor(key) for key in file.keys()} if with_tensors else {}  # noqa: SIM118
+    except (SafetensorError, OSError, MemoryError, *_DAMAGE) as error:
+        raise TridentError(f"{path} is not a safetensors file: {str(error)[:_MOST_LETTERS]}") from error
+    if metadata.get("format") != _FORMAT:
+        raise TridentError(f"{path} holds weights of another program, or of another version of trident")
+    return metadata, tensors
 
 
 def shareable(checkpoint: Checkpoint, half: bool = False) -> Checkpoint:

@@ -1,9 +1,12 @@
 """Trained weights as a frozen backbone: `weights:NAME` computes features with the Conv4 of these weights."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
-from trident.backbones.conv4 import Conv4Backbone
+from trident.backbones.conv4 import Conv4Backbone, conv4_of
+from trident.backbones.frozen import FrozenBackbone
 from trident.backbones.pretrained import Compute, Facts, Pretrained, fingerprint_of
 from trident.errors import TridentError
 from trident.learning.checkpoint import Checkpoint, load_checkpoint
@@ -30,6 +33,25 @@ def frozen(checkpoint: Checkpoint, device: str = "cpu", name: str | None = None)
     kept |= {key: checkpoint.running[key] for key in sorted(backbone.initial_running())}
     fingerprint = fingerprint_of(facts, b"".join(value.cpu().numpy().tobytes() for value in kept.values()))
     return Pretrained(name, facts, backbone.n_features, fingerprint, _compute(checkpoint, backbone, device), device)
+
+
+def joined(checkpoint: Checkpoint) -> Checkpoint:
+    """Weights of a method on the features of `weights:NAME`, with the Conv4 of these: they classify pictures then.
+
+    Other weights are returned as they are.
+    """
+    backbone = checkpoint.recipe.backbone
+    if not isinstance(backbone, FrozenBackbone) or not backbone.of.startswith(PREFIX):
+        return checkpoint
+    whole = load_checkpoint(backbone.of.removeprefix(PREFIX))
+    conv4 = conv4_of(whole.recipe.backbone, f"computing the features of {backbone.of}")
+    protocol = replace(checkpoint.recipe.protocol, batch_norm="running")
+    return replace(
+        checkpoint,
+        recipe=replace(checkpoint.recipe, dataset=whole.recipe.dataset, protocol=protocol, backbone=conv4),
+        parameters=checkpoint.parameters | {key: whole.parameters[key] for key in conv4.names},
+        running=checkpoint.running | {key: whole.running[key] for key in conv4.initial_running()},
+    )
 
 
 def _compute(checkpoint: Checkpoint, backbone: Conv4Backbone, device: str) -> Compute:
