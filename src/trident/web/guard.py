@@ -81,8 +81,11 @@ class Guard:
     def _is_known(self, host: str) -> bool:
         """IP addresses are safe; host names must be known."""
         try:
-            name = urlsplit(f"//{host}").hostname or ""
+            parts = urlsplit(f"//{host}")
+            name, _ = parts.hostname or "", parts.port  # a port that is none is an error
         except ValueError:
+            return False
+        if parts.netloc != host or "@" in host:
             return False
         if name in self._names:
             return True
