@@ -15,8 +15,10 @@ from web_server import (
 
 @pytest.mark.parametrize(
     "host",
-    ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "", "localhost@evil.example", "[::1"]
-    + ["evil.example@localhost", "localhost#evil.example", "localhost/evil.example", "localhost:99999"],
+    [
+        *("evil.example", "evil.example:80", "127.0.0.1.evil.example", "", "localhost@evil.example", "[::1"),
+        *("evil.example@localhost", "localhost#evil.example", "localhost/evil.example", "localhost:99999"),
+    ],
 )
 def test_other_names_are_not_answered_to(plain: Site, host: str) -> None:
     for method, path in (("GET", "/"), ("GET", "/api/about"), ("POST", "/api/label")):
