@@ -159,7 +159,7 @@ def test_latents_that_blow_up_are_told() -> None:
         reconstructions(replace(checkpoint, recipe=wild), tiny_store(), split="test", seed=0)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_projections_and_their_plot(tmp_path: Path) -> None:
     """Without a display: nothing here may open a window."""
     result = decoupling(untrained(), tiny_store(), split="test", tasks=2, seed=0)

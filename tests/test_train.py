@@ -191,7 +191,7 @@ def test_a_validation_that_was_interrupted_is_made_up_for(tmp_path: Path) -> Non
     assert kinds.count("validation") == 2
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_chunks_of_the_meta_batch_give_the_same_result(tmp_path: Path, whole: Whole) -> None:
     chunked = run(tmp_path / "chunked", with_training(tasks_per_chunk=1))
     for key, value in whole.end.parameters.items():
