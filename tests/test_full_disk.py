@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ablation_grids import TINY_RECIPE as RECIPE_FILE
 from ablation_grids import Answer
-from command_here import run_here
-from conftest import Trident_command, assert_one_line_error, tiny_store
-from trident.data.store import write_store
+from conftest import Trident_command, assert_one_line_error
+from tiny_run import make_tiny_run
 from trident.labelling.feature_cache import FeatureCache
 from trident.learning.checkpoint import BEST, LAST, load_checkpoint
 
@@ -44,12 +42,7 @@ def fill(folder: Path, leave: int = 0) -> None:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a store, a recipe and a run."""
-    folder, store = tmp_path_factory.mktemp("made"), tiny_store()
-    write_store(folder / "noise.store", "noise", store.classes, iter(store.images))
-    (folder / "tiny.toml").write_text(RECIPE_FILE)
-    answer = run_here(folder, "train", "tiny.toml", "--out", "run", "--data", "noise.store", "--device", "cpu")
-    assert answer.returncode == 0, answer.stderr
-    return folder
+    return make_tiny_run(tmp_path_factory.mktemp("made"))
 
 
 def last_line(text: str) -> str:

@@ -15,11 +15,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from ablation_grids import TINY_RECIPE as RECIPE_FILE
 from ablation_grids import Answer
-from command_here import run_here
 from conftest import TINY_RECIPE, Silent, assert_one_line_error, tiny_store
-from trident.data.store import write_store
+from tiny_run import make_tiny_run
 from trident.errors import TridentError
 from trident.learning.checkpoint import BEST, LAST, load_checkpoint, save_checkpoint
 from trident.learning.run_lock import LOCK, run_lock
@@ -43,12 +41,7 @@ with run_lock(Path(sys.argv[1])):
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a store, a recipe and a finished run, made by the command."""
-    folder, store = tmp_path_factory.mktemp("made"), tiny_store()
-    write_store(folder / "noise.store", "noise", store.classes, iter(store.images))
-    (folder / "tiny.toml").write_text(RECIPE_FILE)
-    answer = run_here(folder, "train", "tiny.toml", "--out", "run", "--data", "noise.store", "--device", "cpu")
-    assert answer.returncode == 0, answer.stderr
-    return folder
+    return make_tiny_run(tmp_path_factory.mktemp("made"))
 
 
 @pytest.fixture

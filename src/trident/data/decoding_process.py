@@ -277,7 +277,7 @@ class _Limited:
         return image
 
     def key(self) -> bytes:
-        raise NotImplementedError
+        raise NotImplementedError("the process that sent the picture knows its key")
 
     def _limit(self, pixels: int) -> None:
         # The timer's signal ends the process, whatever it is doing.
