@@ -13,7 +13,7 @@ from trident.errors import TridentError
 from trident.leaderboard.boards import BOARDS, board_called
 from trident.leaderboard.document import introduction_of, whole_document
 from trident.leaderboard.field import Row, absent, row_called, rows
-from trident.leaderboard.lines import lines_of
+from trident.leaderboard.lines import lines_of, missing, tasks_by_condition
 from trident.leaderboard.measuring import measure
 from trident.leaderboard.page import page
 from trident.leaderboard.results import Measured, add, difference, packed, read, unpacked
@@ -92,6 +92,24 @@ def test_what_is_kept_of_a_row(measured: Path) -> None:
     assert balanced.accuracy > 80
     assert "shuffled queries, balanced" in balanced.protocol and "20 tasks" in balanced.protocol
     assert balanced.parameters == 7_248  # of the Conv4; the method has none
+
+
+def test_a_method_for_a_fixed_number_of_queries_takes_none_alone(tmp_path: Path) -> None:
+    store = open_glyphs()
+    found = measure(row_called("ssr"), GLYPHS, store, store, Features("cpu"), 2, "cpu")
+    assert set(found) == {"balanced", "dirichlet"}
+    add("ssr", "glyphs", found, tmp_path)
+    lines = lines_of(GLYPHS, tmp_path)
+    assert tasks_by_condition(lines) == {"balanced": 2, "dirichlet": 2}
+    assert "SSR" in page(tmp_path) and "SSR" in whole_document("# Title", tmp_path)
+    assert "ssr" in missing(BOARDS["mini-1-shot"], tmp_path)
+    assert "ssr" not in missing(BOARDS["mini-1-shot-10-queries"], tmp_path)
+
+
+def test_kept_results_name_no_folders() -> None:
+    for name in rows():
+        for conditions in read(name).values():
+            assert all("/" not in (one.weights["file"] or "") for one in conditions.values()), name
 
 
 def test_differences_are_paired(measured: Path) -> None:

@@ -164,7 +164,7 @@ def _measure(
 
 
 def _show(lines: list["Line"], board: "Board", as_json: bool) -> None:
-    from trident.leaderboard.lines import REFERENCE, figure, points
+    from trident.leaderboard.lines import REFERENCE, figure, points, tasks_by_condition
 
     if as_json:
         print(json.dumps([_as_json(line) for line in lines], allow_nan=False))
@@ -185,7 +185,7 @@ def _show(lines: list["Line"], board: "Board", as_json: bool) -> None:
         for line in lines
     ]
     print("\n".join(aligned([headings, *table])))
-    counts = ", ".join(f"{lines[0].measured[name].tasks} tasks {name}" for name in board.conditions)
+    counts = ", ".join(f"{count} tasks {name}" for name, count in tasks_by_condition(lines).items())
     print(f"({board.title}; {counts}; shuffled queries, 95 % intervals, seed 0;")
     print("ECE with a temperature fitted on validation tasks; balanced: as many queries of each class;")
     print("dirichlet: class counts drawn from Dirichlet(2); alone: each query classified alone)")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from trident.leaderboard.boards import BOARDS, TITLES, Board
 from trident.leaderboard.field import absent
-from trident.leaderboard.lines import REFERENCE, Line, figure, lines_of, missing, points
+from trident.leaderboard.lines import REFERENCE, Line, figure, lines_of, missing, points, tasks_by_condition
 from trident.leaderboard.results import FOLDER
 
 HEADINGS = {
@@ -34,11 +34,8 @@ def _section(board: Board, folder: Path) -> list[str]:
     lines = lines_of(board, folder)
     if not lines:
         return []
-    tasks = ", ".join(
-        f"{lines[0].measured[name].tasks:,} tasks with {TITLES[name]}"
-        for name in board.conditions
-        if name in lines[0].measured
-    )
+    counts = tasks_by_condition(lines)
+    tasks = ", ".join(f"{count:,} tasks with {TITLES[name]}" for name, count in counts.items())
     headings = [
         "method",
         *(f"{HEADINGS[name]}, %" for name in board.conditions),

@@ -7,6 +7,7 @@ from trident.leaderboard.boards import BOARDS, Board
 from trident.leaderboard.field import Row, rows
 from trident.leaderboard.results import FOLDER, Measured, difference, read
 from trident.methods.registry import method_class
+from trident.recipes.loading import load_recipe
 
 REFERENCE = "simpleshot"  # differences are to this row: nearest class means on the features that most rows share
 
@@ -60,8 +61,22 @@ def plotted_boards(folder: Path = FOLDER) -> list[list[Line]]:
 
 
 def missing(board: Board, folder: Path = FOLDER) -> list[str]:
-    """Rows without a result on this board."""
-    return [name for name in rows() if board.name not in read(name, folder)]
+    """Rows that have no result on this board, but could have one."""
+    return [
+        name for name, row in rows().items() if board.name not in read(name, folder) and _takes_queries_of(row, board)
+    ]
+
+
+def tasks_by_condition(lines: list[Line]) -> dict[str, int]:
+    """How many tasks were measured. Not every row has all conditions."""
+    return {name: measured.tasks for line in lines for name, measured in line.measured.items()}
+
+
+def _takes_queries_of(row: Row, board: Board) -> bool:
+    """Whether the row's weights can classify the board's number of queries."""
+    if row.recipe or method_class(row.method)().any_queries:
+        return True
+    return load_recipe(row.weights_on(board)).episode.n_queries == board.episode.n_queries
 
 
 def figure(measured: Measured | None) -> str:

@@ -45,6 +45,8 @@ def measure(
     with_features(whole, store, row, features)  # so that computing features is not timed
     found = {}
     for condition in board.conditions:
+        if condition == "alone" and not whole.recipe.method.any_queries:
+            continue
         n_tasks = max(2, tasks // TASKS_ALONE) if condition == "alone" else tasks
         # A method that classifies each query alone anyway gives the same answers to all at once, in less time.
         alone = condition == "alone" and always_alone(whole, row)
@@ -63,7 +65,7 @@ def measure(
             parameters=n_parameters(whole),
             protocol=result.describe_protocol() + (", each query alone" if alone else ""),
             data=new_hash(store.classes).hexdigest()[:12],
-            weights=whole.describe(),
+            weights=whole.describe() | {"file": whole.path.name if whole.path else None},  # readers have other folders
             trident=trident.__version__,
         )
     return found

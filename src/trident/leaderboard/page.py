@@ -5,7 +5,7 @@ from pathlib import Path
 from trident.leaderboard.boards import BOARDS, TITLES
 from trident.leaderboard.document import HEADINGS
 from trident.leaderboard.field import absent
-from trident.leaderboard.lines import REFERENCE, figure, lines_of, missing, plotted_boards, points
+from trident.leaderboard.lines import REFERENCE, figure, lines_of, missing, plotted_boards, points, tasks_by_condition
 from trident.leaderboard.plot import unequal_counts
 from trident.leaderboard.results import FOLDER
 from trident.report.figures import to_svg
@@ -25,5 +25,6 @@ def page(folder: Path = FOLDER) -> str:
         absent=absent(),
         figure=figure,
         points=points,
+        tasks_by_condition=tasks_by_condition,
         plot=to_svg(unequal_counts(plotted), "unequal") if plotted else None,
     )

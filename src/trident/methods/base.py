@@ -76,6 +76,11 @@ class Method(ABC):
         return True
 
     @property
+    def any_queries(self) -> bool:
+        """Whether trained weights can classify any number of queries at once."""
+        return True
+
+    @property
     def positional(self) -> bool:
         """Whether weights are tied to positions in the task, so that the order of the images matters."""
         return False
@@ -110,6 +115,11 @@ class Method(ABC):
         """Raise an error if weights trained on one shape of task cannot take another."""
         if episode.n_way != trained.n_way and not self.any_way:
             raise TridentError(f"these weights classify {trained.n_way} ways, not {episode.n_way}")
+        if episode.n_queries != trained.n_queries and not self.any_queries:
+            raise TridentError(
+                f"these weights take {trained.n_queries} queries in a task ({trained.n_query} per class), not "
+                f"{episode.n_queries}"
+            )
         if self.positional and episode != trained:
             raise TridentError(
                 f"these weights are tied to positions in {trained.describe()} tasks with {trained.n_query} queries "

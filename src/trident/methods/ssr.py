@@ -59,13 +59,9 @@ class SelfSupervisedReranking(SizedHead):
         require_at_least(self, "method", 0, "steps")
         require_positive(self, "method", "rate", "initial_scale")
 
-    def check_episode(self, trained: EpisodeSpec, episode: EpisodeSpec) -> None:
-        super().check_episode(trained, episode)
-        if episode.n_queries != trained.n_queries:
-            raise TridentError(
-                f"these weights take {trained.n_queries} queries in a task ({trained.n_query} per class), not "
-                f"{episode.n_queries}"
-            )
+    @property
+    def any_queries(self) -> bool:
+        return False
 
     def initial_for(self, n_features: int, episode: EpisodeSpec, generator: torch.Generator) -> Parameters:
         n, m = episode.n_way, episode.n_queries
