@@ -122,7 +122,10 @@ def write(
         from trident.leaderboard.plot import unequal_counts
         from trident.report.figures import save_figure
 
-        save_figure(unequal_counts(plotted_boards(results or FOLDER)), figure)
+        boards = plotted_boards(results or FOLDER)
+        if not boards:
+            raise TridentError("no figure: nothing was measured with unequal class counts on miniImageNet yet")
+        save_figure(unequal_counts(boards), figure)
 
 
 def _measure(
@@ -155,6 +158,8 @@ def _measure(
                 try:
                     found = measure(row, board, store, fitting, features, tasks, device, stage)
                 except TridentError as error:
+                    if len(names) == len(boards) == 1:  # what was asked for by name cannot be done
+                        raise
                     stderr.print(f"{row.name} on {board.name}: skipped, {error}", soft_wrap=True)
                     continue
                 add(row.name, board.name, found, folder)

@@ -43,6 +43,7 @@ def _section(board: Board, folder: Path) -> list[str]:
         "ECE",
         "ms a task",
         "parameters",
+        "network",
         "takes for granted",
         "published",
     ]
@@ -64,6 +65,7 @@ def _cells(line: Line) -> list[str]:
         f"{balanced.ece:.4f}",
         f"{balanced.milliseconds:.1f}",
         f"{balanced.parameters:,}",
+        line.network,
         row.assumes,
         "; ".join(part for part in (line.published, row.note) if part),
     ]

@@ -4,10 +4,14 @@ import tomllib
 from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from trident.errors import TridentError
 from trident.leaderboard.boards import Board
+from trident.methods.base import Method
+from trident.methods.registry import method_class, method_name
+from trident.recipes.loading import load_recipe, with_overrides
+from trident.recipes.recipe import Recipe
 
 FILE = Path(__file__).with_name("field.toml")
 
@@ -31,7 +35,6 @@ class Row:
     name: str  # of weights, and of the file with its results
     method: str
     title: str
-    kind: str  # A inductive, B transductive, C Bayesian, D made for large networks or other data
     recipe: str = ""  # of a method on the features of a classifier of all training classes
     weights: str = "{data}{shape}-{name}"  # for example mini-5w1s-protonet
     views: bool = False  # whether the weights' own views of the images are used, which average several predictions
@@ -45,6 +48,17 @@ class Row:
     def weights_on(self, board: Board) -> str:
         """The name of its weights."""
         return self.weights.format(data=board.trained_on, shape=board.shape, name=self.name)
+
+    def recipe_on(self, board: Board) -> Recipe:
+        """The recipe of its weights, or of the method on frozen features."""
+        return load_recipe(self.recipe or self.weights_on(board))
+
+    def method_on(self, board: Board) -> Method:
+        """The method as it is measured."""
+        recipe = self.recipe_on(board)
+        if method_name(recipe.method) != self.method:  # weights of another method, trained in the same way
+            return cast(Method, method_class(self.method)())
+        return with_overrides(recipe, self.settings_for(board.episode.n_shot)).method
 
     def settings_for(self, n_shot: int) -> list[str]:
         return [*self.settings, *self.settings_by_shot.get(str(n_shot), [])]

@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from trident.backbones.conv4 import Conv4Backbone
+from trident.backbones.frozen import FrozenBackbone
 from trident.leaderboard.boards import BOARDS, Board
 from trident.leaderboard.field import Row, rows
 from trident.leaderboard.results import FOLDER, Measured, difference, read
-from trident.methods.registry import method_class
-from trident.recipes.loading import load_recipe
+from trident.recipes.files import recipe_names
 
 REFERENCE = "simpleshot"  # differences are to this row: nearest class means on the features that most rows share
 
@@ -35,7 +36,21 @@ class Line:
     @property
     def together(self) -> bool:
         """Whether it classifies queries together."""
-        return bool(method_class(self.row.method).about.transductive) or self.row.batch_norm == "transductive"
+        return self.row.method_on(self.board).about.transductive or self.row.batch_norm == "transductive"
+
+    @property
+    def network(self) -> str:
+        """What its network was before training, and what differs from most others."""
+        recipe = self.row.recipe_on(self.board)
+        if isinstance(recipe.backbone, FrozenBackbone):
+            return "frozen"
+        start = recipe.training.start_from
+        told = ["own" if start is None else f"own, from {start}"]
+        if isinstance(recipe.backbone, Conv4Backbone) and recipe.backbone.activation == "leaky_relu":
+            told.append("LeakyReLU")
+        if self.row.batch_norm == "transductive":
+            told.append("batch norm of the task's images")
+        return ", ".join(told)
 
 
 def lines_of(board: Board, folder: Path = FOLDER, reference: str = REFERENCE) -> list[Line]:
@@ -63,7 +78,7 @@ def plotted_boards(folder: Path = FOLDER) -> list[list[Line]]:
 def missing(board: Board, folder: Path = FOLDER) -> list[str]:
     """Rows that have no result on this board, but could have one."""
     return [
-        name for name, row in rows().items() if board.name not in read(name, folder) and _takes_queries_of(row, board)
+        name for name, row in rows().items() if board.name not in read(name, folder) and _can_be_measured(row, board)
     ]
 
 
@@ -72,11 +87,12 @@ def tasks_by_condition(lines: list[Line]) -> dict[str, int]:
     return {name: measured.tasks for line in lines for name, measured in line.measured.items()}
 
 
-def _takes_queries_of(row: Row, board: Board) -> bool:
-    """Whether the row's weights can classify the board's number of queries."""
-    if row.recipe or method_class(row.method)().any_queries:
-        return True
-    return load_recipe(row.weights_on(board)).episode.n_queries == board.episode.n_queries
+def _can_be_measured(row: Row, board: Board) -> bool:
+    """Whether a recipe trains weights for the board, and they can classify as many queries."""
+    if not row.recipe and row.weights_on(board) not in recipe_names():
+        return False
+    trained = row.recipe_on(board).episode
+    return row.method_on(board).any_queries or trained.n_queries == board.episode.n_queries
 
 
 def figure(measured: Measured | None) -> str:

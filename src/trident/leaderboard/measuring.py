@@ -1,7 +1,10 @@
 """Measures one row on one board."""
 
+import hashlib
 import time
 from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +16,7 @@ from trident.leaderboard.boards import CONDITIONS, TASKS_ALONE, Board
 from trident.leaderboard.field import Row
 from trident.leaderboard.results import Measured, packed
 from trident.leaderboard.subjects import Features, always_alone, checkpoint_of, n_parameters, under, with_features
+from trident.learning.checkpoint import Checkpoint
 from trident.measuring.calibration import calibration, fit_temperature
 from trident.measuring.evaluate import Evaluation, evaluate
 from trident.progress import Progress
@@ -65,10 +69,23 @@ def measure(
             parameters=n_parameters(whole),
             protocol=result.describe_protocol() + (", each query alone" if alone else ""),
             data=new_hash(store.classes).hexdigest()[:12],
-            weights=whole.describe() | {"file": whole.path.name if whole.path else None},  # readers have other folders
+            weights=identity(whole),
             trident=trident.__version__,
         )
     return found
+
+
+def identity(whole: Checkpoint) -> dict[str, Any]:
+    """What was measured, so that results can be told from those of other weights or settings."""
+    file = whole.path
+    return (
+        whole.describe()
+        | {
+            "file": file.name if file else None,  # readers have other folders
+            "digest": hashlib.sha256(file.read_bytes()).hexdigest()[:12] if file else None,
+            "method": asdict(whole.recipe.method),
+        }
+    )
 
 
 def _hits(result: Evaluation) -> np.ndarray:

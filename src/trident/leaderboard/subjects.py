@@ -7,7 +7,7 @@ from trident.backbones.conv4 import Conv4Backbone
 from trident.backbones.feature_store import features_of_store
 from trident.backbones.frozen import FrozenBackbone
 from trident.backbones.pretrained import Pretrained
-from trident.data.store import SPLITS, ImageStore
+from trident.data.store import ImageStore
 from trident.leaderboard.boards import Board
 from trident.leaderboard.field import Row
 from trident.learning.checkpoint import Checkpoint, load_checkpoint
@@ -44,11 +44,14 @@ def checkpoint_of(row: Row, board: Board) -> Checkpoint:
     """The row's weights, or its method on the features of the board's classifier, for the board's tasks."""
     if row.recipe:
         checkpoint = load_checkpoint(row.recipe)
-        of = load_checkpoint(board.classifier).recipe.backbone
+        classifier = load_checkpoint(board.classifier)
+        of = classifier.recipe.backbone
         assert isinstance(of, Conv4Backbone)
         backbone = FrozenBackbone(PREFIX + board.classifier, of.n_features, of.n_cells)
-        checkpoint = replace(checkpoint, recipe=replace(checkpoint.recipe, backbone=backbone))
-        checkpoint = replace(checkpoint, running=checkpoint.recipe.model.initial_running())
+        recipe = replace(checkpoint.recipe, backbone=backbone)
+        # Features are centred on the classifier's own training images, also on a board with other images.
+        running = {key: classifier.running[key] for key in recipe.running_shapes()}
+        checkpoint = replace(checkpoint, recipe=recipe, running=running)
     else:
         checkpoint = _with_method(load_checkpoint(row.weights_on(board)), row.method)
     recipe = with_overrides(checkpoint.recipe, row.settings_for(board.episode.n_shot))
@@ -109,7 +112,7 @@ def with_features(
     recipe = checkpoint.recipe
     if isinstance(recipe.backbone, FrozenBackbone):
         network = frozen(_frozen_weights(recipe.backbone), features.device, recipe.backbone.of)
-        return checkpoint, features.of(store, network, SPLITS)  # methods may centre features on the training images
+        return checkpoint, features.of(store, network, ("val", "test"))
     apart = row.batch_norm == "running" and isinstance(recipe.method, HeadOnFeatures)
     if not apart or not isinstance(recipe.backbone, Conv4Backbone):
         return checkpoint, store

@@ -119,7 +119,7 @@ def untrained(recipe: Recipe) -> Checkpoint:
     if recipe.shapes():
         raise TridentError(f"{recipe.name} has a backbone without weights: backbone.name must be frozen")
     provenance = {"data": None, "dataset": None, "fingerprint": ""}
-    return Checkpoint(recipe, {}, recipe.model.initial_running(), 0, provenance=provenance)
+    return Checkpoint(recipe, {}, {}, 0, provenance=provenance)
 
 
 def load_checkpoint(path: Path | str) -> Checkpoint:

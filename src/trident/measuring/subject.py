@@ -79,7 +79,7 @@ class TrainedModel:
         recipe, protocol = self.recipe, self.recipe.protocol
         recipe.backbone.check_store(store)
         execution = execution_for(device, engine, precision, recipe)
-        complete = replace(self, running=self.running | training_statistics(recipe, store))
+        complete = replace(self, running=self.running or training_statistics(recipe, store))
         learner, parameters = complete.learner(execution), on_device(self.parameters, device)
         predictions = protocol.latent_samples if protocol.latents == "average" else 1
         shapes = recipe.model.noise_shapes(recipe.episode, predictions)
@@ -184,10 +184,7 @@ def task_source(
 
 
 def training_statistics(recipe: Recipe, store: ImageStore) -> Parameters:
-    """The statistics of training features that a method needs which is not trained, if the store has training classes.
-
-    Trained weights bring their own.
-    """
+    """Statistics of training features, for untrained methods that need them; none if there are no training classes."""
     model = recipe.model
     if recipe.method.about.trained_on != "nothing" or not model.initial_running():
         return {}

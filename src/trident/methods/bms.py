@@ -30,9 +30,11 @@ class Bms(HeadOnFeatures):
         class means  w_c  = mean of the support images of c and all queries, weighted by p_ic, of unit length
         smallest          = number of images in the class with the fewest, if each goes to its likeliest class
 
-    `smallest` starts as the number of shots. With class_sizes = "equal" (the published BMS*, for tasks that are known
-    to have equally many queries of each class) all columns are scaled to n_queries / n_way instead. The published code
-    can also fit w_c by gradient steps in each round; by default it does not, and that is left out here.
+    `smallest` starts as the number of shots. Labelled images count in it, as in the published code, although it bounds
+    the number of queries: with five shots and 15 queries of each class it soon reaches the mean class size. With
+    class_sizes = "equal" (the published BMS*, for tasks that are known to have equally many queries of each class) all
+    columns are scaled to n_queries / n_way instead. The published code can also fit w_c by gradient steps in each
+    round; by default it does not, and that is left out here.
     """
 
     about = About(

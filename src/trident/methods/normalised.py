@@ -22,8 +22,8 @@ class NormalisedHead(HeadOnFeatures):
         L2N    f(x) / ||f(x)||
         CL2N   (f(x) - m) / ||f(x) - m||,   m = mean of the training features
 
-    Methods that are not trained take m from the training classes of the store that they are measured on. Where there
-    are none, as for the pictures of a user, m is 0.
+    Trained weights bring m. Methods that are not trained take it from the training classes of the store that they are
+    measured on. Where there are none, as for the pictures of a user, m is 0.
     """
 
     normalisation: Literal["UN", "L2N", "CL2N"] = setting(
