@@ -1,6 +1,6 @@
 """Methods of other packages: found by entry points, and never in the way of the rest."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -13,14 +13,16 @@ from trident.methods.protonet import ProtoNet
 
 
 @pytest.fixture
-def declared(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def declared(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """Pretend that an installed package declares these methods."""
 
     def declare(**paths: str) -> None:
         found = [EntryPoint(name, path, "trident.methods") for name, path in paths.items()]
         monkeypatch.setattr(registry, "entry_points", lambda group: found if group == "trident.methods" else [])
+        registry.method_paths.cache_clear()
 
-    return declare
+    yield declare
+    registry.method_paths.cache_clear()
 
 
 def test_a_method_of_another_package_is_found_by_its_name(declared: Callable[..., None]) -> None:

@@ -196,6 +196,7 @@ def test_trident_stopped_and_resumed_on_2_3_and_1_processes_ends_as_on_one(launc
         assert ours["accuracy"] == theirs["accuracy"]
 
 
+@pytest.mark.slow
 def test_one_process_can_stop_the_validation_of_all(launcher: Launcher, undisturbed: Checkpoint) -> None:
     answer = launcher.train(2, "protonet", "unvalidated", stop_in_validation=0)
     assert answer.errors[0][0].splitlines()[-1].startswith("stopped after step 3")

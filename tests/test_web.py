@@ -6,7 +6,7 @@ import json
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -198,7 +198,7 @@ def test_many_at_once_are_kept_apart_and_leave_nothing_behind(weights: Path, tmp
         assert server.process.stderr.read() == ""  # nor is anything logged about visitors
 
 
-def test_mistakes_are_told_in_one_line(trident: Trident_command, tmp_path: Path) -> None:
+def test_mistakes_are_told_in_one_line(trident: Trident_command, trident_here: Callable, tmp_path: Path) -> None:
     (tmp_path / "without").mkdir()
     (tmp_path / "without" / "fastapi.py").write_text("raise ImportError")
     missing = trident("web", env={"PYTHONPATH": str(tmp_path / "without")})
@@ -206,7 +206,7 @@ def test_mistakes_are_told_in_one_line(trident: Trident_command, tmp_path: Path)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert_one_line_error(trident("web", "--port", port), f"port {port}", "in use", "--port")
-    assert_one_line_error(trident("web", "--host", "nowhere.invalid"), "nowhere.invalid")
-    assert_one_line_error(trident("web", "--host", "."), "--host .")
-    assert_one_line_error(trident("web", "--megabytes", "inf"), "--megabytes")
-    assert_one_line_error(trident("web", "--port", "0", "--weights", "nothing"), "nothing", "trident weights")
+    assert_one_line_error(trident_here("web", "--host", "nowhere.invalid"), "nowhere.invalid")
+    assert_one_line_error(trident_here("web", "--host", "."), "--host .")
+    assert_one_line_error(trident_here("web", "--megabytes", "inf"), "--megabytes")
+    assert_one_line_error(trident_here("web", "--port", "0", "--weights", "nothing"), "nothing", "trident weights")

@@ -111,6 +111,7 @@ def queue_length(server: Site) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("trident_queue_length "))
 
 
+@pytest.mark.slow
 def test_it_can_be_stopped_whatever_it_is_doing(weights: Path, tmp_path: Path, slow: bytes) -> None:
     answers, seconds = stopped(weights, tmp_path, slow, signal.SIGINT, 0.5)
     assert seconds < SECONDS_TO_STOP

@@ -21,6 +21,8 @@ from web_backbone import NAME
 from web_server import COLOURS, Command, Site, body_of, command, pile, site, three_classes, until
 from web_visit import copies, fill_in, label, shown, visit
 
+pytestmark = pytest.mark.slow  # real servers, nginx and a browser
+
 TOKEN = "a-token-for-the-tests"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 DEPLOY = Path(__file__).parents[1] / "docs" / "deploy.md"

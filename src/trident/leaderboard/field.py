@@ -51,7 +51,7 @@ class Row:
 
     def recipe_on(self, board: Board) -> Recipe:
         """The recipe of its weights, or of the method on frozen features."""
-        return load_recipe(self.recipe or self.weights_on(board))
+        return _recipe(self.recipe or self.weights_on(board))
 
     def method_on(self, board: Board) -> Method:
         """The method as it is measured."""
@@ -90,6 +90,11 @@ def row_called(name: str) -> Row:
     if name not in rows():
         raise TridentError(f"the leaderboard has no row '{name}': there are {', '.join(rows())}")
     return rows()[name]
+
+
+@cache
+def _recipe(name: str) -> Recipe:
+    return load_recipe(name)
 
 
 def _content() -> dict[str, Any]:

@@ -4,6 +4,7 @@ A method in another installed package is found too, if that package declares it 
 `trident.methods`. Weights files name their method, so only names from here are ever imported, never a path from a file.
 """
 
+from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -57,6 +58,7 @@ METHODS = {
 }
 
 
+@cache
 def method_paths() -> dict[str, str]:
     """The import path of every method, by name. No other package can replace a method of this one."""
     return {entry.name: entry.value for entry in entry_points(group="trident.methods")} | METHODS
