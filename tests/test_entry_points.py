@@ -19,10 +19,10 @@ def declared(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     def declare(**paths: str) -> None:
         found = [EntryPoint(name, path, "trident.methods") for name, path in paths.items()]
         monkeypatch.setattr(registry, "entry_points", lambda group: found if group == "trident.methods" else [])
-        registry.method_paths.cache_clear()
+        registry.of_other_packages.cache_clear()
 
     yield declare
-    registry.method_paths.cache_clear()
+    registry.of_other_packages.cache_clear()
 
 
 def test_a_method_of_another_package_is_found_by_its_name(declared: Callable[..., None]) -> None:

@@ -78,14 +78,14 @@ def test_queries_one_by_one_are_tasks_of_one_query(way: str, batch_norm: str, re
     of = given(way, batch_norm, refinements=refinements)
     task = of.source.batch(range(2)).task
     found = predict_one_by_one(of.learner, of.parameters, task, at_once=4, views=ALL)
+    chosen = [(0, query) for query in range(task.n_queries)] + [(1, 0), (1, task.n_queries - 1)]
     near = 0.01 * float(found.std(1).mean())  # little, against how far untrained weights tell queries apart
     assert near > 3e-6
     fill = of.learner.model.method.positional
-    for index in range(2):
-        for query in range(task.n_queries):
-            alone = queries_alone(task, index, [query], fill)
-            expected = predict(of.learner, of.parameters, alone, views=ALL)[0, 0]
-            torch.testing.assert_close(found[index, query], expected, rtol=0, atol=near)
+    for index, query in chosen:
+        alone = queries_alone(task, index, [query], fill)
+        expected = predict(of.learner, of.parameters, alone, views=ALL)[0, 0]
+        torch.testing.assert_close(found[index, query], expected, rtol=0, atol=near)
 
 
 @ways

@@ -207,6 +207,7 @@ def test_one_process_can_stop_the_validation_of_all(launcher: Launcher, undistur
     assert launcher.log("unvalidated", "validation") == launcher.log("undisturbed", "validation")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("processes", "tasks"), [(2, 5), (4, 3)])  # 4 processes for 3 tasks: one has none
 def test_a_head_on_several_processes_is_that_on_one(launcher: Launcher, processes: int, tasks: int) -> None:
     setting = f"tasks_per_step={tasks}"
@@ -232,6 +233,7 @@ def test_measuring_gives_the_figures_of_one_process(launcher: Launcher, alone: C
     assert several.outputs[0][1:] == ["", ""]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [1, 0])
 def test_a_killed_process_is_restarted_and_changes_nothing(
     launcher: Launcher, undisturbed: Checkpoint, rank: int

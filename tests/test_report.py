@@ -122,6 +122,7 @@ OUTSIDE_ITS_FIGURE = """() => [...document.querySelectorAll('figure svg')].flatM
 })"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [400, 768, 1400])
 def test_a_report_looks_right_in_a_browser(folder: Path, browser: Any, width: int, scheme: str) -> None:

@@ -68,6 +68,7 @@ def test_by_keyboard_alone(page: Any) -> None:
     assert page.evaluate("document.activeElement.closest('.picture') !== null")  # the focus is not lost
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "scheme"), [(400, "light"), (400, "dark"), (768, "light"), (1280, "dark")])
 def test_it_looks_right(page: Any, width: int, scheme: str) -> None:
     page.set_viewport_size({"width": width, "height": 800})

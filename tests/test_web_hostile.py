@@ -33,6 +33,7 @@ def server(weights: Path, tmp_path: Path) -> Iterator[Command]:
         yield running
 
 
+@pytest.mark.slow
 def test_others_are_served_while_hostile_pictures_are_refused(server: Command, slow: bytes) -> None:
     """Four visitors send nothing but such pictures."""
     stop = threading.Event()

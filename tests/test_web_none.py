@@ -204,6 +204,7 @@ def test_leaving_the_page_asks_before_work_is_lost(seen: Any) -> None:
     assert asked == ["beforeunload"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "scheme"), [(400, "light"), (400, "dark"), (1280, "light")])
 def test_it_looks_right(seen: Any, width: int, scheme: str) -> None:
     seen.set_viewport_size({"width": width, "height": 800})

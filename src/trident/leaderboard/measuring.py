@@ -47,6 +47,8 @@ def measure(
     fitting = evaluated(fitting_store, "balanced", "val", min(FITTING_TASKS, tasks))
     temperature = fit_temperature(fitting.predictions)
     with_features(whole, store, row, features)  # so that computing features is not timed
+    # Other programs change the time that passes, but hardly the time that a CPU computes.
+    clock = time.process_time if torch.device(device).type == "cpu" else time.perf_counter
     found = {}
     for condition in board.conditions:
         if condition == "alone" and not whole.recipe.method.any_queries:
@@ -54,9 +56,9 @@ def measure(
         n_tasks = max(2, tasks // TASKS_ALONE) if condition == "alone" else tasks
         # A method that classifies each query alone anyway gives the same answers to all at once, in less time.
         alone = condition == "alone" and always_alone(whole, row)
-        began = time.perf_counter()
+        began = clock()
         result = evaluated(store, "balanced" if alone else condition, "test", n_tasks)
-        seconds = time.perf_counter() - began
+        seconds = clock() - began
         found[condition] = Measured(
             accuracy=result.accuracy,
             ci95=result.ci95,

@@ -27,7 +27,7 @@ class Measured:
     temperature: float  # fitted on balanced tasks of the validation classes
     tasks: int
     hits: str  # queries that are right in each task, see `packed`
-    milliseconds: float  # for a task, without computing the features of frozen networks
+    milliseconds: float  # for a task, features computed beforehand left out; on a CPU of computing time
     device: str
     parameters: int  # the backbone's included
     protocol: str

@@ -58,10 +58,14 @@ METHODS = {
 }
 
 
-@cache
 def method_paths() -> dict[str, str]:
     """The import path of every method, by name. No other package can replace a method of this one."""
-    return {entry.name: entry.value for entry in entry_points(group="trident.methods")} | METHODS
+    return of_other_packages() | METHODS
+
+
+@cache  # looking through all installed packages takes longer than reading a recipe
+def of_other_packages() -> dict[str, str]:
+    return {entry.name: entry.value for entry in entry_points(group="trident.methods")}
 
 
 def method_class(name: str) -> Any:
