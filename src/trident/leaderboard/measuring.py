@@ -4,6 +4,7 @@ import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -77,17 +78,18 @@ def measure(
     return found
 
 
+def digest_of(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:12]
+
+
 def identity(whole: Checkpoint) -> dict[str, Any]:
     """What was measured, so that results can be told from those of other weights or settings."""
     file = whole.path
-    return (
-        whole.describe()
-        | {
-            "file": file.name if file else None,  # readers have other folders
-            "digest": hashlib.sha256(file.read_bytes()).hexdigest()[:12] if file else None,
-            "method": asdict(whole.recipe.method),
-        }
-    )
+    return whole.describe() | {
+        "file": file.name if file else None,  # readers have other folders
+        "digest": digest_of(file) if file else None,
+        "method": asdict(whole.recipe.method),
+    }
 
 
 def _hits(result: Evaluation) -> np.ndarray:
