@@ -15,7 +15,7 @@ from trident.leaderboard.boards import BOARDS, board_called
 from trident.leaderboard.document import introduction_of, whole_document
 from trident.leaderboard.field import Row, absent, row_called, rows
 from trident.leaderboard.lines import Line, lines_of, missing, tasks_by_condition
-from trident.leaderboard.measuring import digest_of, measure
+from trident.leaderboard.measuring import measure, short_digest
 from trident.leaderboard.page import page
 from trident.leaderboard.results import Measured, add, difference, packed, read, unpacked
 from trident.leaderboard.subjects import Features, checkpoint_of, under, with_features
@@ -108,7 +108,7 @@ def test_a_method_for_a_fixed_number_of_queries_takes_none_alone(tmp_path: Path)
 def test_kept_results_are_those_of_the_rows_as_they_are_now() -> None:
     """After a change of settings or weights a row must be measured anew."""
     folders = (FOLDER, ROOT / "packages" / "weights" / "trident_weights")
-    digests = {path.name: digest_of(path) for folder in folders for path in folder.glob("*.safetensors")}
+    digests = {path.name: short_digest(path) for folder in folders for path in folder.glob("*.safetensors")}
     for name, row in rows().items():
         for board, conditions in read(name).items():
             for one in conditions.values():

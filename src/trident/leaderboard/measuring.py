@@ -78,7 +78,7 @@ def measure(
     return found
 
 
-def digest_of(file: Path) -> str:
+def short_digest(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()[:12]
 
 
@@ -87,7 +87,7 @@ def identity(whole: Checkpoint) -> dict[str, Any]:
     file = whole.path
     return whole.describe() | {
         "file": file.name if file else None,  # readers have other folders
-        "digest": digest_of(file) if file else None,
+        "digest": short_digest(file) if file else None,
         "method": asdict(whole.recipe.method),
     }
 

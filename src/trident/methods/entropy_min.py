@@ -24,7 +24,7 @@ class EntropyMin(HeadOnFeatures):
 
     Nothing keeps all queries from becoming one class, so there must be few steps. The published method fine-tunes the
     whole network in this way; here features are frozen and only the class weights move. Rate and number of steps are
-    the published ones. On frozen features it differs little from the class means that it starts from.
+    the published ones. On frozen features with one shot it is worse than the class means it starts from.
     """
 
     about = About(
