@@ -33,6 +33,7 @@ from trident.learning.learners import make_learner
 from trident.learning.run_start import start_run
 from trident.learning.training import train, training_source
 from trident.measuring.evaluate import evaluate
+from trident.measuring.prediction import predict_one_by_one
 from trident.measuring.validation import validate
 from trident.methods.abml import Abml, negative_log_hyper_prior
 from trident.methods.adapted_conv4 import SUPPORT_FEATURES, AdaptedConv4
@@ -48,7 +49,7 @@ from trident.nn.parameters import Parameters, joined, split_as
 from trident.nn.svgd import svgd_direction
 from trident.recipes.loading import load_recipe
 from trident.settings import EpisodeSpec, Protocol
-from trident.tasks.task import Batch, Labels, Task
+from trident.tasks.task import Batch, Labels, Task, queries_alone
 
 FEW: dict[str, Any] = {"inner_rate": 0.05, "inner_steps": 2, "training_inner_steps": 2}
 RANDOM: dict[str, Any] = {**FEW, "initial_log_var": -4.0, "kl_weight": 1e-3}
@@ -490,6 +491,26 @@ def test_each_query_is_classified_for_itself(name: str, batch_norm: str) -> None
     alone = task.with_images(task.images[:, : task.n_support + 1])
     first = learner.log_probabilities(parameters, task)[:, :1]
     torch.testing.assert_close(learner.log_probabilities(parameters, alone), first, rtol=1e-8, atol=1e-8)
+
+
+@methods
+@pytest.mark.parametrize("batch_norm", ["transductive", "support", "running"])
+def test_queries_alone_share_one_adaptation(name: str, batch_norm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    learner, parameters = learner_of(name, batch_norm)
+    task = tasks_for(learner, predictions=2).task
+    each = [queries_alone(task, index, range(task.n_queries)) for index in range(task.n_tasks)]
+    expected = torch.stack([learner.log_probabilities(parameters, one)[:, 0] for one in each])
+    adapted: list[Task] = []
+    adapt = InnerLoopLearner.adapt
+
+    def counted(self: InnerLoopLearner, parameters: Parameters, task: Task) -> Any:
+        adapted.append(task)
+        return adapt(self, parameters, task)
+
+    monkeypatch.setattr(InnerLoopLearner, "adapt", counted)
+    found = predict_one_by_one(learner, parameters, task, at_once=2)
+    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)
+    assert len(adapted) == task.n_tasks
 
 
 @methods

@@ -56,6 +56,21 @@ class EncodesAlone(Protocol):
         """Same as `log_probabilities`. Of the task's images only their number is used."""
 
 
+@runtime_checkable
+class AdaptsOnce(Protocol):
+    """A learner that can adapt to a support set without the queries, so that many predictions can share the result."""
+
+    @property
+    def adapts_once(self) -> bool:
+        """Whether that holds with these settings."""
+
+    def adapted(self, parameters: Parameters, task: Task) -> Parameters:
+        """The parameters of each task, (task, ...) each."""
+
+    def log_probabilities_adapted(self, adapted: Parameters, task: Task) -> Tensor:
+        """Same as `log_probabilities`, from the tasks' own parameters."""
+
+
 @dataclass(frozen=True)
 class Setting:
     """The fields that all learners share. `make_learner` builds learners."""

@@ -84,7 +84,16 @@ class InnerLoopLearner(Setting):
     def log_probabilities(self, parameters: Parameters, task: Task) -> Tensor:
         if not self.method.inner_steps:
             return self.log_probabilities_from(parameters, task, self.encode(parameters, task))
-        adapted, _ = self.adapt(parameters, task)[-1]
+        return self.log_probabilities_adapted(self.adapted(parameters, task), task)
+
+    @property
+    def adapts_once(self) -> bool:
+        return self.method.adapts_to_support_alone and self.method.inner_steps > 0
+
+    def adapted(self, parameters: Parameters, task: Task) -> Parameters:
+        return self.adapt(parameters, task)[-1][0]
+
+    def log_probabilities_adapted(self, adapted: Parameters, task: Task) -> Tensor:
         with torch.no_grad(), matrix_products(self.precision, task.device):
             statistics = self.statistics(task)
             encodings = self.model.encode(adapted, task, statistics)

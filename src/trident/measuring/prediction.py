@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from trident.engines.learner import EncodesAlone, Learner, log_mean
+from trident.engines.learner import AdaptsOnce, EncodesAlone, Learner, log_mean
 from trident.engines.workers import side_by_side
 from trident.methods.inner_loop import Encodings
 from trident.nn.parameters import Parameters
@@ -68,6 +68,8 @@ def _one_by_one(
     """Log-probabilities of each query of one task: (query, n_way)."""
     if isinstance(learner, EncodesAlone) and learner.encodes_alone:
         say, n_queries = _from_encodings(learner, parameters, task, index, support)
+    elif isinstance(learner, AdaptsOnce) and learner.adapts_once:
+        say, n_queries = _from_adapted(learner, parameters, task, index), task.n_queries
     else:
         n_queries = task.n_queries
         fill = learner.model.method.positional
@@ -99,3 +101,16 @@ def _from_encodings(
         return learner.log_probabilities_from(parameters, queries_alone(bare, 0, queries), own)[:, 0]
 
     return say, n_images - n_support
+
+
+def _from_adapted(
+    learner: AdaptsOnce, parameters: Parameters, task: Task, index: int
+) -> Callable[[Sequence[int]], Tensor]:
+    """A function that classifies single queries with parameters that adapted once to the support set."""
+    adapted = learner.adapted(parameters, queries_alone(task, index, [0]))
+
+    def say(queries: Sequence[int]) -> Tensor:
+        own = {key: value.expand(len(queries), *value.shape[1:]) for key, value in adapted.items()}
+        return learner.log_probabilities_adapted(own, queries_alone(task, index, queries))[:, 0]
+
+    return say

@@ -29,6 +29,7 @@ class AdaptedConv4(InnerLoopMethod):
     """
 
     recorded: ClassVar[bool] = True
+    adapts_to_support_alone: ClassVar[bool] = True
     inner_rate: float = setting(0.01, "learning rate of the inner steps", True)
     inner_steps: int = setting(10, "inner steps at test", True, most=100)
     training_inner_steps: int | None = setting(5, "inner steps in training; 'none' takes as many as at test", most=100)
