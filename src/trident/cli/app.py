@@ -17,7 +17,7 @@ ORDER = (
     *("predict", "fit", "suggest", "web", "weights", "backbones"),
     *("methods", "recipes", "params", "train", "evaluate"),
     *("audit", "calibrate", "decoupling", "reconstructions", "report", "compare", "leaderboard", "ablate"),
-    *("paper", "data", "cache", "export", "bench"),
+    *("paper", "reproduce", "data", "cache", "export", "bench"),
 )
 
 SPREAD = ("train", "evaluate", "audit")  # the commands that work on several processes

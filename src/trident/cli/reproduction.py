@@ -1,0 +1,151 @@
+"""The paper, run again: `trident reproduce`."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trident.cli.app import app
+from trident.cli.options import Device, Json, device_of, open_data
+from trident.cli.tables import aligned
+from trident.errors import TridentError
+
+if TYPE_CHECKING:
+    from trident.data.store import ImageStore
+    from trident.reproduction.panels import Model, Panel, Reproduction
+    from trident.reproduction.running import Workshop
+
+
+@app.command(short_help="Run the paper's tables and figures again.")
+def reproduce(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Tables and figures to run. Omit them for a list.")
+    ] = None,
+    data: Annotated[list[str] | None, typer.Option(help="A store; give several with several --data.")] = None,
+    cub: Annotated[str | None, typer.Option(help="The store of CUB.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder of the trainings.")] = Path("runs/reproduction"),
+    budget: Annotated[float, typer.Option(min=0.0001, max=100, help="Multiplies the steps of trainings.")] = 1.0,
+    cluster: Annotated[
+        str | None,
+        typer.Option(metavar="auto|ADDRESS", help="Spread trainings over a Ray cluster, as 'trident ablate' does."),
+    ] = None,
+    document: Annotated[
+        Path | None, typer.Option(help="Write this document (Markdown); its introduction stays.")
+    ] = None,
+    page: Annotated[Path | None, typer.Option(help="Write this HTML page.")] = None,
+    figures: Annotated[Path | None, typer.Option(help="Write the figures as SVG files into this folder.")] = None,
+    results: Annotated[Path | None, typer.Option(help="Folder of results; default: those that come along.")] = None,
+    file: Annotated[Path | None, typer.Option(help="Another list of tables and figures, a TOML file.")] = None,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Run the tables and figures of the paper again, with ours beside the published values.
+
+    \b
+    trident reproduce                                    list them, and which are run
+    trident reproduce calibration --data mini.store      run what one still lacks; run it again to resume
+    trident reproduce --document d.md --page p.html      write both from the kept results, without computing
+
+    Models are measured with queries sorted by class, as the paper's released code does, and with the same queries
+    shuffled. Several processes may work on one table at a time: give each the same command.
+    """
+    from trident.reproduction.panels import FILE, load_panels
+    from trident.reproduction.results import FOLDER
+
+    reproduction, kept = load_panels(file or FILE), results or FOLDER
+    if names:
+        panels = [reproduction.panel(name) for name in names]
+        shop = _workshop([*(data or []), *([cub] if cub else [])], cub, out, kept, device, budget)
+        for panel in panels:
+            _run(reproduction, panel, shop, cluster)
+    if document or page or figures:
+        _write(reproduction, kept, document, page, figures)
+    elif not names:
+        _list(reproduction, kept, as_json)
+
+
+def _workshop(sources: list[str], cub: str | None, out: Path, kept: Path, device: str, budget: float) -> "Workshop":
+    from trident.cli.console import counting, stderr
+    from trident.reproduction.running import Workshop
+
+    stores: dict[str, tuple[str, ImageStore]] = {"glyphs": ("glyphs", open_data("glyphs"))}
+    for source in sources:
+        store = open_data(source)
+        if source == cub and store.dataset != "cub":
+            raise TridentError(f"--cub {cub} holds {store.dataset}, not cub")
+        stores[store.dataset] = (source, store)
+    return Workshop(
+        stores, out, kept, device_of(device), budget, lambda text: stderr.print(text, soft_wrap=True), counting
+    )
+
+
+def _run(reproduction: "Reproduction", panel: "Panel", shop: "Workshop", cluster: str | None) -> None:
+    from trident.ablations.results import RESULT
+    from trident.reproduction.running import measure_model, missing
+
+    wanted = missing(reproduction, panel, shop.results, shop.budget)
+    if not wanted:
+        shop.say(f"{panel.name}: nothing is missing")
+        return
+    for _, dataset in wanted:  # before any training
+        shop.store(dataset)
+        if dataset not in reproduction.tasks:
+            raise TridentError(f"the list of panels names no number of tasks for {dataset}: add it under [tasks]")
+    trained = {model.name: model for model, _ in wanted if model.recipe}
+    for dataset in sorted({model.data[0] for model in trained.values()}):
+        _train([model for model in trained.values() if model.data[0] == dataset], shop, cluster)
+    for model, dataset in wanted:
+        if model.recipe and not (shop.runs / model.name / RESULT).is_file():
+            shop.say(f"{model.name}: not measured, another process is training it")
+        else:
+            measure_model(reproduction, panel, model, dataset, shop)
+
+
+def _train(models: "list[Model]", shop: "Workshop", cluster: str | None) -> None:
+    from trident.cli.console import TrainingProgress
+    from trident.reproduction.running import training_run
+
+    run = training_run(models, shop, TrainingProgress)
+    if cluster is None:
+        stopped = run.run()
+    else:
+        from trident.ablations.on_cluster import run_on_cluster
+
+        stopped = run_on_cluster(run, cluster, open_data)
+    if stopped is not None:
+        shop.say(f"stopped in {stopped}; run the same command again to resume")
+        raise typer.Exit(130)
+
+
+def _write(
+    reproduction: "Reproduction", kept: Path, document: Path | None, page: Path | None, figures: Path | None
+) -> None:
+    from trident.files import atomic_file
+    from trident.reproduction.document import introduction_of, whole_document
+    from trident.reproduction.document import page as make_page
+
+    made = []
+    if document is not None:
+        made.append((document, whole_document(introduction_of(document), reproduction, kept)))
+    if page is not None:
+        made.append((page, make_page(reproduction, kept)))
+    for path, content in made:
+        with atomic_file(path) as file:
+            file.write(content.encode())
+    if figures is not None:
+        from trident.report.figures import save_figure
+        from trident.reproduction.plots import all_plots
+
+        for name, figure in all_plots(reproduction, kept).items():
+            save_figure(figure, figures / f"reproduction-{name}.svg")
+
+
+def _list(reproduction: "Reproduction", kept: Path, as_json: bool) -> None:
+    from trident.reproduction.running import state
+
+    rows = [(panel.name, panel.place, panel.title, state(reproduction, panel, kept)) for panel in reproduction.panels]
+    if as_json:
+        print(json.dumps([dict(zip(("name", "place", "title", "state"), row, strict=True)) for row in rows]))
+        return
+    print("\n".join(aligned([(name, state, f"{place}: {title}") for name, place, title, state in rows])))

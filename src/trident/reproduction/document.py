@@ -1,0 +1,57 @@
+"""docs/reproduction.md and its page, from the kept results."""
+
+from pathlib import Path
+
+from trident.report.figures import to_svg
+from trident.report.page import render
+from trident.reproduction.panels import Reproduction
+from trident.reproduction.plots import all_plots, decoded_pictures
+from trident.reproduction.results import FOLDER
+from trident.reproduction.sections import Section, sections
+
+CAPTIONS = {
+    "order": "Accuracy with queries sorted by class, and with the same queries shuffled.",
+    "ablations": "The paper's ablations: published accuracy, and ours after shorter trainings.",
+}
+LATENTS = "Latents of one task's queries before and after adaptation, projected by UMAP ({})."
+
+
+def introduction_of(path: Path) -> str:
+    """What stands in the document before its first table; this part is written by hand."""
+    text = path.read_text("utf-8") if path.is_file() else "# The paper, run again\n"
+    return text.partition("\n## Each table")[0]
+
+
+def whole_document(introduction: str, reproduction: Reproduction, folder: Path = FOLDER) -> str:
+    """Everything after the introduction is made from the results."""
+    parts = [introduction.rstrip("\n"), "", "## Each table and figure", "", "| | | state |", "|---|---|---|"]
+    made = sections(reproduction, folder)
+    parts += [f"| {one.panel.place} | [{one.panel.title}](#{one.panel.name}) | {one.state} |" for one in made]
+    for one in made:
+        parts += ["", f'<a id="{one.panel.name}"></a>', "", f"### {one.panel.place}: {one.panel.title}", *_body(one)]
+    return "\n".join([*parts, ""])
+
+
+def _body(section: Section) -> list[str]:
+    lines = []
+    if section.command:
+        lines += ["", f"`{section.command}`"]
+    if section.rows:
+        lines += ["", "| " + " | ".join(section.headings) + " |", "|" + "---|" * len(section.headings)]
+        lines += ["| " + " | ".join(row) + " |" for row in section.rows]
+    if section.notes:
+        lines += ["", *(f"- {note}" for note in section.notes)]
+    return lines
+
+
+def page(reproduction: Reproduction, folder: Path = FOLDER) -> str:
+    plots = [
+        (to_svg(figure, name), CAPTIONS.get(name, LATENTS.format(name.removeprefix("latents-"))))
+        for name, figure in all_plots(reproduction, folder).items()
+    ]
+    return render(
+        "reproduction.html",
+        sections=sections(reproduction, folder),
+        plots=plots,
+        pictures=decoded_pictures(reproduction, folder),
+    )

@@ -1,0 +1,100 @@
+"""The figures of the document and of the page."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trident.report.figures import COLOURS, latent_plot, new_figure, styled
+from trident.report.paper_results import find
+from trident.reproduction.panels import Reproduction
+from trident.reproduction.results import ORDERS, read
+from trident.reproduction.sections import ORDER_NAMES, STAND_IN, correlations, published_and_ours
+
+
+def all_plots(reproduction: Reproduction, folder: Path) -> dict[str, Any]:
+    """By name, those whose results are there: what the order is worth, the ablations, the latents."""
+    found = {"order": order_plot(reproduction, folder), "ablations": ablation_plot(reproduction, folder)}
+    found |= latent_plots(reproduction, folder)
+    return {name: figure for name, figure in found.items() if figure is not None}
+
+
+@styled
+def order_plot(reproduction: Reproduction, folder: Path) -> Any:
+    """Published accuracy, ours on sorted queries and ours on the same queries shuffled."""
+    bars = []
+    for panel in reproduction.panels:
+        for model in reproduction.models_of(panel) if panel.kind == "accuracy" else ():
+            kept = read(model.name, folder)
+            if kept is None:
+                continue
+            for dataset, found in kept.measured.items():
+                where = STAND_IN.get(dataset, dataset)
+                printed = find(table="accuracy", method="TRIDENT", test_dataset=where, n_shot=kept.n_shot)
+                name = f"{model.name.replace('-', ' ')}, {dataset}"
+                published = printed[0].value if printed and kept.trained_order == "class_sorted" else None
+                bars.append((name, published, [found.orders[order] for order in ORDERS]))
+    if not bars:
+        return None
+    figure, axis = new_figure(8, 1 + 0.55 * len(bars))
+    for place, (_, published, measured) in enumerate(reversed(bars)):
+        for shift, one, colour, order in zip((0.17, -0.17), measured, COLOURS, ORDERS, strict=False):
+            label = f"ours, {ORDER_NAMES[order]}" if place == 0 else None
+            axis.barh(place + shift, one.accuracy, 0.32, xerr=one.ci95, color=colour, label=label)
+        if published is not None:
+            axis.plot([published] * 2, [place - 0.35, place + 0.35], "k-", linewidth=2.2)
+    axis.axvline(20, linestyle=":", linewidth=1, color="grey")
+    axis.set_yticks(range(len(bars)), [name for name, *_ in reversed(bars)])
+    axis.set_xlim(0, 100)
+    axis.set_xlabel("accuracy, %; black: published; dotted: chance")
+    axis.legend(loc="lower right")
+    return figure
+
+
+@styled
+def ablation_plot(reproduction: Reproduction, folder: Path) -> Any:
+    """Published against ours, a column for each ablation."""
+    panels = [panel for panel in reproduction.panels if panel.kind == "ablation"]
+    points = {
+        panel.name: {order: published_and_ours(reproduction, panel, folder, order) for order in ORDERS}
+        for panel in panels
+    }
+    shown = [panel for panel in panels if points[panel.name]["shuffled"]]
+    if not shown:
+        return None
+    figure, axes = new_figure(3.1 * len(shown), 3.4, 1, len(shown), squeeze=False)
+    for axis, panel in zip(axes[0], shown, strict=True):
+        for order, colour in zip(ORDERS, COLOURS, strict=False):
+            pairs = points[panel.name][order]
+            published, ours = [one.value for one, _ in pairs], [value for _, value in pairs]
+            axis.plot(published, ours, "o", color=colour, label=ORDER_NAMES[order])
+        said = ", ".join(f"{one.rho:+.2f}" for one in correlations(reproduction, panel, folder))
+        axis.set_title(f"{panel.name.removeprefix('ablation-')}" + (f"\nSpearman {said}" if said else ""), fontsize=10)
+        axis.set_xlabel("published, %")
+    axes[0][0].set_ylabel("ours, %")
+    axes[0][0].legend(fontsize=8)
+    return figure
+
+
+def latent_plots(reproduction: Reproduction, folder: Path) -> dict[str, Any]:
+    """The projected latents of one task, for each model."""
+    found = {}
+    for panel in reproduction.panels:
+        for model in reproduction.models_of(panel) if panel.kind == "latents" else ():
+            kept = read(model.name, folder)
+            latents = kept.latents.get(panel.dataset) if kept else None
+            if latents is not None:
+                places = [(one["title"], np.array(one["places"])) for one in latents.points]
+                found[f"latents-{model.name}"] = latent_plot(places, np.array(latents.labels))
+    return found
+
+
+def decoded_pictures(reproduction: Reproduction, folder: Path) -> dict[str, str]:
+    """Decoded images of one task for each model: a JPEG in base64."""
+    found = {}
+    for panel in reproduction.panels:
+        for model in reproduction.models_of(panel) if panel.kind == "reconstructions" else ():
+            kept = read(model.name, folder)
+            if kept is not None and panel.dataset in kept.reconstructions:
+                found[model.name] = kept.reconstructions[panel.dataset].picture
+    return found
