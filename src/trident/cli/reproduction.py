@@ -12,6 +12,8 @@ from trident.cli.tables import aligned
 from trident.errors import TridentError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from trident.data.store import ImageStore
     from trident.reproduction.panels import Model, Panel, Reproduction
     from trident.reproduction.running import Workshop
@@ -81,7 +83,6 @@ def _workshop(sources: list[str], cub: str | None, out: Path, kept: Path, device
 
 
 def _run(reproduction: "Reproduction", panel: "Panel", shop: "Workshop", cluster: str | None) -> None:
-    from trident.ablations.results import RESULT
     from trident.reproduction.running import measure_model, missing
 
     wanted = missing(reproduction, panel, shop.results, shop.budget)
@@ -94,25 +95,36 @@ def _run(reproduction: "Reproduction", panel: "Panel", shop: "Workshop", cluster
             raise TridentError(f"the list of panels names no number of tasks for {dataset}: add it under [tasks]")
     trained = {model.name: model for model, _ in wanted if model.recipe}
     for dataset in sorted({model.data[0] for model in trained.values()}):
-        _train([model for model in trained.values() if model.data[0] == dataset], shop, cluster)
+        models = [model for model in trained.values() if model.data[0] == dataset]
+        for model in _train(models, shop, cluster):  # each is measured before the next is trained
+            for wanted_model, measured_on in wanted:
+                if wanted_model.name == model.name:
+                    measure_model(reproduction, panel, model, measured_on, shop)
     for model, dataset in wanted:
-        if model.recipe and not (shop.runs / model.name / RESULT).is_file():
-            shop.say(f"{model.name}: not measured, another process is training it")
-        else:
+        if not model.recipe:
             measure_model(reproduction, panel, model, dataset, shop)
 
 
-def _train(models: "list[Model]", shop: "Workshop", cluster: str | None) -> None:
+def _train(models: "list[Model]", shop: "Workshop", cluster: str | None) -> "Iterator[Model]":
+    """Train models, and yield each when it is finished. Those that another process works on are left to it."""
     from trident.cli.console import TrainingProgress
     from trident.reproduction.running import training_run
 
     run = training_run(models, shop, TrainingProgress)
     if cluster is None:
-        stopped = run.run()
+        run.check()
     else:
         from trident.ablations.on_cluster import run_on_cluster
 
-        stopped = run_on_cluster(run, cluster, open_data)
+        _resume_later(run_on_cluster(run, cluster, open_data), shop)
+    for model, cell in zip(models, run.grid.cells, strict=True):
+        step = run.run_cell(cell)
+        _resume_later(None if step is None else f"{cell.name} after step {step}", shop)
+        if run.finished(cell):
+            yield model
+
+
+def _resume_later(stopped: str | None, shop: "Workshop") -> None:
     if stopped is not None:
         shop.say(f"stopped in {stopped}; run the same command again to resume")
         raise typer.Exit(130)
