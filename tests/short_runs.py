@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pytest
 import torch
 
 from conftest import TINY_METHOD, TINY_RECIPE, Silent, tiny_store
@@ -62,12 +61,6 @@ class Whole(NamedTuple):
 
     folder: Path
     end: Checkpoint
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
-    folder = tmp_path_factory.mktemp("whole") / "run"
-    return Whole(folder, run(folder))
 
 
 def assert_same_weights(one: Checkpoint, other: Checkpoint) -> None:

@@ -17,12 +17,18 @@ from short_runs import QUICK, Interrupting, Whole, assert_same_weights, log_of, 
 from trident.errors import TridentError
 from trident.learning.checkpoint import BEST, LAST, load_checkpoint
 from trident.learning.inner_loop import InnerLoopLearner
-from trident.learning.run_start import start_run
+from trident.learning.run_start import resume_run, start_run
 from trident.learning.training import train
 from trident.measuring.evaluate import evaluate_subject
 from trident.measuring.subject import subject_of
 from trident.measuring.validation import validate
 from trident.recipes.recipe import Recipe
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    return Whole(folder, run(folder))
 
 
 def test_the_same_seed_gives_the_same_weights_after_20_steps(tmp_path: Path, whole: Whole) -> None:
@@ -168,3 +174,8 @@ def test_running_statistics_follow_the_batches(whole: Whole) -> None:
     end = whole.end
     fresh = end.recipe.model.initial_running()
     assert all(not torch.equal(end.running[key], fresh[key]) for key in fresh)
+
+
+def test_other_data_are_refused_on_resume(whole: Whole) -> None:
+    with pytest.raises(TridentError, match="trained on other data"):
+        resume_run(load_checkpoint(whole.folder / LAST), tiny_store(images_per_class=9), whole.folder)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from conftest import TINY_METHOD, TINY_RECIPE, source_for, tiny_store
-from short_runs import QUICK, Interrupting, Whole, assert_same_weights, log_of, resume, run, with_training
+from short_runs import QUICK, Interrupting, assert_same_weights, log_of, resume, run, with_training
 from trident.cli.console import TrainingProgress
 from trident.engines.execution import Execution
 from trident.errors import TridentError
@@ -20,7 +20,6 @@ from trident.learning.checkpoint import BEST, LAST, Checkpoint, load_checkpoint
 from trident.learning.heads import HeadLearner
 from trident.learning.learners import make_learner
 from trident.learning.meta_update import make_optimizer, update
-from trident.learning.run_start import resume_run
 from trident.learning.training import training_source
 from trident.methods.base import Losses, cross_entropy
 from trident.methods.protonet import ProtoNet
@@ -181,8 +180,3 @@ def test_simpleshot_wants_to_know_all_training_classes(tmp_path: Path) -> None:
     with pytest.raises(TridentError, match="training_classes is 4, but noise has 5 training classes"):
         run(tmp_path / "run", replace(SIMPLESHOT, method=SimpleShot(training_classes=4)))
     assert not (tmp_path / "run").exists()
-
-
-def test_other_data_are_refused_on_resume(whole: Whole) -> None:
-    with pytest.raises(TridentError, match="trained on other data"):
-        resume_run(load_checkpoint(whole.folder / LAST), tiny_store(images_per_class=9), whole.folder)
