@@ -219,22 +219,22 @@ def test_one_command_adds_a_row(trident_here: Callable, tmp_path: Path) -> None:
 
 
 def test_mistakes(trident_here: Callable, tmp_path: Path) -> None:
-    assert_one_line_error(trident_here("leaderboard", "--board", "x"), "no board is called 'x': there are mini-1-shot")
-    assert_one_line_error(trident_here("leaderboard", "measure", "x"), "the leaderboard has no row 'x'")
-    assert_one_line_error(
-        trident_here("leaderboard", "measure", "bms", "--board", "mini-1-shot"), "board mini-1-shot needs --data STORE"
-    )
-    assert_one_line_error(
-        trident_here("leaderboard", "--board", "glyphs", "--results", "nowhere"), "nothing was measured on glyphs yet"
-    )
-    assert_one_line_error(trident_here("leaderboard", "write"), "nothing to write")
-    assert_one_line_error(
-        trident_here("leaderboard", "write", "--figure", "x.svg", "--results", "nowhere"),
-        "no figure: nothing was measured",
-    )
-    assert_one_line_error(
-        trident_here("leaderboard", "measure", "maml", "--board", "glyphs"), "glyphs-maml must be trained first"
-    )
+    def told(*arguments: str, words: str) -> None:
+        assert_one_line_error(trident_here("leaderboard", *arguments), words)
+
+    kept = ("--results", str(tmp_path))
+    told("--board", "x", words="no board is called 'x': there are mini-1-shot")
+    told("measure", "x", "--board", "glyphs", *kept, words="the leaderboard has no row 'x'")
+    told("measure", "bms", words="Missing option '--results'")
+    told("measure", "bms", *kept, words="measure on what?")
+    told("measure", "bms", "--board", "mini-1-shot", *kept, words="board mini-1-shot needs --data STORE")
+    told("measure", "maml", "--board", "glyphs", *kept, words="weights glyphs-maml are not installed")
+    told("--board", "glyphs", *kept, words="nothing was measured on glyphs yet: trident leaderboard --quick")
+    told("--results", "nowhere", words="there is no folder of results at nowhere")
+    told("--tasks", "10", words="--tasks is for --quick")
+    told("write", words="nothing to write")
+    told("write", "--figure", "x.svg", *kept, words="no figure: nothing was measured")
+    assert list(tmp_path.iterdir()) == []
     assert "mini-1-shot" in trident_here("leaderboard", "boards").stdout
     (tmp_path / "bms.json").write_text('{"glyphs": {"balanced": {}}}')
     with pytest.raises(TridentError, match=r"bms\.json is damaged"):

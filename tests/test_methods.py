@@ -222,7 +222,7 @@ names = pytest.mark.parametrize("name", list(method_paths()))
 
 def test_the_methods_that_come_along() -> None:
     assert list(method_paths())[:4] == ["trident", "protonet", "matching", "simpleshot"]
-    with pytest.raises(TridentError, match="no method is called 'protonets': there are trident, protonet, matching"):
+    with pytest.raises(TridentError, match="no method is called 'protonets': did you mean 'protonet'"):
         method_class("protonets")
 
 

@@ -26,7 +26,7 @@ def leaderboard(
     context: typer.Context,
     board: Annotated[str, typer.Option(help="Which tasks; 'trident leaderboard boards' lists them.")] = "mini-1-shot",
     quick: Annotated[bool, typer.Option("--quick", help="Measure on the embedded letters, now.")] = False,
-    tasks: Tasks = 100,
+    tasks: Annotated[int | None, typer.Option(min=2, help="Tasks for --quick.  [default: 100]")] = None,
     results: Kept = None,
     device: Device = "auto",
     as_json: Json = False,
@@ -41,17 +41,20 @@ def leaderboard(
     from tempfile import TemporaryDirectory
 
     from trident.leaderboard.boards import board_called
-    from trident.leaderboard.lines import lines_of
     from trident.leaderboard.results import FOLDER
 
     if quick:
         with TemporaryDirectory() as folder:
             found = board_called("glyphs")
-            _measure([], [found], {"glyphs": open_data("glyphs")}, tasks, Path(folder), device_of(device), quiet=True)
-            _show(lines_of(found, Path(folder)), found, as_json)
+            stores = {"glyphs": open_data("glyphs")}
+            _measure([], [found], stores, tasks or 100, Path(folder), device_of(device), quiet=True)
+            _show(found, Path(folder), as_json)
         return
-    found = board_called(board)
-    _show(lines_of(found, results or FOLDER), found, as_json)
+    if tasks is not None:
+        raise TridentError("--tasks is for --quick: the kept results have tasks of their own")
+    if results is not None and not results.is_dir():
+        raise TridentError(f"there is no folder of results at {results}")
+    _show(board_called(board), results or FOLDER, as_json)
 
 
 @leaderboard_app.command()
@@ -67,20 +70,20 @@ def boards(as_json: Json = False) -> None:
 
 @leaderboard_app.command()
 def measure(
+    results: Annotated[Path, typer.Option(help="Folder to keep the results in; it may hold others already.")],
     names: Annotated[list[str] | None, typer.Argument(metavar="[ROW]...", help="Methods; by default all.")] = None,
     board: Annotated[list[str] | None, typer.Option(help="Only these boards.")] = None,
     data: Annotated[Path | None, typer.Option(help="The store of miniImageNet.")] = None,
     cub: Annotated[Path | None, typer.Option(help="The store of CUB.")] = None,
     tasks: Tasks = 1000,
-    results: Kept = None,
     device: Device = "auto",
 ) -> None:
     """Measure methods and keep the results; boards whose data are not given are skipped.
 
-    A method needs a [[row]] in leaderboard/field.toml and, unless it runs on frozen features, trained weights.
+    'trident leaderboard --results FOLDER' shows them. A method needs a [[row]] in leaderboard/field.toml and, unless it
+    runs on frozen features, trained weights.
     """
     from trident.leaderboard.boards import BOARDS, board_called
-    from trident.leaderboard.results import FOLDER
 
     stores = {"glyphs": open_data("glyphs")}
     stores |= {name: open_data(str(path)) for name, path in (("mini", data), ("cub", cub)) if path is not None}
@@ -90,8 +93,10 @@ def measure(
     for wanted in chosen:
         if board and wanted.data not in stores:
             raise TridentError(f"board {wanted.name} needs {'--cub' if wanted.data == 'cub' else '--data'} STORE")
+    if board is None and data is None:
+        raise TridentError("measure on what? Give --data STORE, or --board glyphs for the embedded letters")
     chosen = [wanted for wanted in chosen if wanted.data in stores]
-    _measure(names or [], chosen, stores, tasks, results or FOLDER, device_of(device))
+    _measure(names or [], chosen, stores, tasks, results, device_of(device))
 
 
 @leaderboard_app.command()
@@ -150,6 +155,7 @@ def _measure(
         def stage(what: str) -> Progress:
             return lambda done, total: bar(done, total, what)
 
+        done, problem = 0, None
         for board in boards:
             features = Features(device, stage)
             store = stores[board.data]
@@ -158,24 +164,31 @@ def _measure(
                 try:
                     found = measure(row, board, store, fitting, features, tasks, device, stage)
                 except TridentError as error:
-                    if len(names) == len(boards) == 1:  # what was asked for by name cannot be done
-                        raise
-                    stderr.print(f"{row.name} on {board.name}: skipped, {error}", soft_wrap=True)
+                    problem = error
+                    if not quiet and len(names) * len(boards) != 1:
+                        stderr.print(f"{row.name} on {board.name}: skipped, {error}", soft_wrap=True)
                     continue
                 add(row.name, board.name, found, folder)
+                done += 1
                 if not quiet:
                     accuracies = [f"{name} {one.accuracy:.2f} ± {one.ci95:.2f} %" for name, one in found.items()]
                     stderr.print(f"{row.name} on {board.name}: {', '.join(accuracies)}", soft_wrap=True)
+        if problem and not done:  # nothing of what was asked for can be done
+            raise problem
+    if not quiet:
+        stderr.print(f"the results are in {folder}", soft_wrap=True)
 
 
-def _show(lines: list["Line"], board: "Board", as_json: bool) -> None:
-    from trident.leaderboard.lines import REFERENCE, figure, points, tasks_by_condition
+def _show(board: "Board", folder: Path, as_json: bool) -> None:
+    from trident.leaderboard.lines import REFERENCE, figure, lines_of, missing, points, tasks_by_condition
 
+    lines = lines_of(board, folder)
     if as_json:
         print(json.dumps([_as_json(line) for line in lines], allow_nan=False))
         return
     if not lines:
-        raise TridentError(f"nothing was measured on {board.name} yet: trident leaderboard measure --data STORE")
+        how = "trident leaderboard --quick" if board.data == "glyphs" else "trident leaderboard measure --data STORE"
+        raise TridentError(f"nothing was measured on {board.name} yet: {how}")
     headings = ("method", *board.conditions, f"above {REFERENCE}", "ECE", "ms/task", "parameters", "queries")
     table = [
         (
@@ -193,7 +206,15 @@ def _show(lines: list["Line"], board: "Board", as_json: bool) -> None:
     counts = ", ".join(f"{count} tasks {name}" for name, count in tasks_by_condition(lines).items())
     print(f"({board.title}; {counts}; shuffled queries, 95 % intervals, seed 0;")
     print("ECE with a temperature fitted on validation tasks; balanced: as many queries of each class;")
-    print("dirichlet: class counts drawn from Dirichlet(2); alone: each query classified alone)")
+    print("dirichlet: class counts drawn from Dirichlet(2); alone: each query classified alone;")
+    print("queries together: one changes the answer to another, be it only through batch norm)")
+    assumed = [f"{line.row.name}: {line.row.assumes}" for line in lines if line.row.assumes]
+    if assumed:
+        print("\nWhat methods take for granted about the queries or the task:")
+        print("\n".join(assumed))
+    waiting = missing(board, folder)
+    if waiting:
+        print(f"\nNot measured: {', '.join(waiting)}")
 
 
 def _as_json(line: "Line") -> dict[str, object]:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from trident.leaderboard.boards import BOARDS, TITLES, Board
-from trident.leaderboard.field import absent
+from trident.leaderboard.field import Row, absent
 from trident.leaderboard.lines import REFERENCE, Line, figure, lines_of, missing, points, tasks_by_condition
 from trident.leaderboard.results import FOLDER
 
@@ -59,7 +59,7 @@ def _section(board: Board, folder: Path) -> list[str]:
 def _cells(line: Line) -> list[str]:
     row, balanced = line.row, line.balanced
     return [
-        f"{row.title} (`{row.name}`)",
+        f"{row.title} ({_names(row)})",
         *(figure(line.measured.get(name)) for name in line.board.conditions),
         points(line.against),
         f"{balanced.ece:.4f}",
@@ -69,3 +69,10 @@ def _cells(line: Line) -> list[str]:
         row.assumes,
         "; ".join(part for part in (line.published, row.note) if part),
     ]
+
+
+def _names(row: Row) -> str:
+    """The row's name, and the method's name and settings where they are others."""
+    if row.name == row.method:
+        return f"`{row.name}`"
+    return ", ".join([f"`{row.name}`: method `{row.method}`", *(f"`{setting}`" for setting in row.settings)])

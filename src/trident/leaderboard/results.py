@@ -84,4 +84,4 @@ def _damaged(path: Path) -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, AttributeError) as error:
-        raise TridentError(f"{path} is damaged: {error}; measure this row again") from error
+        raise TridentError(f"{path} is damaged: delete it and measure this row again") from error

@@ -8,6 +8,7 @@ from trident.backbones.feature_store import features_of_store
 from trident.backbones.frozen import FrozenBackbone
 from trident.backbones.pretrained import Pretrained
 from trident.data.store import ImageStore
+from trident.errors import TridentError
 from trident.leaderboard.boards import Board
 from trident.leaderboard.field import Row
 from trident.learning.checkpoint import Checkpoint, load_checkpoint
@@ -17,6 +18,7 @@ from trident.methods.registry import method_name
 from trident.progress import Progress
 from trident.recipes.loading import method_from, with_overrides
 from trident.settings import Protocol, Views
+from trident.weights import weight_names
 
 
 class Features:
@@ -53,12 +55,18 @@ def checkpoint_of(row: Row, board: Board) -> Checkpoint:
         running = {key: classifier.running[key] for key in recipe.running_shapes()}
         checkpoint = replace(checkpoint, recipe=recipe, running=running)
     else:
-        checkpoint = _with_method(load_checkpoint(row.weights_on(board)), row.method)
+        checkpoint = _with_method(_trained(row.weights_on(board)), row.method)
     recipe = with_overrides(checkpoint.recipe, row.settings_for(board.episode.n_shot))
     recipe.method.check_episode(checkpoint.recipe.episode, board.episode)
     return replace(
         checkpoint, recipe=replace(recipe, episode=board.episode, views=recipe.views if row.views else Views())
     )
+
+
+def _trained(name: str) -> Checkpoint:
+    if name not in weight_names():
+        raise TridentError(f"weights {name} are not installed: 'pip install ./packages/weights' in a clone has most")
+    return load_checkpoint(name)
 
 
 def _with_method(checkpoint: Checkpoint, name: str) -> Checkpoint:

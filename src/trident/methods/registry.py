@@ -4,6 +4,7 @@ A method in another installed package is found too, if that package declares it 
 `trident.methods`. Weights files name their method, so only names from here are ever imported, never a path from a file.
 """
 
+import difflib
 from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
@@ -73,7 +74,9 @@ def method_class(name: str) -> Any:
 
     paths = method_paths()
     if name not in paths:
-        raise TridentError(f"no method is called '{name}': there are {', '.join(paths)}")
+        close = difflib.get_close_matches(name, paths, n=1, cutoff=0.4)
+        hint = f"did you mean '{close[0]}'?" if close else f"there are {', '.join(paths)}"
+        raise TridentError(f"no method is called '{name}': {hint}")
     try:
         found = imported(paths[name])
     except Exception as error:  # whatever another package does when it is imported
