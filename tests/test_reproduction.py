@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,11 +14,18 @@ import pytest
 
 from ablation_grids import Answer
 from conftest import assert_one_line_error, run_trident
+from trident.data.glyphs import open_glyphs
+from trident.errors import TridentError
+from trident.learning.checkpoint import load_checkpoint
+from trident.measuring.calibration import calibrate
 from trident.reproduction.document import page, whole_document
-from trident.reproduction.panels import Model, Reproduction, load_panels
-from trident.reproduction.results import BothOrders, Calibrated, Kept, Measured, keep, read
-from trident.reproduction.running import missing, state
+from trident.reproduction.measuring import in_order
+from trident.reproduction.panels import Model, load_panels
+from trident.reproduction.results import ORDERS, BothOrders, Calibrated, Kept, Measured, Source, keep, read
+from trident.reproduction.running import _newer
 from trident.reproduction.sections import correlations, section
+from trident.reproduction.states import is_complete, state
+from trident.weights import weight_names
 
 Reproduce = Callable[..., Answer]
 
@@ -46,6 +54,23 @@ title = "Decoded"
 kind = "reconstructions"
 models = ["small"]
 dataset = "glyphs"
+
+[[panels]]
+name = "latents"
+place = "Figure 5"
+title = "Latents"
+kind = "latents"
+models = ["small"]
+dataset = "glyphs"
+
+[[panels]]
+name = "calibration"
+place = "Table 3"
+title = "Calibration"
+kind = "calibration"
+paper = "calibration"
+models = ["small"]
+dataset = "glyphs"
 """
 
 
@@ -69,17 +94,24 @@ def places(folder: Path) -> list[str]:
     return ["--file", f"{folder}/panels.toml", "--results", f"{folder}/results", "--out", f"{folder}/runs"]
 
 
+SOURCE = Source(600, "abc", "a GPU", "fused", "fp16", 3.0)
+
+
 def measured(sorted_accuracy: float, shuffled_accuracy: float) -> BothOrders:
     def one(accuracy: float) -> Measured:
         values = {key: Calibrated(0.1, 0.2, 0.3, 1.5) for key in ("none", "validation", "paper")}
-        return Measured(accuracy, 1.0, 600, "a protocol", values)
+        return Measured(accuracy, 1.0, "a protocol", values)
 
     orders = {"class_sorted": one(sorted_accuracy), "shuffled": one(shuffled_accuracy)}
-    return BothOrders(orders, sorted_accuracy - shuffled_accuracy, 0.5, 3.0, "a GPU", "abc")
+    return BothOrders(orders, {}, sorted_accuracy - shuffled_accuracy, 0.5, SOURCE)
 
 
-def kept(steps: int = 4000, error: str | None = None) -> Kept:
-    return Kept("recipe", 1, "class_sorted", steps, steps, 82_000, 410_760, 170.0, "a GPU", error)
+def kept(model: Model, steps: int = 4000, asked: int = 4000, error: str | None = None) -> Kept:
+    return Kept(model.made_from, "0123", 1, "class_sorted", asked, steps, steps, 82_000, 410_760, 170.0, "a GPU", error)
+
+
+def put(model: Model, found: Kept, folder: Path) -> None:
+    keep(model.name, lambda _: found, folder)
 
 
 def test_every_table_and_figure_has_a_panel() -> None:
@@ -92,7 +124,7 @@ def test_every_table_and_figure_has_a_panel() -> None:
     assert all(panel.note for panel in reproduction.panels if panel.kind == "drawing")
     for panel in reproduction.panels:
         for model in reproduction.models_of(panel):
-            assert all(dataset in reproduction.tasks for dataset in model.data)
+            assert model.name and (model.weights in weight_names() or model.trained_recipe().training.steps > 0)
 
 
 def test_ablations_share_their_models() -> None:
@@ -117,46 +149,131 @@ def test_what_is_run_is_not_run_again(small: Path, reproduce: Reproduce) -> None
     assert both.difference == pytest.approx(sorted_one.accuracy - shuffled.accuracy)
     assert "class-sorted queries" in sorted_one.protocol and "shuffled queries" in shuffled.protocol
     assert (found.steps, found.n_shot, found.trained_order) == (8, 1, "class_sorted")
+    assert found.training_seconds and found.training_device == both.source.device
     again = reproduce(small, "accuracy")
     assert (again.returncode, again.stderr.strip()) == (0, "accuracy: nothing is missing")
+    assert f"{shuffled.accuracy:.2f} ± {shuffled.ci95:.2f}" in again.stdout
     states = {one["name"]: one["state"] for one in json.loads(reproduce(small, "--json").stdout)}
-    assert states == {"accuracy": "run", "reconstructions": "not run"}
+    assert states == {"accuracy": "run", "reconstructions": "not run", "latents": "not run", "calibration": "run"}
 
 
-def test_a_panel_that_shares_the_model_trains_nothing(small: Path, reproduce: Reproduce) -> None:
-    result = reproduce(small, "reconstructions", "--document", f"{small}/d.md", "--page", f"{small}/p.html")
-    assert result.returncode == 0 and "finished before" in result.stderr
+def test_measurements_are_those_of_the_other_commands(small: Path, reproduce: Reproduce) -> None:
+    """Temperatures are fitted on validation tasks, or on the very tasks that are scored."""
+    checkpoint, store = load_checkpoint(small / "runs" / "small"), open_glyphs()
     found = read("small", small / "results")
-    assert found is not None and found.measured and found.reconstructions["glyphs"].tasks == 10
-    first = (small / "d.md").read_bytes(), (small / "p.html").read_bytes()
-    assert b"### Table 1: Accuracy" in first[0] and b"data:image/jpeg;base64" in first[1]
-    reproduce(small, "--document", f"{small}/d.md", "--page", f"{small}/p.html")
-    assert ((small / "d.md").read_bytes(), (small / "p.html").read_bytes()) == first
+    assert found is not None
+    for order in ("class_sorted", "shuffled"):
+        one = found.measured["glyphs"].orders[order]
+        model = in_order(checkpoint, order)
+        for fitted in ("validation", "paper"):
+            expected = calibrate(model, store, fitted, store, 10, split="test", tasks=10, seed=0)
+            assert expected.scaled is not None
+            assert one.accuracy == pytest.approx(expected.evaluation.accuracy)
+            ours = one.calibration[fitted]
+            theirs = expected.scaled
+            assert (ours.ece, ours.mce, ours.brier, ours.temperature) == pytest.approx(
+                (theirs.ece, theirs.mce, theirs.brier, theirs.temperature), rel=1e-5
+            )
 
 
-def test_a_larger_budget_needs_another_training(tmp_path: Path) -> None:
+def test_panels_that_share_a_model_train_nothing(small: Path, reproduce: Reproduce) -> None:
+    made = ["--document", f"{small}/d.md", "--page", f"{small}/p.html", "--figures", str(small)]
+    result = reproduce(small, "reconstructions", "latents", *made)
+    assert result.returncode == 0 and "step " not in result.stderr, result.stderr
+    found = read("small", small / "results")
+    assert found is not None and found.measured
+    assert set(found.reconstructions["glyphs"].orders) == set(found.latents["glyphs"].scores) == set(ORDERS)
+    assert [len(one["places"]) for one in found.latents["glyphs"].points] == [25] * 4
+    first = {path.name: path.read_bytes() for path in small.glob("*.*")}
+    assert b"### Table 1: Accuracy" in first["d.md"] and b"data:image/jpeg;base64" in first["p.html"]
+    assert {"reproduction-order.svg", "reproduction-latents-small.svg"} <= first.keys()
+    assert reproduce(small, *made).returncode == 0
+    assert {path.name: path.read_bytes() for path in small.glob("*.*")} == first
+
+
+def test_results_count_only_for_what_they_were_made_from(tmp_path: Path) -> None:
+    reproduction = load_panels()
+    panel = reproduction.panel("ablation-training")
+    models = reproduction.models_of(panel)
+
+    def complete(found: Kept, budget: float = 1.0, tasks: int = 600, fingerprint: str | None = "abc") -> bool:
+        return is_complete(found, panel, models[0], "mini-imagenet", tasks, budget, fingerprint)
+
+    good = replace(kept(models[0]), measured={"mini-imagenet": measured(40, 30)})
+    assert complete(good) and complete(good, 0.5) and complete(good, fingerprint=None)
+    assert not complete(good, budget=2) and not complete(good, tasks=700) and not complete(good, fingerprint="other")
+    assert not complete(replace(good, made_from="recipe glyphs"))
+    assert not complete(kept(models[0]))
+    assert complete(kept(models[0], steps=3, error="step 4: the loss is not finite"))
+    assert not complete(kept(models[0], steps=3, asked=40, error="step 4: the loss is not finite"))
+    weights = reproduction.panel("accuracy")
+    shipped = reproduction.models_of(weights)[0]
+    other = replace(kept(shipped, asked=0), measured={"mini-imagenet": measured(40, 30)})
+    assert not is_complete(other, weights, shipped, "mini-imagenet", 600, 1.0, None)  # the digest is another
+
+
+def test_states_and_rows_say_what_was_run(tmp_path: Path) -> None:
     reproduction = load_panels()
     panel = reproduction.panel("ablation-training")
     models = reproduction.models_of(panel)
     assert state(reproduction, panel, tmp_path) == "not run"
-    keep(models[0].name, replace(kept(2000), measured={"mini-imagenet": measured(40, 30)}), tmp_path)
-    keep(models[1].name, kept(error="step 5: the loss is not finite"), tmp_path)
-    assert state(reproduction, panel, tmp_path) == "1 of 6 run"
-    assert [model for model, _ in missing(reproduction, panel, tmp_path, 0.5)] == models[2:]
+    half = replace(kept(models[0], 2000, 2000), measured={"mini-imagenet": measured(40, 30)})
+    put(models[0], half, tmp_path)
+    put(models[1], kept(models[1], 4, error="step 5: the loss is not finite"), tmp_path)
+    bad = BothOrders({}, dict.fromkeys(ORDERS, "task 3 is not finite"), None, None, SOURCE)
+    put(models[2], replace(kept(models[2]), measured={"mini-imagenet": bad}), tmp_path)
+    assert state(reproduction, panel, tmp_path) == "2 of 6 run, 1 of 6 with fewer steps"
     rows = section(reproduction, panel, tmp_path).rows
-    assert "2,000 of 82,000" in rows[0] and "step 5: the loss is not finite" in rows[1] and "not run" in rows[2]
+    assert "2,000 of 82,000" in rows[0] and "step 5: the loss is not finite" in rows[1]
+    assert "no result: task 3 is not finite" in rows[2] and "not run" in rows[3]
+
+
+def test_two_processes_do_not_lose_each_others_results(tmp_path: Path) -> None:
+    panel = load_panels().panel("ablation-training")
+    model = load_panels().models_of(panel)[0]
+
+    def add(name: str) -> None:
+        for place in range(20):
+            key = f"{name}{place}"
+            keep(
+                model.name,
+                lambda old: replace(old or kept(model), measured=(old.measured if old else {}) | {key: measured(4, 3)}),  # noqa: B023
+                tmp_path,
+            )
+
+    threads = [threading.Thread(target=add, args=(name,)) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = read(model.name, tmp_path)
+    assert found is not None and len(found.measured) == 40
+
+
+@pytest.mark.slow
+def test_budgets_have_folders_of_their_own_and_fewer_steps_replace_nothing(small: Path, reproduce: Reproduce) -> None:
+    more = reproduce(small, "accuracy", "--budget", "1.5")
+    assert more.returncode == 0, more.stderr
+    found = read("small", small / "results")
+    assert found is not None and found.steps == 12 and (small / "runs" / "small-12-steps").is_dir()
+    (small / "results" / "small.json").rename(small / "aside.json")
+    assert reproduce(small, "accuracy", "--budget", "0.5").returncode == 0
+    fewer = read("small", small / "results")
+    assert fewer is not None and fewer.steps == 4
+    with pytest.raises(TridentError, match="results of 12 steps are kept"):
+        _newer(found, fewer)
 
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_correlations_follow_the_published_order(sign: int, tmp_path: Path) -> None:
     reproduction = load_panels()
     panel = reproduction.panel("ablation-latents")
-    assert correlations(reproduction, panel, tmp_path) == []
+    assert correlations(reproduction, [panel], tmp_path) == []
     for row in reproduction.ablation(panel):
         assert row.paper is not None
         both = measured(50 + sign * row.paper.value / 10, 40 - sign * row.paper.value / 10)
-        keep(row.model.name, replace(kept(), measured={"mini-imagenet": both}), tmp_path)
-    found = correlations(reproduction, panel, tmp_path)
+        put(row.model, replace(kept(row.model), measured={"mini-imagenet": both}), tmp_path)
+    found = correlations(reproduction, [panel], tmp_path)
     assert [(one.order, round(one.rho, 6), one.rows) for one in found] == [
         ("class_sorted", sign, 9),
         ("shuffled", -sign, 9),
@@ -166,31 +283,43 @@ def test_correlations_follow_the_published_order(sign: int, tmp_path: Path) -> N
 
 
 def test_errors_are_one_line(small: Path, reproduce: Reproduce, trident_here: Callable[..., Answer]) -> None:
-    real = ["--results", f"{small}/other"]
-    assert_one_line_error(trident_here("reproduce", "calibration", *real), "needs the store of mini-imagenet")
-    assert_one_line_error(trident_here("reproduce", "calibratoin", *real), "did you mean")
-    assert_one_line_error(trident_here("reproduce", "accuracy", "--cub", "glyphs", *real), "holds glyphs, not cub")
-    assert_one_line_error(reproduce(small, "accuracy", "--budget", "2"), "holds another run: training.steps is 8")
+    def told(*arguments: str, words: str) -> None:
+        assert_one_line_error(trident_here("reproduce", *arguments, "--out", f"{small}/other"), words)
+
+    told("calibration", words="needs the store of mini-imagenet")
+    told("calibratoin", words="did you mean")
+    told("accuracy", "--cub", "glyphs", words="holds glyphs, not cub")
+    told("--document", "/nowhere/d.md", words="the folder /nowhere does not exist")
+    told("--document", f"{small}/panels.toml", words="is another document")
+    told("accuracy", "--file", f"{small}/panels.toml", "--results", f"{small}/panels.toml", words="is a file")
+    (small / "binary.md").write_bytes(b"\xff\xfe")
+    told("--document", f"{small}/binary.md", words="is another document")
+    assert not (small / "other").exists()
     (small / "results" / "damaged.json").write_text("{")
     listed = (small / "panels.toml").read_text().replace("small", "damaged")
     (small / "damaged.toml").write_text(listed)
-    result = trident_here("reproduce", "--file", f"{small}/damaged.toml", "--results", f"{small}/results")
-    assert_one_line_error(result, "damaged.json is damaged")
+    told("--file", f"{small}/damaged.toml", "--results", f"{small}/results", words="damaged.json is damaged")
 
 
 @pytest.mark.parametrize(
-    ("text", "problem"),
+    ("text", "wrong", "words"),
     [
-        ('kind = "accuracy"', 'kind = "acuracy"'),
-        ("steps = 8", "steps = 0"),
-        ('models = ["small"]', 'models = ["other"]'),
-        ('data = ["glyphs"]', "data = []"),
-        ("[tasks]", "[task]"),
+        ('kind = "accuracy"', 'kind = "acuracy"', "did you mean 'accuracy'"),
+        ("steps = 8", "steps = 0", "a model with a recipe needs 'steps'"),
+        ('models = ["small"]', 'models = ["other"]', "names the unknown models other"),
+        ('data = ["glyphs"]', "data = []", "needs 'data'"),
+        ("[tasks]", "[task]", "unknown key 'task'"),
+        ("glyphs = 10", "glyphs = 1", "an interval needs at least 2 tasks"),
+        ("glyphs = 10", "omniglot = 10", "needs a number of tasks: tasks.glyphs"),
+        ('dataset = "glyphs"', "", "needs 'dataset'"),
+        ('name = "latents"', 'name = "accuracy"', "two panels are called accuracy"),
+        ('recipe = "glyphs"', 'weights = "glyphs-protonet"', "either 'weights' or 'recipe'|has none"),
     ],
 )
-def test_a_wrong_list_of_panels_is_told(text: str, problem: str, tmp_path: Path, reproduce: Reproduce) -> None:
-    (tmp_path / "panels.toml").write_text(SMALL.replace(text, problem))
-    assert_one_line_error(reproduce(tmp_path, "accuracy"), "")
+def test_a_wrong_list_of_panels_is_told(text: str, wrong: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "panels.toml").write_text(SMALL.replace(text, wrong))
+    with pytest.raises(TridentError, match=words):
+        load_panels(tmp_path / "panels.toml")
 
 
 @pytest.mark.slow
@@ -211,7 +340,7 @@ def test_a_killed_run_goes_on(tmp_path: Path, reproduce: Reproduce) -> None:
 
 
 def test_the_document_is_made_from_the_results() -> None:
-    reproduction: Reproduction = load_panels()
+    reproduction = load_panels()
     root = Path(__file__).parents[1] / "docs"
     text = (root / "reproduction.md").read_text("utf-8")
     assert whole_document(text.partition("\n## Each table")[0], reproduction) == text

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from trident.backbones.conv4 import conv4_of
 from trident.bench.plain_loop import PlainLoop, torch_settings
-from trident.bench.timing import Measurement, Result, device_name, measure, timed
+from trident.bench.timing import Measurement, Result, measure, timed
 from trident.data.store import ImageStore
-from trident.engines.execution import Execution
+from trident.engines.execution import Execution, device_name
 from trident.engines.workers import side_by_side
 from trident.errors import NotFiniteError
 from trident.learning.learners import make_learner

@@ -1,13 +1,11 @@
 """Measure time and memory of a function, and name the device."""
 
-import platform
 import resource
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
 import torch
@@ -62,13 +60,6 @@ def timed(work: Callable[[], Result], device: str) -> tuple[float, Result]:
     return _now(device) - start, result
 
 
-def device_name(device: str) -> str:
-    if torch.device(device).type == "cuda":
-        return torch.cuda.get_device_name(device)
-    threads = torch.get_num_threads()
-    return f"{_processor()}, {threads} thread{'' if threads == 1 else 's'}"
-
-
 def _now(device: str) -> float:
     """The time after the device has finished its pending work."""
     if torch.device(device).type == "cuda":
@@ -92,11 +83,3 @@ def gib_of(usage: resource.struct_rusage) -> float:
     """The peak memory of a process."""
     unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, others KiB
     return usage.ru_maxrss * unit / 2**30
-
-
-def _processor() -> str:
-    """The CPU model if known, and the architecture."""
-    file = Path("/proc/cpuinfo")
-    lines = file.read_text("utf-8", "replace").splitlines() if file.exists() else []
-    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return f"{models[0]} ({platform.machine()})" if models else f"{platform.machine()} CPU"

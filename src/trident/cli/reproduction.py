@@ -50,67 +50,90 @@ def reproduce(
     trident reproduce --document d.md --page p.html      write both from the kept results, without computing
 
     Models are measured with queries sorted by class, as the paper's released code does, and with the same queries
-    shuffled. Several processes may work on one table at a time: give each the same command.
+    shuffled. Several processes may work on one table at a time: give each the same command. New results are kept in
+    OUT/results, which begins with those that come along.
     """
     from trident.reproduction.panels import FILE, load_panels
     from trident.reproduction.results import FOLDER
 
-    reproduction, kept = load_panels(file or FILE), results or FOLDER
+    reproduction = load_panels(file or FILE)
+    kept = results or (out / "results" if names else FOLDER)
+    _check_outputs(document, page, figures)
     if names:
-        panels = [reproduction.panel(name) for name in names]
-        shop = _workshop([*(data or []), *([cub] if cub else [])], cub, out, kept, device, budget)
+        panels = [reproduction.panel(name) for name in dict.fromkeys(names)]
+        shop = _workshop(data or [], cub, out, kept, device, budget)
+        for panel in panels:  # before any training
+            for model in reproduction.models_of(panel):
+                for dataset in (model.data[0], *panel.datasets_of(model)):
+                    shop.store(dataset)
+        shop.prepare()
         for panel in panels:
             _run(reproduction, panel, shop, cluster)
+            _show(reproduction, panel, kept)
     if document or page or figures:
         _write(reproduction, kept, document, page, figures)
     elif not names:
         _list(reproduction, kept, as_json)
 
 
+def _check_outputs(document: Path | None, page: Path | None, figures: Path | None) -> None:
+    from trident.files import check_writable
+    from trident.reproduction.document import introduction_of
+
+    for path in (document, page, figures / "x.svg" if figures else None):
+        if path is not None:
+            check_writable(path)
+    if document is not None:
+        introduction_of(document)
+
+
 def _workshop(sources: list[str], cub: str | None, out: Path, kept: Path, device: str, budget: float) -> "Workshop":
-    from trident.cli.console import counting, stderr
+    from trident.cli.console import TrainingProgress, counting, stderr
     from trident.reproduction.running import Workshop
 
-    stores: dict[str, tuple[str, ImageStore]] = {"glyphs": ("glyphs", open_data("glyphs"))}
-    for source in sources:
+    stores: dict[str, tuple[str, ImageStore]] = {}
+    for source in ["glyphs", *sources, *([cub] if cub else [])]:
         store = open_data(source)
         if source == cub and store.dataset != "cub":
             raise TridentError(f"--cub {cub} holds {store.dataset}, not cub")
+        if store.dataset in stores and source != "glyphs":
+            raise TridentError(f"{source} and {stores[store.dataset][0]} are both stores of {store.dataset}: give one")
         stores[store.dataset] = (source, store)
-    return Workshop(
-        stores, out, kept, device_of(device), budget, lambda text: stderr.print(text, soft_wrap=True), counting
-    )
+
+    def say(text: str) -> None:
+        stderr.print(text, soft_wrap=True)
+
+    return Workshop(stores, out, kept, device_of(device), budget, say, TrainingProgress, counting)
 
 
 def _run(reproduction: "Reproduction", panel: "Panel", shop: "Workshop", cluster: str | None) -> None:
-    from trident.reproduction.running import measure_model, missing
+    def lacking() -> "list[tuple[Model, str]]":
+        return [
+            (model, dataset)
+            for model in reproduction.models_of(panel)
+            for dataset in panel.datasets_of(model)
+            if not shop.complete(panel, model, dataset, reproduction.tasks[dataset])
+        ]
 
-    wanted = missing(reproduction, panel, shop.results, shop.budget)
+    wanted = lacking()
     if not wanted:
         shop.say(f"{panel.name}: nothing is missing")
         return
-    for _, dataset in wanted:  # before any training
-        shop.store(dataset)
-        if dataset not in reproduction.tasks:
-            raise TridentError(f"the list of panels names no number of tasks for {dataset}: add it under [tasks]")
     trained = {model.name: model for model, _ in wanted if model.recipe}
     for dataset in sorted({model.data[0] for model in trained.values()}):
-        models = [model for model in trained.values() if model.data[0] == dataset]
-        for model in _train(models, shop, cluster):  # each is measured before the next is trained
-            for wanted_model, measured_on in wanted:
-                if wanted_model.name == model.name:
-                    measure_model(reproduction, panel, model, measured_on, shop)
+        for model in _train([one for one in trained.values() if one.data[0] == dataset], shop, cluster):
+            # Each is measured before the next is trained. Another process may have been faster.
+            for same, measured_on in lacking():
+                if same.name == model.name:
+                    shop.measure(reproduction, panel, model, measured_on)
     for model, dataset in wanted:
-        if not model.recipe:
-            measure_model(reproduction, panel, model, dataset, shop)
+        if not model.recipe and not shop.complete(panel, model, dataset, reproduction.tasks[dataset]):
+            shop.measure(reproduction, panel, model, dataset)
 
 
 def _train(models: "list[Model]", shop: "Workshop", cluster: str | None) -> "Iterator[Model]":
     """Train models, and yield each when it is finished. Those that another process works on are left to it."""
-    from trident.cli.console import TrainingProgress
-    from trident.reproduction.running import training_run
-
-    run = training_run(models, shop, TrainingProgress)
+    run = shop.training(models)
     if cluster is None:
         run.check()
     else:
@@ -118,8 +141,9 @@ def _train(models: "list[Model]", shop: "Workshop", cluster: str | None) -> "Ite
 
         _resume_later(run_on_cluster(run, cluster, open_data), shop)
     for model, cell in zip(models, run.grid.cells, strict=True):
-        step = run.run_cell(cell)
-        _resume_later(None if step is None else f"{cell.name} after step {step}", shop)
+        if not run.finished(cell):
+            step = run.run_cell(cell)
+            _resume_later(None if step is None else f"{cell.name} after step {step}", shop)
         if run.finished(cell):
             yield model
 
@@ -128,6 +152,14 @@ def _resume_later(stopped: str | None, shop: "Workshop") -> None:
     if stopped is not None:
         shop.say(f"stopped in {stopped}; run the same command again to resume")
         raise typer.Exit(130)
+
+
+def _show(reproduction: "Reproduction", panel: "Panel", kept: Path) -> None:
+    from trident.reproduction.sections import section
+
+    found = section(reproduction, panel, kept)
+    lines = [f"{panel.place}: {panel.title}", "", *aligned([found.headings, *found.rows]), "", *found.notes]
+    print("\n".join(lines))
 
 
 def _write(
@@ -154,7 +186,7 @@ def _write(
 
 
 def _list(reproduction: "Reproduction", kept: Path, as_json: bool) -> None:
-    from trident.reproduction.running import state
+    from trident.reproduction.states import state
 
     rows = [(panel.name, panel.place, panel.title, state(reproduction, panel, kept)) for panel in reproduction.panels]
     if as_json:

@@ -6,9 +6,11 @@ The plain engine uses torch's operations and autograd, on any device. The fused 
 
 import importlib.util
 import os
+import platform
 import re
 import shutil
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, cast, get_args
 
 import torch
@@ -103,3 +105,19 @@ def usable_device(name: str, local_rank: int | None = None) -> str:
     if name.startswith("cuda") and int(name[5:] or 0) >= torch.cuda.device_count():
         raise BadValueError(f"there is no {name} here: take auto or cpu")
     return name
+
+
+def device_name(device: str) -> str:
+    """The GPU, or the processor and its threads."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.get_device_name(device)
+    threads = torch.get_num_threads()
+    return f"{_processor()}, {threads} thread{'' if threads == 1 else 's'}"
+
+
+def _processor() -> str:
+    """The CPU model if known, and the architecture."""
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text("utf-8", "replace").splitlines() if file.exists() else []
+    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return f"{models[0]} ({platform.machine()})" if models else f"{platform.machine()} CPU"

@@ -13,6 +13,7 @@ import torch
 import trident
 from trident.data.store import ImageStore
 from trident.data.store_format import new_hash
+from trident.engines.execution import device_name
 from trident.leaderboard.boards import CONDITIONS, TASKS_ALONE, Board
 from trident.leaderboard.field import Row
 from trident.leaderboard.results import Measured, packed
@@ -68,7 +69,7 @@ def measure(
             tasks=n_tasks,
             hits=packed(_hits(result)),
             milliseconds=1000 * seconds / n_tasks,
-            device=_named(device),
+            device=device_name(device),
             parameters=n_parameters(whole),
             protocol=result.describe_protocol() + (", each query alone" if alone else ""),
             data=new_hash(store.classes).hexdigest()[:12],
@@ -96,8 +97,3 @@ def _hits(result: Evaluation) -> np.ndarray:
     """How many queries of each task are right: (task,)."""
     predictions = result.predictions
     return np.asarray((predictions.log_probabilities.argmax(2) == predictions.labels).sum(1))
-
-
-def _named(device: str) -> str:
-    kind = torch.device(device)
-    return torch.cuda.get_device_name(kind) if kind.type == "cuda" else f"{torch.get_num_threads()} CPU cores"

@@ -88,7 +88,7 @@ class InnerLoopLearner(Setting):
 
     @property
     def adapts_once(self) -> bool:
-        return self.method.adapts_to_support_alone and self.method.inner_steps > 0
+        return self.method.adapts_to_support_alone and self.method.inner_steps > 0 and not self.method.positional
 
     def adapted(self, parameters: Parameters, task: Task) -> Parameters:
         return self.adapt(parameters, task)[-1][0]

@@ -11,7 +11,7 @@ import torch
 
 import trident
 from trident.data.store import ImageStore
-from trident.engines.execution import execution_for
+from trident.engines.execution import device_name, execution_for
 from trident.errors import TridentError
 from trident.learning.checkpoint import BEST, LAST, Checkpoint, load_checkpoint, save_checkpoint
 from trident.learning.run_lock import run_lock
@@ -68,6 +68,7 @@ def start_run(
         "python": platform.python_version(),
         "machine": platform.machine(),
         "device": device,
+        "device_name": device_name(device),
         "engine": execution.engine,
         "precision": execution.precision,
         "data": data,

@@ -108,15 +108,24 @@ class AdaptedConv4Model(InnerLoopModel):
         return Evaluated({"total": cross_entropy(logits, labels_of(task, labels))}, logits, seen)
 
     def encode(self, parameters: Parameters, task: Task, statistics: BatchNormStatistics) -> Encodings:
+        if self.method.inner_steps:
+            return {}  # adapted networks differ from task to task, so that nothing can be shared
         if statistics.source != "transductive" or 0 in (task.n_support, task.n_queries):
             return {"features": self.backbone(parameters, task, statistics)[0].flatten(2)}
         parts = [self.backbone(parameters, task, statistics, rows)[0] for rows in (task.support, task.queries)]
         return {"features": torch.cat(parts, 1).flatten(2)}
 
+    def query_features(
+        self, parameters: Parameters, task: Task, encodings: Encodings, statistics: BatchNormStatistics
+    ) -> Tensor:
+        if "features" in encodings:
+            return encodings["features"][:, task.queries]
+        return self.features(parameters, task, "query", statistics)[0]
+
     def logits(
         self, parameters: Parameters, task: Task, encodings: Encodings, statistics: BatchNormStatistics
     ) -> list[Tensor]:
-        return [self.head(parameters, encodings["features"][:, task.queries])]
+        return [self.head(parameters, self.query_features(parameters, task, encodings, statistics))]
 
 
 def labels_of(task: Task, labels: Labels | None) -> Tensor:

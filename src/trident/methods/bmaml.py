@@ -130,5 +130,6 @@ class BayesianMamlModel(AdaptedConv4Model):
     def logits(
         self, parameters: Parameters, task: Task, encodings: Encodings, statistics: BatchNormStatistics
     ) -> list[Tensor]:
-        found = self.particle_logits(parameters[PARTICLES], encodings["features"][:, task.queries])
+        features = self.query_features(parameters, task, encodings, statistics)
+        found = self.particle_logits(parameters[PARTICLES], features)
         return list(found.unbind(1))

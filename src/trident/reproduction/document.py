@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from trident.errors import TridentError
 from trident.report.figures import to_svg
 from trident.report.page import render
 from trident.reproduction.panels import Reproduction
@@ -9,22 +10,30 @@ from trident.reproduction.plots import all_plots, decoded_pictures
 from trident.reproduction.results import FOLDER
 from trident.reproduction.sections import Section, sections
 
+HEADING = "## Each table and figure"
 CAPTIONS = {
     "order": "Accuracy with queries sorted by class, and with the same queries shuffled.",
     "ablations": "The paper's ablations: published accuracy, and ours after shorter trainings.",
 }
-LATENTS = "Latents of one task's queries before and after adaptation, projected by UMAP ({})."
+LATENTS = "Latents of one task's queries before and after adaptation: two principal components ({})."
 
 
 def introduction_of(path: Path) -> str:
     """What stands in the document before its first table; this part is written by hand."""
-    text = path.read_text("utf-8") if path.is_file() else "# The paper, run again\n"
-    return text.partition("\n## Each table")[0]
+    if not path.is_file():
+        return "# The paper, run again\n"
+    try:
+        introduction, heading, _ = path.read_text("utf-8").partition(f"\n{HEADING}")
+    except UnicodeDecodeError:
+        heading = ""
+    if not heading:
+        raise TridentError(f"{path} is another document: it has no heading '{HEADING}', so it is left as it is")
+    return introduction
 
 
 def whole_document(introduction: str, reproduction: Reproduction, folder: Path = FOLDER) -> str:
     """Everything after the introduction is made from the results."""
-    parts = [introduction.rstrip("\n"), "", "## Each table and figure", "", "| | | state |", "|---|---|---|"]
+    parts = [introduction.rstrip("\n"), "", HEADING, "", "| | | state |", "|---|---|---|"]
     made = sections(reproduction, folder)
     parts += [f"| {one.panel.place} | [{one.panel.title}](#{one.panel.name}) | {one.state} |" for one in made]
     for one in made:

@@ -34,15 +34,24 @@ class Model:
         require(bool(self.recipe) == (self.steps > 0), "a model with a recipe needs 'steps', one with weights has none")
         require(bool(self.data), "a model needs 'data': the datasets it is measured on")
 
+    @property
+    def made_from(self) -> str:
+        """The weights, or the recipe with its settings, in words."""
+        return f"weights {self.weights}" if self.weights else " ".join([f"recipe {self.recipe}", *self.settings])
+
+    def asked_steps(self, budget: float) -> int:
+        return max(1, round(self.steps * budget)) if self.recipe else 0
+
+    def run_name(self, budget: float) -> str:
+        """The folder of its training. Other budgets have other folders."""
+        return self.name if budget == 1 else f"{self.name}-{self.asked_steps(budget)}-steps"
+
     def trained_recipe(self, budget: float = 1.0) -> Recipe:
         """The recipe of a training, with its settings and its steps."""
-        steps = max(1, round(self.steps * budget))
-        often = max(1, steps // 4)  # the best of four weights on validation classes is measured
-        recipe = load_recipe(
-            self.recipe,
-            [*self.settings, f"training.steps={steps}", f"training.validate_every={often}"],
-        )
-        return replace(recipe, dataset=self.data[0])
+        steps = self.asked_steps(budget)
+        quarter = max(1, steps // 4)  # the best of four weights on validation classes is measured
+        settings = [*self.settings, f"training.steps={steps}", f"training.validate_every={quarter}"]
+        return replace(load_recipe(self.recipe, settings), dataset=self.data[0])
 
 
 @dataclass(frozen=True)
@@ -63,6 +72,11 @@ class Panel:
     def __post_init__(self) -> None:
         require(self.kind in KINDS, f"the kind of panel {self.name} is '{self.kind}'{nearest(self.kind, list(KINDS))}")
         require(self.kind != "ablation" or self.steps > 0, f"panel {self.name} needs 'steps'")
+        single = self.kind in ("calibration", "latents", "reconstructions")
+        require(bool(self.dataset) == single, f"panel {self.name} {'needs' if single else 'takes no'} 'dataset'")
+
+    def datasets_of(self, model: Model) -> list[str]:
+        return [self.dataset] if self.dataset else model.data
 
 
 @dataclass(frozen=True)
@@ -83,6 +97,20 @@ class Reproduction:
     models: dict[str, Model]
     tasks: dict[str, int]  # to measure on, by dataset
 
+    def __post_init__(self) -> None:
+        names = [panel.name for panel in self.panels]
+        for name in names:
+            require(names.count(name) == 1, f"two panels are called {name}")
+        for dataset, tasks in self.tasks.items():
+            require(tasks >= 2, f"tasks.{dataset} is {tasks}: an interval needs at least 2 tasks")
+        for panel in self.panels:
+            for model in self.models_of(panel):
+                for dataset in panel.datasets_of(model):
+                    require(dataset in self.tasks, f"panel {panel.name} needs a number of tasks: tasks.{dataset}")
+        ablated = {row.model.name for panel in self.panels if panel.kind == "ablation" for row in self.ablation(panel)}
+        for name in self.models:
+            require(name not in ablated, f"models.{name} has the name of a row of an ablation: choose another")
+
     def panel(self, name: str) -> Panel:
         names = [panel.name for panel in self.panels]
         require(name in names, f"the paper has no panel '{name}'{nearest(name, names)}")
@@ -94,9 +122,6 @@ class Reproduction:
         unknown = [name for name in panel.models if name not in self.models]
         require(not unknown, f"panel {panel.name} names the unknown models {', '.join(unknown)}")
         return [replace(self.models[name], name=name) for name in panel.models]
-
-    def datasets_of(self, panel: Panel, model: Model) -> list[str]:
-        return [panel.dataset] if panel.dataset else model.data
 
     def ablation(self, panel: Panel) -> list[AblationRow]:
         """The rows of the paper's table on miniImageNet, and those that the paper does not have."""

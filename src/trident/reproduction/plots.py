@@ -9,7 +9,7 @@ from trident.report.figures import COLOURS, latent_plot, new_figure, styled
 from trident.report.paper_results import find
 from trident.reproduction.panels import Reproduction
 from trident.reproduction.results import ORDERS, read
-from trident.reproduction.sections import ORDER_NAMES, STAND_IN, correlations, published_and_ours
+from trident.reproduction.sections import ORDER_NAMES, correlations, published_and_ours
 
 
 def all_plots(reproduction: Reproduction, folder: Path) -> dict[str, Any]:
@@ -29,18 +29,18 @@ def order_plot(reproduction: Reproduction, folder: Path) -> Any:
             if kept is None:
                 continue
             for dataset, found in kept.measured.items():
-                where = STAND_IN.get(dataset, dataset)
-                printed = find(table="accuracy", method="TRIDENT", test_dataset=where, n_shot=kept.n_shot)
+                printed = find(table="accuracy", method="TRIDENT", test_dataset=dataset, n_shot=kept.n_shot)
                 name = f"{model.name.replace('-', ' ')}, {dataset}"
                 published = printed[0].value if printed and kept.trained_order == "class_sorted" else None
-                bars.append((name, published, [found.orders[order] for order in ORDERS]))
+                bars.append((name, published, found.orders))
     if not bars:
         return None
     figure, axis = new_figure(8, 1 + 0.55 * len(bars))
     for place, (_, published, measured) in enumerate(reversed(bars)):
-        for shift, one, colour, order in zip((0.17, -0.17), measured, COLOURS, ORDERS, strict=False):
-            label = f"ours, {ORDER_NAMES[order]}" if place == 0 else None
-            axis.barh(place + shift, one.accuracy, 0.32, xerr=one.ci95, color=colour, label=label)
+        for shift, colour, order in zip((0.17, -0.17), COLOURS, ORDERS, strict=False):
+            if order in measured:
+                one, label = measured[order], f"ours, {ORDER_NAMES[order]}" if place == 0 else None
+                axis.barh(place + shift, one.accuracy, 0.32, xerr=one.ci95, color=colour, label=label)
         if published is not None:
             axis.plot([published] * 2, [place - 0.35, place + 0.35], "k-", linewidth=2.2)
     axis.axvline(20, linestyle=":", linewidth=1, color="grey")
@@ -56,7 +56,7 @@ def ablation_plot(reproduction: Reproduction, folder: Path) -> Any:
     """Published against ours, a column for each ablation."""
     panels = [panel for panel in reproduction.panels if panel.kind == "ablation"]
     points = {
-        panel.name: {order: published_and_ours(reproduction, panel, folder, order) for order in ORDERS}
+        panel.name: {order: published_and_ours(reproduction, [panel], folder, order) for order in ORDERS}
         for panel in panels
     }
     shown = [panel for panel in panels if points[panel.name]["shuffled"]]
@@ -68,7 +68,7 @@ def ablation_plot(reproduction: Reproduction, folder: Path) -> Any:
             pairs = points[panel.name][order]
             published, ours = [one.value for one, _ in pairs], [value for _, value in pairs]
             axis.plot(published, ours, "o", color=colour, label=ORDER_NAMES[order])
-        said = ", ".join(f"{one.rho:+.2f}" for one in correlations(reproduction, panel, folder))
+        said = ", ".join(f"{one.rho:+.2f}" for one in correlations(reproduction, [panel], folder))
         axis.set_title(f"{panel.name.removeprefix('ablation-')}" + (f"\nSpearman {said}" if said else ""), fontsize=10)
         axis.set_xlabel("published, %")
     axes[0][0].set_ylabel("ours, %")

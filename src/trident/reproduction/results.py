@@ -1,7 +1,9 @@
 """The kept results: one JSON file for each model."""
 
+import fcntl
 import json
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,58 +32,75 @@ class Measured:
 
     accuracy: float  # percent
     ci95: float  # half width
-    tasks: int
     protocol: str
     calibration: dict[str, Calibrated]  # by what the temperature was fitted on: none, validation, paper
 
 
 @dataclass(frozen=True)
+class Source:
+    """What a measurement was made on, and by."""
+
+    tasks: int
+    fingerprint: str  # of the store
+    device: str
+    engine: str
+    precision: str
+    seconds: float
+
+
+@dataclass(frozen=True)
 class BothOrders:
-    """The same tasks with both orders."""
+    """The same tasks with both orders. An order without a result has a problem."""
 
     orders: dict[str, Measured]
-    difference: float  # points that sorting the queries brings, paired by task
-    difference_ci95: float
-    seconds: float  # of measuring
-    device: str
-    fingerprint: str  # of the store
+    problems: dict[str, str]  # by order: why there is no result
+    difference: float | None  # points that sorting the queries brings, paired by task
+    difference_ci95: float | None
+    source: Source
 
 
 @dataclass(frozen=True)
 class Latents:
-    """Davies-Bouldin scores over many tasks, and the projected latents of one task."""
+    """Davies-Bouldin scores over many tasks, and the latents of one task in two dimensions."""
 
-    scores: dict[str, Any]  # as `Decoupling.to_json` gives them
-    points: list[dict[str, Any]]  # of one task: panel title, and (query, 2) places
+    scores: dict[str, dict[str, Any]]  # by order, as `Decoupling.to_json` gives them
+    points: list[dict[str, Any]]  # of one task with shuffled queries: a title, and (query, 2) places
     labels: list[int]  # of the queries of that task
-    seconds: float
-    device: str
-    fingerprint: str
+    source: Source
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """How well images are decoded from their latents."""
+
+    squared_error: float  # summed over an image, mean over the queries of all tasks
+    squared_error_of_mean: float  # if each query is replaced by the mean query of its task
+    mean_ratio: float  # of the two, mean over the tasks: one if the decoder is no better than that
+    mean_ratio_ci95: float
 
 
 @dataclass(frozen=True)
 class Reconstructed:
-    """How well images are decoded from their latents, and what they show when latents are swapped."""
+    """With both orders of the queries, and a picture of what is decoded when latents are swapped."""
 
-    squared_error: float  # summed over an image, mean over the queries of all tasks
-    squared_error_of_mean: float  # if each query is replaced by the mean query of its task
-    ratio_ci95: float  # half width of the interval of the tasks' ratios, whose mean is about one for a useless decoder
-    ratio: float
-    tasks: int
+    orders: dict[str, Decoded]
     protocol: str
     picture: str  # a JPEG in base64: decoded images, label latents by row, semantic latents by column
-    seconds: float
-    device: str
-    fingerprint: str
+    source: Source
+
+
+Part = BothOrders | Latents | Reconstructed
 
 
 @dataclass(frozen=True)
 class Kept:
     """All that is known of one model."""
 
-    source: str  # what made it: weights or recipe and settings
+    made_from: str  # weights, or recipe and settings
+    digest: str  # of the weights file; empty if the training ended with an error
     n_shot: int
     trained_order: str  # of the queries in training
+    asked_steps: int  # 0 for weights that come along
     steps: int  # trained
     best_step: int | None  # whose weights are measured
     paper_steps: int  # of the paper's training
@@ -93,6 +112,16 @@ class Kept:
     latents: dict[str, Latents] = field(default_factory=dict)
     reconstructions: dict[str, Reconstructed] = field(default_factory=dict)
     trident: str = trident.__version__
+
+    def part(self, kind: str) -> dict[str, Part]:
+        """By dataset: what a kind of panel shows."""
+        found: dict[str, Part] = getattr(self, part_of(kind))
+        return found
+
+
+def part_of(kind: str) -> str:
+    """The field of `Kept` that a kind of panel shows."""
+    return kind if kind in ("latents", "reconstructions") else "measured"
 
 
 def read(name: str, folder: Path = FOLDER) -> Kept | None:
@@ -108,16 +137,11 @@ def read(name: str, folder: Path = FOLDER) -> Kept | None:
         return kept
 
 
-def keep(name: str, kept: Kept, folder: Path = FOLDER) -> None:
+def keep(name: str, change: Callable[[Kept | None], Kept], folder: Path = FOLDER) -> None:
+    """Change what is kept of a model. Other processes may do the same at the same time."""
     folder.mkdir(parents=True, exist_ok=True)
-    with atomic_file(folder / f"{name}.json") as file:
-        file.write((json.dumps(asdict(kept), indent=1, ensure_ascii=False) + "\n").encode())
-
-
-def part_of(kind: str) -> str:
-    """The field of `Kept` that a kind of panel shows."""
-    return kind if kind in ("latents", "reconstructions") else "measured"
-
-
-def extended(kept: Kept, part: str, dataset: str, found: BothOrders | Latents | Reconstructed) -> Kept:
-    return replace(kept, **{part: getattr(kept, part) | {dataset: found}})
+    with (folder / ".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        content = json.dumps(asdict(change(read(name, folder))), indent=1, ensure_ascii=False, allow_nan=False)
+        with atomic_file(folder / f"{name}.json") as file:
+            file.write((content + "\n").encode())

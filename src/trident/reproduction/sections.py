@@ -4,18 +4,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from trident.errors import TridentError
 from trident.nn.parameters import count_by_part
 from trident.recipes.loading import load_recipe, setting_of, shown
 from trident.report.paper_results import PaperResult, find, paper_table, paper_training, paper_training_notes
 from trident.reproduction.panels import AblationRow, Model, Panel, Reproduction
 from trident.reproduction.results import ORDERS, BothOrders, Kept, read
-from trident.reproduction.running import state
+from trident.reproduction.states import state
 
 ORDER_NAMES = {"class_sorted": "sorted by class", "shuffled": "shuffled"}
 FITTED = {"none": "no temperature", "validation": "fitted on validation tasks", "paper": "fitted on the scored tasks"}
 # How each dataset's store is given on the command line.
 STORES = {"mini-imagenet": "--data mini.store", "cub": "--cub cub.store", "tiny-imagenet": "--data tiny.store"}
-STAND_IN = {"tiny-imagenet": "tiered-imagenet"}  # whose published figures stand beside it
 # Parts of the network as the paper counts them, and ours that make them up.
 PARTS = {
     "label encoder: Conv4": "backbone",
@@ -42,11 +42,10 @@ class Correlation:
 
     order: str
     rho: float
-    p_value: float
     rows: int
 
     def describe(self) -> str:
-        return f"{ORDER_NAMES[self.order]}: {self.rho:+.2f} ({self.rows} rows, p = {self.p_value:.2f})"
+        return f"queries {ORDER_NAMES[self.order]}: {self.rho:+.2f} ({self.rows} rows)"
 
 
 def sections(reproduction: Reproduction, folder: Path) -> list[Section]:
@@ -73,7 +72,7 @@ def section(reproduction: Reproduction, panel: Panel, folder: Path) -> Section:
 
 def _command(reproduction: Reproduction, panel: Panel) -> str:
     models = reproduction.models_of(panel)
-    needed = {name for model in models for name in (model.data[0], *reproduction.datasets_of(panel, model))}
+    needed = {name for model in models for name in (model.data[0], *panel.datasets_of(model))}
     options = [
         STORES.get(name, f"--data {name}")
         for name in sorted(needed, key=lambda name: (name not in STORES, name == "cub", name))
@@ -94,29 +93,20 @@ def _kept(reproduction: Reproduction, panel: Panel, folder: Path) -> Iterator[tu
 
 
 def _accuracy(reproduction: Reproduction, panel: Panel, folder: Path) -> Table:
-    headings = ["trained on queries", "shots", "measured on", "steps, of the paper's", "published, %"]
-    headings += ["sorted by class, %", "the same queries shuffled, %", "sorting brings, points", "seconds"]
+    headings = ["trained on queries", "shots", "measured on", "steps (of the paper's)", "published, %"]
+    headings += ["queries sorted by class, %", "the same queries shuffled, %", "difference, points", "measuring, s"]
     rows = []
     for model, kept in _kept(reproduction, panel, folder):
         for dataset in model.data:
             if kept is None or dataset not in kept.measured:
-                rows.append([model.name, "", dataset, "not run", *[""] * 5])
+                rows.append([model.name, "", dataset, (kept and kept.error) or "not run", *[""] * 5])
                 continue
             found = kept.measured[dataset]
-            where = STAND_IN.get(dataset, dataset)
-            printed = find(table="accuracy", method="TRIDENT", test_dataset=where, n_shot=kept.n_shot)
-            rows.append(
-                [
-                    ORDER_NAMES[kept.trained_order],
-                    str(kept.n_shot),
-                    dataset,
-                    _steps(kept),
-                    printed[0].printed if printed else "",
-                    *_figures(found),
-                    f"{found.seconds:.0f}",
-                ]
-            )
-    return headings, rows, [*_protocols(reproduction, panel, folder)]
+            printed = find(table="accuracy", method="TRIDENT", test_dataset=dataset, n_shot=kept.n_shot)
+            beside = printed[0].printed if printed and kept.trained_order == "class_sorted" else ""
+            trained = [ORDER_NAMES[kept.trained_order], str(kept.n_shot), dataset, _steps(kept), beside]
+            rows.append([*trained, *_figures(found), f"{found.source.seconds:.0f}"])
+    return headings, rows, _protocols(reproduction, panel, folder)
 
 
 def _steps(kept: Kept) -> str:
@@ -125,19 +115,24 @@ def _steps(kept: Kept) -> str:
 
 
 def _figures(found: BothOrders) -> list[str]:
-    both = [f"{one.accuracy:.2f} ± {one.ci95:.2f}" for one in (found.orders[order] for order in ORDERS)]
-    return [*both, f"{found.difference:+.2f} ± {found.difference_ci95:.2f}"]
+    both = [
+        f"{found.orders[order].accuracy:.2f} ± {found.orders[order].ci95:.2f}"
+        if order in found.orders
+        else f"no result: {found.problems[order]}"
+        for order in ORDERS
+    ]
+    return [*both, "" if found.difference is None else f"{found.difference:+.2f} ± {found.difference_ci95:.2f}"]
 
 
 def _protocols(reproduction: Reproduction, panel: Panel, folder: Path) -> list[str]:
     """How ours were measured, once for each dataset and number of shots."""
     found = {}
     for model, kept in _kept(reproduction, panel, folder):
-        for dataset in reproduction.datasets_of(panel, model):
-            if kept is not None and dataset in kept.measured:
-                both = kept.measured[dataset]
-                found[both.orders["class_sorted"].protocol] = both.device
-    return [f"{protocol}; and the same with shuffled queries ({device})." for protocol, device in found.items()]
+        for dataset in panel.datasets_of(model):
+            for one in kept.measured[dataset].orders.values() if kept and dataset in kept.measured else ():
+                source = kept.measured[dataset].source  # type: ignore[union-attr]
+                found[one.protocol] = f"{source.device}, {source.engine} engine, {source.precision}"
+    return [f"{protocol} ({device})." for protocol, device in found.items()]
 
 
 def _calibration(reproduction: Reproduction, panel: Panel, folder: Path) -> Table:
@@ -153,9 +148,8 @@ def _calibration(reproduction: Reproduction, panel: Panel, folder: Path) -> Tabl
         if kept.trained_order == "class_sorted":
             figures = [printed[name][0].printed if printed[name] else "" for name in metrics]
             rows.append(["published", str(kept.n_shot), ORDER_NAMES["class_sorted"], FITTED["paper"], *figures])
-        for order in ORDERS:
-            found = kept.measured[panel.dataset].orders[order].calibration
-            for fitted, one in found.items():
+        for order, measured in kept.measured[panel.dataset].orders.items():
+            for fitted, one in measured.calibration.items():
                 said = FITTED[fitted] + (f": {one.temperature:.3g}" if fitted != "none" else "")
                 ours = [f"{getattr(one, name):.4f}" for name in metrics]
                 rows.append([ORDER_NAMES[kept.trained_order], str(kept.n_shot), ORDER_NAMES[order], said, *ours])
@@ -163,8 +157,8 @@ def _calibration(reproduction: Reproduction, panel: Panel, folder: Path) -> Tabl
 
 
 def _ablation(reproduction: Reproduction, panel: Panel, folder: Path) -> Table:
-    headings = ["settings", "shots", "steps, of the paper's", "parameters", "published, %"]
-    headings += ["sorted by class, %", "the same queries shuffled, %", "sorting brings, points", "training, s"]
+    headings = ["settings", "shots", "steps (of the paper's)", "parameters", "published, %"]
+    headings += ["queries sorted by class, %", "the same queries shuffled, %", "difference, points", "training, s"]
     rows = []
     for row, kept in ablation_rows(reproduction, panel, folder):
         said = ", ".join(text.partition(".")[2] for text in row.settings)
@@ -176,8 +170,11 @@ def _ablation(reproduction: Reproduction, panel: Panel, folder: Path) -> Table:
         ours = _figures(both) if both else [kept.error or "not measured", "", ""]
         seconds = f"{kept.training_seconds:.0f}" if kept.training_seconds else ""
         rows.append([said, str(row.n_shot), _steps(kept), f"{kept.parameters:,}", published, *ours, seconds])
-    found = correlations(reproduction, panel, folder)
-    notes = [f"Spearman's rank correlation with the published figures, {one.describe()}." for one in found]
+    own = correlations(reproduction, [panel], folder)
+    notes = [f"Spearman's rank correlation with the published figures, {one.describe()}." for one in own]
+    if panel == next(one for one in reproduction.panels if one.kind == "ablation"):
+        over_all = correlations(reproduction, [one for one in reproduction.panels if one.kind == "ablation"], folder)
+        notes += [f"The same over all ablations with one shot, {one.describe()}." for one in over_all]
     return headings, rows, [*notes, *_protocols(reproduction, panel, folder)]
 
 
@@ -187,66 +184,68 @@ def ablation_rows(reproduction: Reproduction, panel: Panel, folder: Path) -> Ite
 
 
 def published_and_ours(
-    reproduction: Reproduction, panel: Panel, folder: Path, order: str
+    reproduction: Reproduction, panels: list[Panel], folder: Path, order: str
 ) -> list[tuple[PaperResult, float]]:
-    """The rows of an ablation that have both figures."""
-    pairs = []
-    for row, kept in ablation_rows(reproduction, panel, folder):
-        found = kept.measured.get(row.model.data[0]) if kept else None
-        if row.paper is not None and found is not None:
-            pairs.append((row.paper, found.orders[order].accuracy))
-    return pairs
+    """The rows of ablations that have both figures, each model once."""
+    pairs: dict[str, tuple[PaperResult, float]] = {}
+    for panel in panels:
+        for row, kept in ablation_rows(reproduction, panel, folder):
+            found = kept.measured.get(row.model.data[0]) if kept else None
+            if row.paper is not None and found is not None and order in found.orders:
+                pairs[row.model.name] = (row.paper, found.orders[order].accuracy)
+    return list(pairs.values())
 
 
-def correlations(reproduction: Reproduction, panel: Panel, folder: Path) -> list[Correlation]:
-    """With sorted and with shuffled queries; none with fewer than three rows."""
-    from scipy.stats import spearmanr
-
+def correlations(reproduction: Reproduction, panels: list[Panel], folder: Path) -> list[Correlation]:
+    """Over the rows with one shot, with sorted and with shuffled queries; none with fewer than five rows."""
     found = []
     for order in ORDERS:
-        pairs = published_and_ours(reproduction, panel, folder, order)
-        if len(pairs) >= 3:
-            rho, p_value = spearmanr([printed.value for printed, _ in pairs], [ours for _, ours in pairs])
-            found.append(Correlation(order, float(rho), float(p_value), len(pairs)))
+        pairs = published_and_ours(reproduction, panels, folder, order)
+        pairs = [(printed, ours) for printed, ours in pairs if printed.n_shot == 1]
+        if len(pairs) >= 5:
+            rho = _spearman([printed.value for printed, _ in pairs], [ours for _, ours in pairs])
+            found.append(Correlation(order, rho, len(pairs)))
     return found
 
 
+def _spearman(one: list[float], other: list[float]) -> float:
+    try:
+        from scipy.stats import spearmanr
+    except ImportError as error:
+        raise TridentError("rank correlations need scipy: pip install 'trident-fewshot[analysis]'") from error
+    return float(spearmanr(one, other).statistic) if len(set(other)) > 1 else 0.0
+
+
 def _latents(reproduction: Reproduction, panel: Panel, folder: Path) -> Table:
-    headings = ["trained on queries", "shots", "latent", "before", "after", "change"]
-    rows, notes = [], []
+    headings = ["trained on queries", "shots", "measured on queries", "latent", "before", "after", "change"]
+    rows, notes = [], ["Davies-Bouldin scores in the latents' own space: lower means better separated classes."]
     for model, kept in _kept(reproduction, panel, folder):
         if kept is None or panel.dataset not in kept.latents:
-            rows.append([model.name, "", "not run", "", "", ""])
+            rows.append([model.name, "", "not run", "", "", "", ""])
             continue
-        scores = kept.latents[panel.dataset].scores
-        for name, one in scores["davies_bouldin"].items():
-            change = f"{one['change']:+.3f} ± {one['change_ci95']:.3f}"
-            trained = ORDER_NAMES[kept.trained_order]
-            rows.append([trained, str(kept.n_shot), f"z_{name}", f"{one['before']:.3f}", f"{one['after']:.3f}", change])
-        notes.append(f"{scores['verdict']} {scores['protocol']}.")
-    notes.append("Davies-Bouldin scores in the latents' own space: lower means better separated classes.")
-    return headings, rows, notes
+        for order, scores in kept.latents[panel.dataset].scores.items():
+            trained = [ORDER_NAMES[kept.trained_order], str(kept.n_shot), ORDER_NAMES[order]]
+            for name, one in scores["davies_bouldin"].items():
+                change = f"{one['change']:+.3f} ± {one['change_ci95']:.3f}"
+                rows.append([*trained, f"z_{name}", f"{one['before']:.3f}", f"{one['after']:.3f}", change])
+            notes.append(f"{scores['protocol']}.")
+    return headings, rows, list(dict.fromkeys(notes))
 
 
 def _reconstructions(reproduction: Reproduction, panel: Panel, folder: Path) -> Table:
-    headings = [
-        "trained on queries",
-        "shots",
-        "squared error of an image",
-        "of the task's mean image",
-        "ratio",
-        "tasks",
-    ]
+    headings = ["trained on queries", "shots", "measured on queries", "squared error of an image"]
+    headings += ["of the task's mean image", "mean of the tasks' ratios"]
     rows, notes = [], []
     for model, kept in _kept(reproduction, panel, folder):
         if kept is None or panel.dataset not in kept.reconstructions:
             rows.append([model.name, "", "not run", "", "", ""])
             continue
-        one = kept.reconstructions[panel.dataset]
-        errors = [f"{one.squared_error:.0f}", f"{one.squared_error_of_mean:.0f}"]
-        ratio = f"{one.ratio:.3f} ± {one.ratio_ci95:.3f}"
-        rows.append([ORDER_NAMES[kept.trained_order], str(kept.n_shot), *errors, ratio, str(one.tasks)])
-        notes.append(f"{one.protocol}.")
+        found = kept.reconstructions[panel.dataset]
+        for order, one in found.orders.items():
+            errors = [f"{one.squared_error:.0f}", f"{one.squared_error_of_mean:.0f}"]
+            ratio = f"{one.mean_ratio:.3f} ± {one.mean_ratio_ci95:.3f}"
+            rows.append([ORDER_NAMES[kept.trained_order], str(kept.n_shot), ORDER_NAMES[order], *errors, ratio])
+        notes.append(f"{found.protocol}; and with the other order.")
     return headings, rows, notes
 
 
@@ -279,7 +278,7 @@ def _training(reproduction: Reproduction, panel: Panel, folder: Path) -> Table:
         cells = [theirs[key] for theirs in published]
         rows.append([key, *(f"{a} / {b}" for a, b in zip(cells, ours, strict=True))])
     costs = [one for one in _trainings(reproduction, folder) if one.training_seconds]
-    notes = ["Published / ours.", *paper_training_notes()]
+    notes = ["Published / our recipe. How many steps ours were trained is said in each table.", *paper_training_notes()]
     if costs:
         hours = sum(one.training_seconds or 0 for one in costs) / 3600
         devices = ", ".join(dict.fromkeys(one.training_device for one in costs))

@@ -1,0 +1,165 @@
+"""Measures one model on one dataset: with queries sorted by class, and with the same queries shuffled."""
+
+import base64
+import io
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from trident.data.store import ImageStore
+from trident.engines.execution import Execution, device_name
+from trident.errors import NotFiniteError
+from trident.learning.checkpoint import Checkpoint
+from trident.measuring.calibration import Calibration, calibration, fit_temperature
+from trident.measuring.decoupling import LATENTS, Decoupling, davies_bouldin, decoupling
+from trident.measuring.evaluate import Evaluation, evaluate, mean_and_interval
+from trident.measuring.reconstruction import reconstructions
+from trident.progress import Progress
+from trident.report.figures import picture
+from trident.reproduction.results import (
+    ORDERS,
+    BothOrders,
+    Calibrated,
+    Decoded,
+    Latents,
+    Measured,
+    Reconstructed,
+    Source,
+)
+
+FITTING_TASKS = 200  # of the validation classes, for the temperature
+RECONSTRUCTED_TASKS = 50
+
+
+def in_order(checkpoint: Checkpoint, order: str) -> Checkpoint:
+    """The model under its own protocol, with another order of the queries."""
+    protocol = replace(checkpoint.recipe.protocol, query_order=order)  # type: ignore[arg-type]
+    return replace(checkpoint, recipe=replace(checkpoint.recipe, protocol=protocol))
+
+
+def counted(progress: Progress | None, before: int, total: int) -> Callable[[int, int], None]:
+    """Progress of one of several parts of the work."""
+
+    def report(done: int, _: int) -> None:
+        if progress:
+            progress(before + done, total)
+
+    return report
+
+
+def both_orders(
+    checkpoint: Checkpoint, store: ImageStore, fitting: ImageStore, tasks: int, device: str, progress: Progress | None
+) -> BothOrders:
+    """`fitting` has the validation classes on which a temperature is fitted."""
+    began, fitting_tasks = time.perf_counter(), min(FITTING_TASKS, tasks)
+    total = len(ORDERS) * (tasks + fitting_tasks)
+    orders, problems, accuracies = {}, {}, {}
+    execution: Execution | None = None
+    for place, order in enumerate(ORDERS):
+        model, before = in_order(checkpoint, order), place * (tasks + fitting_tasks)
+
+        def evaluated(where: ImageStore, split: str, n_tasks: int, before: int) -> Evaluation:
+            report = counted(progress, before, total)
+            return evaluate(model, where, progress=report, split=split, tasks=n_tasks, seed=0, device=device)  # noqa: B023
+
+        try:
+            result = evaluated(store, "test", tasks, before)
+            fitted = evaluated(fitting, "val", fitting_tasks, before + tasks)
+        except NotFiniteError as error:  # for example inner steps that were learned with the other order
+            problems[order] = str(error)
+            continue
+        execution, accuracies[order] = result.execution, result.predictions.accuracies
+        orders[order] = Measured(
+            result.accuracy,
+            result.ci95,
+            result.describe_protocol(),
+            {
+                "none": _calibrated(calibration(result.predictions)),
+                "validation": _calibrated(calibration(result.predictions, fit_temperature(fitted.predictions))),
+                "paper": _calibrated(calibration(result.predictions, fit_temperature(result.predictions))),
+            },
+        )
+    difference, ci95 = None, None
+    if not problems:
+        difference, ci95 = mean_and_interval(accuracies["class_sorted"] - accuracies["shuffled"])
+    source = _source(store, tasks, device, time.perf_counter() - began, execution)
+    return BothOrders(orders, problems, difference, ci95, source)
+
+
+def _calibrated(found: Calibration) -> Calibrated:
+    return Calibrated(found.ece, found.mce, found.brier, found.temperature)
+
+
+def _source(store: ImageStore, tasks: int, device: str, seconds: float, execution: Execution | None = None) -> Source:
+    engine, precision = (execution.engine, execution.precision) if execution else ("plain", "fp32")
+    return Source(tasks, store.fingerprint, device_name(device), engine, precision, seconds)
+
+
+def latents(checkpoint: Checkpoint, store: ImageStore, tasks: int, device: str, progress: Progress | None) -> Latents:
+    began, total = time.perf_counter(), len(ORDERS) * tasks
+    found = {
+        order: decoupling(
+            in_order(checkpoint, order),
+            store,
+            split="test",
+            tasks=tasks,
+            seed=0,
+            device=device,
+            engine="plain",
+            precision="fp32",
+            progress=counted(progress, place * tasks, total),
+        )
+        for place, order in enumerate(ORDERS)
+    }
+    shown = found["shuffled"]
+    labels = [int(label) for label in shown.shown.labels[0]]
+    source = _source(store, tasks, device, time.perf_counter() - began)
+    return Latents({order: one.to_json() for order, one in found.items()}, _points(shown), labels, source)
+
+
+def _points(result: Decoupling) -> list[dict[str, Any]]:
+    """The latents of one task in the plane of their two largest principal components."""
+    from sklearn.decomposition import PCA
+
+    labels = result.shown.labels[0]
+    points: list[dict[str, Any]] = []
+    for latent in LATENTS:
+        for when, means in (("before", result.shown.before), ("after", result.shown.after)):
+            values = getattr(means, latent)[0]  # (query, latent)
+            plane = PCA(2, svd_solver="full").fit_transform(values)
+            title = f"z_{latent} {when}\nDavies-Bouldin {davies_bouldin(values, labels):.2f}"
+            points.append({"title": title, "places": [[round(float(x), 3) for x in row] for row in plane]})
+    return points
+
+
+def reconstructed(
+    checkpoint: Checkpoint, store: ImageStore, tasks: int, device: str, progress: Progress | None
+) -> Reconstructed:
+    """On the first tasks only; `tasks` is how many the panel asks for."""
+    began, used = time.perf_counter(), min(RECONSTRUCTED_TASKS, tasks)
+    orders, swapped = {}, np.zeros(0)
+    for place, order in enumerate(ORDERS):
+        model, errors = in_order(checkpoint, order), []
+        for task in range(used):
+            found = reconstructions(model, store, split="test", seed=0, task=task, device=device)
+            errors.append((found.squared_error, found.squared_error_of_mean))
+            swapped = found.swapped if task == 0 else swapped
+            counted(progress, place * used, len(ORDERS) * used)(task + 1, used)
+        ours, of_mean = np.array(errors).T  # (task,) each
+        orders[order] = Decoded(float(ours.mean()), float(of_mean.mean()), *mean_and_interval(ours / of_mean))
+    recipe = checkpoint.recipe
+    protocol = f"{store.dataset} test, {recipe.episode.describe()}, {recipe.describe_protocol()}, {used} tasks, seed 0"
+    source = _source(store, tasks, device, time.perf_counter() - began)
+    return Reconstructed(orders, protocol, _as_jpeg(swapped), source)
+
+
+def _as_jpeg(images: np.ndarray) -> str:
+    """A grid of images (row, column, h, w, c) in 0 .. 1 as a JPEG in base64."""
+    pixels = np.concatenate([np.concatenate(list(row), 1) for row in images], 0)
+    buffer = io.BytesIO()
+    Image.fromarray(picture(pixels)).save(buffer, "JPEG", quality=85)
+    return base64.b64encode(buffer.getvalue()).decode()

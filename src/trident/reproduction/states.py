@@ -1,0 +1,51 @@
+"""Which panels are run: without torch, so that listing them is fast."""
+
+import hashlib
+from pathlib import Path
+
+from trident.reproduction.panels import Model, Panel, Reproduction
+from trident.reproduction.results import Kept, read
+from trident.weights import weights_file
+
+NOTHING = "nothing to run"
+
+
+def is_complete(
+    kept: Kept, panel: Panel, model: Model, dataset: str, tasks: int, budget: float, fingerprint: str | None
+) -> bool:
+    """Whether a model was measured as the panel asks. The result of a training that failed is its error."""
+    if kept.made_from != model.made_from or kept.asked_steps < model.asked_steps(budget):
+        return False
+    if model.weights and kept.digest != digest_of(weights_file(model.weights)):
+        return False
+    if kept.error is not None:
+        return True
+    found = kept.part(panel.kind).get(dataset)
+    if found is None or found.source.tasks != tasks:
+        return False
+    return fingerprint is None or found.source.fingerprint == fingerprint
+
+
+def state(reproduction: Reproduction, panel: Panel, results: Path) -> str:
+    """How much of a panel is run, in words."""
+    wanted = [(model, dataset) for model in reproduction.models_of(panel) for dataset in panel.datasets_of(model)]
+    if not wanted:
+        return NOTHING
+    whole = shorter = 0
+    for model, dataset in wanted:
+        kept, tasks = read(model.name, results), reproduction.tasks[dataset]
+        if kept is None:
+            continue
+        if is_complete(kept, panel, model, dataset, tasks, 1.0, None):
+            whole += 1
+        elif is_complete(kept, panel, model, dataset, tasks, 0.0, None):
+            shorter += 1
+    if whole == len(wanted):
+        return "run"
+    parts = [f"{whole} of {len(wanted)} run"] if whole else []
+    parts += [f"{shorter} of {len(wanted)} with fewer steps"] if shorter else []
+    return ", ".join(parts) or "not run"
+
+
+def digest_of(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:12] if path.is_file() else ""
