@@ -109,6 +109,10 @@ def predict(
     if target is not None:
         _check_files(query, pile, moving=move is not None)
     corrected = _corrected(corrections, pile)
+    if corrections is not None:
+        new = sorted(set(corrected.values()) - set(by_class) - {NONE}) if support is not None else []
+        classes = f"; new classes: {', '.join(map(one_line, new))}" if new else ""
+        stderr.print(f"{len(corrected)} corrections taken from {corrections}{classes}", soft_wrap=True, markup=False)
     pile = [source for source in pile if source not in corrected]
     right = {name: [source for source in corrected if corrected[source] == name] for name in corrected.values()}
     right.pop(NONE, None)
@@ -119,6 +123,11 @@ def predict(
         for name, sources in right.items():
             by_class[name] = [*by_class.get(name, []), *sources]
         labeller = labeller_from_pictures(by_class, backbone, weights, device_of(device), not no_cache, method)
+    from trident.labelling.labeller import Labeller
+
+    if method is not None and isinstance(labeller, Labeller):
+        text = f"{method} brings its own small network, trained on miniImageNet, in place of a pretrained one"
+        stderr.print(f"{text}: expect fewer right labels", soft_wrap=True)
     names = [source.name for source in pile]
     try:
         labelled = _labelled(labeller, pile, cluster)

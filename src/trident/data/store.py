@@ -108,7 +108,8 @@ def open_store(path: Path) -> ImageStore:
     """Open a store file. Only its header is read; pixels are read on access."""
     path = Path(path)
     if not path.is_file():
-        raise TridentError(f"no store at {path}: make one with 'trident data prepare'")
+        what = f"{path} is a folder, not a store" if path.is_dir() else f"no store at {path}"
+        raise TridentError(f"{what}: make one with 'trident data prepare'")
     try:
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))

@@ -133,7 +133,8 @@ def _backbone(path: Path, name: str, fingerprint: str, given: str | None, device
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     if not path.is_file():
-        raise TridentError(f"there is no classifier at {path}: make one with 'trident fit'")
+        what = f"{path} is a folder, not a classifier" if path.is_dir() else f"there is no classifier at {path}"
+        raise TridentError(f"{what}: make one with 'trident fit'")
     if path.stat().st_size > _MOST_BYTES:
         raise TridentError(f"{path} is larger than {_MOST_BYTES // 2**30} GiB, too large for a classifier")
     try:

@@ -193,7 +193,7 @@ def _content(path: Path, with_tensors: bool = True) -> tuple[dict[str, str], Par
             metadata = file.metadata() or {}
             tensors = {key: file.get_tensor(key) for key in file.keys()} if with_tensors else {}  # noqa: SIM118
     except (SafetensorError, OSError, MemoryError, *_DAMAGE) as error:
-        raise TridentError(f"{path} is not a safetensors file: {str(error)[:_MOST_LETTERS]}") from error
+        raise TridentError(f"{path} is damaged or no safetensors file: {str(error)[:_MOST_LETTERS]}") from error
     if metadata.get("format") != _FORMAT:
         raise TridentError(f"{path} holds weights of another program, or of another version of trident")
     return metadata, tensors
