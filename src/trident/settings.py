@@ -149,7 +149,8 @@ class TrainingSettings:
     )
     start_from: str | None = setting(
         None,
-        "trained weights to start from, where the networks match: a name that 'trident weights' lists, or a path",
+        "trained weights to start from, where the networks match: a name that 'trident weights' lists, a path, or "
+        "recipe:NAME to train that recipe first, as the first stage of the run",
     )
     rate: float = setting(1e-4, "learning rate of Adam in the outer loop, the paper's beta")
     backbone_rate: float = setting(1.0, "learning rate of the backbone, as a multiple of the rate")

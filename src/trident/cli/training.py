@@ -109,6 +109,7 @@ def train(
         from trident.learning.checkpoint import Checkpoint, load_checkpoint
         from trident.learning.run_start import restart_run, start_run
         from trident.learning.spreading import check_same_inputs, checkpoint_from_first
+        from trident.learning.stages import stages_of
 
         def inputs() -> tuple["Recipe", str, "ImageStore"]:
             loaded = load_recipe(recipe, overrides_of(settings))
@@ -117,6 +118,12 @@ def train(
 
         loaded, source, store = here.processes.together(inputs)
         check_same_inputs(here.processes, loaded, store)
+
+        stages = stages_of(loaded, out) if start_from is None else [(loaded, out)]
+        for stage, folder in stages[:-1]:
+            if not _train_stage(stage, folder, store, source, here, engine, precision):
+                stderr.print("give the same command again to go on", soft_wrap=True)
+                raise typer.Exit(130)
 
         def start() -> Checkpoint:
             if here.restarts:
@@ -132,6 +139,27 @@ def train(
     raise typer.Exit(0 if finished else 130)
 
 
+def _train_stage(
+    recipe: "Recipe", out: Path, store: "ImageStore", data: str, here: Here, engine: str, precision: str
+) -> bool:
+    """Train a stage before the last one, or go on with it. Returns whether it is finished."""
+    from trident.cli.console import stderr
+    from trident.learning.run_lock import held_by_first
+    from trident.learning.run_start import restart_run, start_run
+    from trident.learning.spreading import checkpoint_from_first
+
+    def begin() -> "Checkpoint":
+        before = restart_run(recipe, store, out)
+        return before or start_run(recipe, store, data, out, here.device, engine, precision)
+
+    stderr.print(f"stage {recipe.name}, in {out}", soft_wrap=True)
+    start = checkpoint_from_first(here.processes, begin)
+    if start.step == recipe.training.steps and start.validated_step == start.step:
+        return True
+    with held_by_first(out, here.processes):
+        return _train(start, store, out, here, engine, precision)
+
+
 def _resume(
     run: Path, overrides: list[str], data: str | None, here: Here, engine: str, precision: str, store_on: str
 ) -> bool:
@@ -141,11 +169,14 @@ def _resume(
     from trident.learning.run_lock import held_by_first
     from trident.learning.run_start import check_resumable, resume_run
     from trident.learning.spreading import check_same_inputs, checkpoint_from_first
+    from trident.learning.stages import FOLDER
     from trident.recipes.loading import with_overrides
 
     def check_there() -> None:
         if not run.is_dir():
             raise TridentError(f"there is no run at {run}: --resume takes the folder given to --out before")
+        if not (run / LAST).is_file() and (run / FOLDER).is_dir():
+            raise TridentError(f"{run} is still in its first stage: give the command that began it again")
 
     def last() -> "Checkpoint":
         found = load_checkpoint(run / LAST)

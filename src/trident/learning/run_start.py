@@ -15,6 +15,7 @@ from trident.engines.execution import device_name, execution_for
 from trident.errors import TridentError
 from trident.learning.checkpoint import BEST, LAST, Checkpoint, load_checkpoint, save_checkpoint
 from trident.learning.run_lock import run_lock
+from trident.learning.stages import FOLDER, first_stage
 from trident.nn.parameters import Parameters
 from trident.recipes.recipe import Recipe
 from trident.tasks.episodes import EpisodeSampler
@@ -78,7 +79,7 @@ def start_run(
     }
     parameters = recipe.initial(recipe.training.seed)
     if start_from is None and recipe.training.start_from is not None:
-        start_from = load_checkpoint(recipe.training.start_from)
+        start_from = load_checkpoint(_path_of_start(recipe, out))
     if start_from is not None:
         provenance["start"] = start_from.describe() | {"provenance": start_from.provenance}
         parameters = _taken_over(parameters, recipe, start_from)
@@ -97,6 +98,16 @@ def start_run(
                 out.rmdir()
         raise
     return start
+
+
+def _path_of_start(recipe: Recipe, out: Path) -> Path | str:
+    """Where the weights are that training starts from."""
+    assert recipe.training.start_from is not None
+    if first_stage(recipe) is None:
+        return recipe.training.start_from
+    if not (out / FOLDER).is_dir():
+        raise TridentError(f"{recipe.name} has stages: 'trident train' trains the first one, nothing else does")
+    return out / FOLDER
 
 
 def _check_empty(out: Path) -> None:
