@@ -211,7 +211,7 @@ def test_weights_of_another_architecture(here: Here, tmp_path: Path, weights: Pa
     save_file({"layer.weight": torch.zeros(2)}, tmp_path / "foreign.safetensors")
     assert_one_line_error(here("evaluate", "foreign.safetensors"), "another program")
     (tmp_path / "text.safetensors").write_text("hello")
-    assert_one_line_error(here("evaluate", "text.safetensors"), "not a safetensors file")
+    assert_one_line_error(here("evaluate", "text.safetensors"), "damaged or no safetensors file")
 
 
 def test_tasks_the_weights_were_not_made_for(here: Here, weights: Path) -> None:

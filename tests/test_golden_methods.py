@@ -18,6 +18,8 @@ MEASURED = [name for name, row in rows().items() if row.recipe or row.weights_on
 # The mean probability of the true class over three tasks, in percent. It changes only if a method, its weights, or the
 # drawing of tasks does.
 GOLDEN = {
+    "set": 93.30,
+    "set-views": 93.30,
     "simpleshot": 86.10,
     "protonet": 82.07,
     "protonet-batch": 81.85,

@@ -43,6 +43,7 @@ LEARNS = {  # after so many steps more than this
     "glyphs-protonet": (40, 70.0),
     "glyphs-relation-network": (40, 45.0),
     "glyphs-s2m2": (150, 50.0),
+    "glyphs-set": (30, 80.0),
     "glyphs-sib": (25, 62.0),
     "glyphs-simpleshot": (150, 53.0),
     "glyphs-ssr": (25, 65.0),
