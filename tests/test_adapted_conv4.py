@@ -64,8 +64,10 @@ def test_each_query_is_classified_for_itself(name: str, batch_norm: str) -> None
     torch.testing.assert_close(learner.log_probabilities(parameters, alone), first, rtol=1e-8, atol=1e-8)
 
 
-@methods
-@pytest.mark.parametrize("batch_norm", ["transductive", "support", "running"])
+@pytest.mark.parametrize(
+    ("name", "batch_norm"),
+    [*((name, "transductive") for name in METHODS), ("maml", "support"), ("vampire", "support"), ("bmaml", "running")],
+)
 def test_queries_alone_share_one_adaptation(name: str, batch_norm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     learner, parameters = learner_of(name, batch_norm)
     task = tasks_for(learner, predictions=2).task

@@ -31,12 +31,12 @@ Reproduce = Callable[..., Answer]
 
 SMALL = """
 [tasks]
-glyphs = 10
+glyphs = 4
 
 [models.small]
 recipe = "glyphs"
-settings = ["training.tasks_per_step=2", "training.validation_tasks=4", "protocol.query_order=class_sorted"]
-steps = 8
+settings = ["training.tasks_per_step=1", "training.validation_tasks=2", "protocol.query_order=class_sorted"]
+steps = 4
 data = ["glyphs"]
 
 [[panels]]
@@ -148,7 +148,7 @@ def test_what_is_run_is_not_run_again(small: Path, reproduce: Reproduce) -> None
     sorted_one, shuffled = both.orders["class_sorted"], both.orders["shuffled"]
     assert both.difference == pytest.approx(sorted_one.accuracy - shuffled.accuracy)
     assert "class-sorted queries" in sorted_one.protocol and "shuffled queries" in shuffled.protocol
-    assert (found.steps, found.n_shot, found.trained_order) == (8, 1, "class_sorted")
+    assert (found.steps, found.n_shot, found.trained_order) == (4, 1, "class_sorted")
     assert found.training_seconds and found.training_device == both.source.device
     again = reproduce(small, "accuracy")
     assert (again.returncode, again.stderr.strip()) == (0, "accuracy: nothing is missing")
@@ -166,7 +166,7 @@ def test_measurements_are_those_of_the_other_commands(small: Path, reproduce: Re
         one = found.measured["glyphs"].orders[order]
         model = in_order(checkpoint, order)
         for fitted in ("validation", "paper"):
-            expected = calibrate(model, store, fitted, store, 10, split="test", tasks=10, seed=0)
+            expected = calibrate(model, store, fitted, store, 4, split="test", tasks=4, seed=0)
             assert expected.scaled is not None
             assert one.accuracy == pytest.approx(expected.evaluation.accuracy)
             ours = one.calibration[fitted]
@@ -252,14 +252,14 @@ def test_two_processes_do_not_lose_each_others_results(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_budgets_have_folders_of_their_own_and_fewer_steps_replace_nothing(small: Path, reproduce: Reproduce) -> None:
-    more = reproduce(small, "accuracy", "--budget", "1.5")
+    more = reproduce(small, "accuracy", "--budget", "3")
     assert more.returncode == 0, more.stderr
     found = read("small", small / "results")
     assert found is not None and found.steps == 12 and (small / "runs" / "small-12-steps").is_dir()
     (small / "results" / "small.json").rename(small / "aside.json")
     assert reproduce(small, "accuracy", "--budget", "0.5").returncode == 0
     fewer = read("small", small / "results")
-    assert fewer is not None and fewer.steps == 4
+    assert fewer is not None and fewer.steps == 2
     with pytest.raises(TridentError, match="results of 12 steps are kept"):
         _newer(found, fewer)
 
@@ -305,12 +305,12 @@ def test_errors_are_one_line(small: Path, reproduce: Reproduce, trident_here: Ca
     ("text", "wrong", "words"),
     [
         ('kind = "accuracy"', 'kind = "acuracy"', "did you mean 'accuracy'"),
-        ("steps = 8", "steps = 0", "a model with a recipe needs 'steps'"),
+        ("steps = 4", "steps = 0", "a model with a recipe needs 'steps'"),
         ('models = ["small"]', 'models = ["other"]', "names the unknown models other"),
         ('data = ["glyphs"]', "data = []", "needs 'data'"),
         ("[tasks]", "[task]", "unknown key 'task'"),
-        ("glyphs = 10", "glyphs = 1", "an interval needs at least 2 tasks"),
-        ("glyphs = 10", "omniglot = 10", "needs a number of tasks: tasks.glyphs"),
+        ("glyphs = 4", "glyphs = 1", "an interval needs at least 2 tasks"),
+        ("glyphs = 4", "omniglot = 4", "needs a number of tasks: tasks.glyphs"),
         ('dataset = "glyphs"', "", "needs 'dataset'"),
         ('name = "latents"', 'name = "accuracy"', "two panels are called accuracy"),
         ('recipe = "glyphs"', 'weights = "glyphs-protonet"', "either 'weights' or 'recipe'|has none"),
@@ -324,7 +324,7 @@ def test_a_wrong_list_of_panels_is_told(text: str, wrong: str, words: str, tmp_p
 
 @pytest.mark.slow
 def test_a_killed_run_goes_on(tmp_path: Path, reproduce: Reproduce) -> None:
-    (tmp_path / "panels.toml").write_text(SMALL.replace("steps = 8", "steps = 16").replace("_step=2", "_step=8"))
+    (tmp_path / "panels.toml").write_text(SMALL.replace("steps = 4", "steps = 16").replace("_step=1", "_step=8"))
     command = [sys.executable, "-m", "trident", "reproduce", "accuracy", *places(tmp_path)]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     saved, deadline = tmp_path / "runs" / "small" / "best.safetensors", time.monotonic() + 60
