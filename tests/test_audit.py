@@ -75,10 +75,8 @@ def test_a_function_that_reads_the_places_of_queries_is_found_out() -> None:
     assert honest.rows[0].evaluation.accuracy > 60
 
 
-@pytest.mark.parametrize(
-    "order",
-    [pytest.param("class_sorted", marks=pytest.mark.slow), pytest.param("shuffled", marks=pytest.mark.soak)],
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("order", ["class_sorted", "shuffled"])
 def test_the_audit_finds_a_dependence_on_query_order_where_there_is_one(order: str, tmp_path: Path) -> None:
     small = ["image_size=16", "channels=8", "label_latents=8", "semantic_latents=4", "classifier_width=16"]
     few = ["n_way=2", "n_query=8", "training.steps=150", "validate_every=1000", "validation_tasks=2"]

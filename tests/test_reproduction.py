@@ -250,7 +250,7 @@ def test_two_processes_do_not_lose_each_others_results(tmp_path: Path) -> None:
     assert found is not None and len(found.measured) == 40
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_budgets_have_folders_of_their_own_and_fewer_steps_replace_nothing(small: Path, reproduce: Reproduce) -> None:
     more = reproduce(small, "accuracy", "--budget", "3")
     assert more.returncode == 0, more.stderr
@@ -324,7 +324,7 @@ def test_a_wrong_list_of_panels_is_told(text: str, wrong: str, words: str, tmp_p
 
 @pytest.mark.slow
 def test_a_killed_run_goes_on(tmp_path: Path, reproduce: Reproduce) -> None:
-    (tmp_path / "panels.toml").write_text(SMALL.replace("steps = 4", "steps = 16").replace("_step=1", "_step=8"))
+    (tmp_path / "panels.toml").write_text(SMALL.replace("steps = 4", "steps = 12").replace("_step=1", "_step=4"))
     command = [sys.executable, "-m", "trident", "reproduce", "accuracy", *places(tmp_path)]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     saved, deadline = tmp_path / "runs" / "small" / "best.safetensors", time.monotonic() + 60
@@ -336,7 +336,7 @@ def test_a_killed_run_goes_on(tmp_path: Path, reproduce: Reproduce) -> None:
     result = reproduce(tmp_path, "accuracy")
     assert result.returncode == 0, result.stderr
     found = read("small", tmp_path / "results")
-    assert found is not None and found.steps == 16 and found.measured
+    assert found is not None and found.steps == 12 and found.measured
 
 
 def test_the_document_is_made_from_the_results() -> None:
