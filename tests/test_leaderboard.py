@@ -11,11 +11,12 @@ import pytest
 from conftest import assert_one_line_error
 from trident.data.glyphs import open_glyphs
 from trident.errors import TridentError
+from trident.files import short_digest
 from trident.leaderboard.boards import BOARDS, board_called
 from trident.leaderboard.document import introduction_of, whole_document
 from trident.leaderboard.field import Row, absent, row_called, rows
 from trident.leaderboard.lines import Line, lines_of, missing, tasks_by_condition
-from trident.leaderboard.measuring import measure, short_digest
+from trident.leaderboard.measuring import measure
 from trident.leaderboard.page import page
 from trident.leaderboard.results import Measured, add, difference, packed, read, unpacked
 from trident.leaderboard.subjects import Features, checkpoint_of, under, with_features

@@ -73,7 +73,7 @@ def test_there_are_commands() -> None:
     assert len(set(commands())) == len(commands())
 
 
-SLOW = ("trident decoupling", "trident bench predict", "trident leaderboard --quick")
+SLOW = ("trident decoupling", "trident bench predict", "trident leaderboard --quick", "trident report runs/first")
 
 
 @pytest.mark.parametrize(

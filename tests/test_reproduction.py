@@ -18,12 +18,13 @@ from trident.data.glyphs import open_glyphs
 from trident.errors import TridentError
 from trident.learning.checkpoint import load_checkpoint
 from trident.measuring.calibration import calibrate
+from trident.reproduction.correlation import correlations
 from trident.reproduction.document import page, whole_document
 from trident.reproduction.measuring import in_order
 from trident.reproduction.panels import Model, load_panels
 from trident.reproduction.results import ORDERS, BothOrders, Calibrated, Kept, Measured, Source, keep, read
 from trident.reproduction.running import _newer
-from trident.reproduction.sections import correlations, section
+from trident.reproduction.sections import section
 from trident.reproduction.states import is_complete, state
 from trident.weights import weight_names
 

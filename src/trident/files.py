@@ -13,6 +13,11 @@ from trident.errors import TridentError
 LONGEST_NAME = 255  # bytes, on all common file systems
 
 
+def short_digest(path: Path) -> str:
+    """Tells files apart: the beginning of the SHA-256 of the content."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+
+
 def check_writable(path: Path) -> None:
     """Check, before long work starts, that the file can be written."""
     if not path.parent.is_dir():

@@ -1,10 +1,8 @@
 """Measures one row on one board."""
 
-import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +12,7 @@ import trident
 from trident.data.store import ImageStore
 from trident.data.store_format import new_hash
 from trident.engines.execution import device_name
+from trident.files import short_digest
 from trident.leaderboard.boards import CONDITIONS, TASKS_ALONE, Board
 from trident.leaderboard.field import Row
 from trident.leaderboard.results import Measured, packed
@@ -77,10 +76,6 @@ def measure(
             trident=trident.__version__,
         )
     return found
-
-
-def short_digest(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()[:12]
 
 
 def identity(whole: Checkpoint) -> dict[str, Any]:

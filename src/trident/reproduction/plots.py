@@ -7,9 +7,9 @@ import numpy as np
 
 from trident.report.figures import COLOURS, latent_plot, new_figure, styled
 from trident.report.paper_results import find
+from trident.reproduction.correlation import correlations, published_and_ours
 from trident.reproduction.panels import Reproduction
-from trident.reproduction.results import ORDERS, read
-from trident.reproduction.sections import ORDER_NAMES, correlations, published_and_ours
+from trident.reproduction.results import ORDER_NAMES, ORDERS, read
 
 
 def all_plots(reproduction: Reproduction, folder: Path) -> dict[str, Any]:

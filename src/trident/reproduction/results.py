@@ -14,6 +14,7 @@ from trident.files import atomic_file
 
 FOLDER = Path(__file__).with_name("results")
 ORDERS = ("class_sorted", "shuffled")  # of the queries
+ORDER_NAMES = {"class_sorted": "sorted by class", "shuffled": "shuffled"}
 
 
 @dataclass(frozen=True)

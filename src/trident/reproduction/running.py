@@ -11,6 +11,7 @@ from trident.ablations.grid import Cell, Grid
 from trident.ablations.results import RESULT, read_results
 from trident.ablations.running import GridRun
 from trident.data.store import ImageStore
+from trident.files import short_digest
 from trident.learning.checkpoint import LAST, Checkpoint, load_checkpoint
 from trident.learning.training import Observer
 from trident.progress import Progress
@@ -20,7 +21,7 @@ from trident.report.paper_results import paper_training
 from trident.reproduction.measuring import both_orders, latents, reconstructed
 from trident.reproduction.panels import Model, Panel, Reproduction
 from trident.reproduction.results import FOLDER, Kept, Part, keep, part_of, read
-from trident.reproduction.states import digest_of, is_complete
+from trident.reproduction.states import is_complete
 from trident.reproduction.training_time import training_seconds
 from trident.settings import require
 
@@ -112,7 +113,7 @@ def _about(model: Model, recipe: Recipe, asked: int, steps: int, best_step: int 
     assert checkpoint.path is not None
     return Kept(
         made_from=model.made_from,
-        digest=digest_of(checkpoint.path),
+        digest=short_digest(checkpoint.path),
         n_shot=recipe.episode.n_shot,
         trained_order=recipe.protocol.query_order,
         asked_steps=asked,

@@ -4,26 +4,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from trident.errors import TridentError
-from trident.nn.parameters import count_by_part
-from trident.recipes.loading import load_recipe, setting_of, shown
-from trident.report.paper_results import PaperResult, find, paper_table, paper_training, paper_training_notes
-from trident.reproduction.panels import AblationRow, Model, Panel, Reproduction
-from trident.reproduction.results import ORDERS, BothOrders, Kept, read
+from trident.report.paper_results import find, paper_table
+from trident.reproduction.correlation import ablation_rows, correlations
+from trident.reproduction.panels import Model, Panel, Reproduction
+from trident.reproduction.recipe_tables import Table, parameters_table, training_table
+from trident.reproduction.results import ORDER_NAMES, ORDERS, BothOrders, Kept, read
 from trident.reproduction.states import state
 
-ORDER_NAMES = {"class_sorted": "sorted by class", "shuffled": "shuffled"}
 FITTED = {"none": "no temperature", "validation": "fitted on validation tasks", "paper": "fitted on the scored tasks"}
 # How each dataset's store is given on the command line.
 STORES = {"mini-imagenet": "--data mini.store", "cub": "--cub cub.store", "tiny-imagenet": "--data tiny.store"}
-# Parts of the network as the paper counts them, and ours that make them up.
-PARTS = {
-    "label encoder: Conv4": "backbone",
-    "label encoder: AttFEX": "attfex",
-    "semantic encoder: Conv4": "semantic_encoder",
-    "classifier": "classifier",
-    "decoder": "decoder",
-}
 
 
 @dataclass(frozen=True)
@@ -36,18 +26,6 @@ class Section:
     notes: list[str]
 
 
-@dataclass(frozen=True)
-class Correlation:
-    """Spearman's rank correlation of our accuracies with the published ones."""
-
-    order: str
-    rho: float
-    rows: int
-
-    def describe(self) -> str:
-        return f"queries {ORDER_NAMES[self.order]}: {self.rho:+.2f} ({self.rows} rows)"
-
-
 def sections(reproduction: Reproduction, folder: Path) -> list[Section]:
     return [section(reproduction, panel, folder) for panel in reproduction.panels]
 
@@ -56,12 +34,12 @@ def section(reproduction: Reproduction, panel: Panel, folder: Path) -> Section:
     makers = {
         "drawing": _drawing,
         "accuracy": _accuracy,
-        "parameters": _parameters,
+        "parameters": parameters_table,
         "calibration": _calibration,
         "ablation": _ablation,
         "latents": _latents,
         "reconstructions": _reconstructions,
-        "training": _training,
+        "training": training_table,
     }
     headings, rows, notes = makers[panel.kind](reproduction, panel, folder)
     if panel.note:
@@ -78,9 +56,6 @@ def _command(reproduction: Reproduction, panel: Panel) -> str:
         for name in sorted(needed, key=lambda name: (name not in STORES, name == "cub", name))
     ]
     return " ".join(["trident reproduce", panel.name, *options]) if models else ""
-
-
-Table = tuple[list[str], list[list[str]], list[str]]  # headings, rows, notes
 
 
 def _drawing(reproduction: Reproduction, panel: Panel, folder: Path) -> Table:
@@ -178,44 +153,6 @@ def _ablation(reproduction: Reproduction, panel: Panel, folder: Path) -> Table:
     return headings, rows, [*notes, *_protocols(reproduction, panel, folder)]
 
 
-def ablation_rows(reproduction: Reproduction, panel: Panel, folder: Path) -> Iterator[tuple[AblationRow, Kept | None]]:
-    for row in reproduction.ablation(panel):
-        yield row, read(row.model.name, folder)
-
-
-def published_and_ours(
-    reproduction: Reproduction, panels: list[Panel], folder: Path, order: str
-) -> list[tuple[PaperResult, float]]:
-    """The rows of ablations that have both figures, each model once."""
-    pairs: dict[str, tuple[PaperResult, float]] = {}
-    for panel in panels:
-        for row, kept in ablation_rows(reproduction, panel, folder):
-            found = kept.measured.get(row.model.data[0]) if kept else None
-            if row.paper is not None and found is not None and order in found.orders:
-                pairs[row.model.name] = (row.paper, found.orders[order].accuracy)
-    return list(pairs.values())
-
-
-def correlations(reproduction: Reproduction, panels: list[Panel], folder: Path) -> list[Correlation]:
-    """Over the rows with one shot, with sorted and with shuffled queries; none with fewer than five rows."""
-    found = []
-    for order in ORDERS:
-        pairs = published_and_ours(reproduction, panels, folder, order)
-        pairs = [(printed, ours) for printed, ours in pairs if printed.n_shot == 1]
-        if len(pairs) >= 5:
-            rho = _spearman([printed.value for printed, _ in pairs], [ours for _, ours in pairs])
-            found.append(Correlation(order, rho, len(pairs)))
-    return found
-
-
-def _spearman(one: list[float], other: list[float]) -> float:
-    try:
-        from scipy.stats import spearmanr
-    except ImportError as error:
-        raise TridentError("rank correlations need scipy: pip install 'trident-fewshot[analysis]'") from error
-    return float(spearmanr(one, other).statistic) if len(set(other)) > 1 else 0.0
-
-
 def _latents(reproduction: Reproduction, panel: Panel, folder: Path) -> Table:
     headings = ["trained on queries", "shots", "measured on queries", "latent", "before", "after", "change"]
     rows, notes = [], ["Davies-Bouldin scores in the latents' own space: lower means better separated classes."]
@@ -247,45 +184,3 @@ def _reconstructions(reproduction: Reproduction, panel: Panel, folder: Path) -> 
             rows.append([ORDER_NAMES[kept.trained_order], str(kept.n_shot), ORDER_NAMES[order], *errors, ratio])
         notes.append(f"{found.protocol}; and with the other order.")
     return headings, rows, notes
-
-
-def _parameters(reproduction: Reproduction, panel: Panel, folder: Path) -> Table:
-    counts = {shot: count_by_part(load_recipe(f"mini-5w{shot}s").initial(0)) for shot in (1, 5)}
-    with_norm = count_by_part(load_recipe("tiered-5w1s").initial(0))
-    rows = []
-    for result in paper_table(panel.paper).results:
-        if result.method != "TRIDENT" or result.part is None:
-            continue
-        side, _, what = result.part.partition(": ")
-        if result.part in PARTS:
-            ours = counts[5][PARTS[result.part]]
-        elif what in ("mean head", "variance head"):
-            ours = counts[5]["label" if side == "label encoder" else "semantic"] // 2
-        else:
-            ours = sum((counts[5] if result.n_shot == 5 else with_norm).values())
-        rows.append([result.part, result.printed, f"{ours:,}", result.note])
-    return ["part", "published", "ours", ""], rows, list(paper_table(panel.paper).notes)
-
-
-def _training(reproduction: Reproduction, panel: Panel, folder: Path) -> Table:
-    runs = paper_training()
-    recipes = [load_recipe(run.recipe) for run in runs]
-    keys = [text.partition("=")[0] for text in runs[0].settings]
-    published = [dict(text.split("=") for text in run.settings) for run in runs]
-    rows = []
-    for key in keys:
-        ours = [shown(setting_of(recipe, key)) for recipe in recipes]
-        cells = [theirs[key] for theirs in published]
-        rows.append([key, *(f"{a} / {b}" for a, b in zip(cells, ours, strict=True))])
-    costs = [one for one in _trainings(reproduction, folder) if one.training_seconds]
-    notes = ["Published / our recipe. How many steps ours were trained is said in each table.", *paper_training_notes()]
-    if costs:
-        hours = sum(one.training_seconds or 0 for one in costs) / 3600
-        devices = ", ".join(dict.fromkeys(one.training_device for one in costs))
-        notes.append(f"The {len(costs)} trainings here took {hours:.1f} hours on {devices}, validation left out.")
-    return ["setting", *(run.recipe for run in runs)], rows, notes
-
-
-def _trainings(reproduction: Reproduction, folder: Path) -> list[Kept]:
-    names = {model.name for panel in reproduction.panels for model in reproduction.models_of(panel) if model.recipe}
-    return [kept for name in sorted(names) if (kept := read(name, folder)) is not None]

@@ -1,8 +1,8 @@
-"""Which panels are run: without torch, so that listing them is fast."""
+"""Which panels are run, judged by the kept results."""
 
-import hashlib
 from pathlib import Path
 
+from trident.files import short_digest
 from trident.reproduction.panels import Model, Panel, Reproduction
 from trident.reproduction.results import Kept, read
 from trident.weights import weights_file
@@ -16,7 +16,7 @@ def is_complete(
     """Whether a model was measured as the panel asks. The result of a training that failed is its error."""
     if kept.made_from != model.made_from or kept.asked_steps < model.asked_steps(budget):
         return False
-    if model.weights and kept.digest != digest_of(weights_file(model.weights)):
+    if model.weights and kept.digest != short_digest(weights_file(model.weights)):
         return False
     if kept.error is not None:
         return True
@@ -45,7 +45,3 @@ def state(reproduction: Reproduction, panel: Panel, results: Path) -> str:
     parts = [f"{whole} of {len(wanted)} run"] if whole else []
     parts += [f"{shorter} of {len(wanted)} with fewer steps"] if shorter else []
     return ", ".join(parts) or "not run"
-
-
-def digest_of(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:12] if path.is_file() else ""
