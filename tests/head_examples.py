@@ -9,6 +9,7 @@ from trident.methods.baseline_plus_plus import BaselinePlusPlus
 from trident.methods.bd_cspn import BdCspn
 from trident.methods.bms import Bms
 from trident.methods.dkt import DeepKernelTransfer
+from trident.methods.ensemble import Ensemble
 from trident.methods.entropy_min import EntropyMin
 from trident.methods.feat import Feat
 from trident.methods.frn import FeatureReconstruction
@@ -57,6 +58,7 @@ CLASSICS: dict[str, HeadOnFeatures] = {
     "transductive FEAT": Feat(transductive=True),
     "FRN": FeatureReconstruction(),
     "S2M2": S2M2(CLASSES, steps=30),
+    "ensemble": Ensemble(CLASSES, branches=2),
     "associative alignment": AssociativeAlignment(CLASSES, steps=30, related=2),
 }
 BAYESIAN: dict[str, HeadOnFeatures] = {

@@ -142,6 +142,7 @@ EPISODE_HEADS += ["mini-5w1s-logistic-softmax-predictive", "glyphs-logistic-soft
 EPISODE_HEADS += ["glyphs-metaqda", "mini-5w1s-abpml"]
 # Not glyphs-ssr: it adds up in any order, so its gradient is not reproducible bit by bit.
 CLASS_HEADS = ["mini-simpleshot", "glyphs-simpleshot", "mini-baseline-plus-plus", "mini-assoc-align"]
+CLASS_HEADS += ["mini-ensemble", "glyphs-ensemble"]
 
 
 @gpu

@@ -29,6 +29,7 @@ LEARNS = {  # after so many steps more than this
     "glyphs-bmaml-chaser": (25, 60.0),
     "glyphs-boil": (25, 40.0),
     "glyphs-dkt": (25, 65.0),
+    "glyphs-ensemble": (60, 52.0),
     "glyphs-epnet": (25, 70.0),
     "glyphs-feat-transductive": (20, 60.0),
     "glyphs-frn": (20, 62.0),

@@ -54,7 +54,8 @@ def test_shuffled_queries_are_the_default(name: str) -> None:
 def test_every_recipe_survives_a_round_trip_and_builds(name: str) -> None:
     recipe = load_recipe(name)
     assert recipe_from(recipe_values(recipe), "again") == recipe
-    n_parameters = sum(value.numel() for value in recipe.initial(0).values())
+    # A classifier of the training classes is not used after training.
+    n_parameters = sum(value.numel() for key, value in recipe.initial(0).items() if not key.startswith("classes."))
     assert n_parameters <= 500_000
     assert (n_parameters == 0) == (recipe.method.about.trained_on == "nothing")
 

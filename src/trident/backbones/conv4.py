@@ -22,16 +22,21 @@ NAME = "backbone"  # its parameters are called backbone.0.weight and so on, whic
 
 @dataclass(frozen=True)
 class Conv4Backbone(Backbone):
-    """Conv4, the network of most few-shot papers: 84x84 images become 5x5 maps of `channels` features."""
+    """Conv4, the network of most few-shot papers: 84x84 images become 5x5 maps of `channels` features.
+
+    With several branches there are as many such networks side by side, which share nothing. An image's features are
+    those of all of them, one after another, so its map is `branches` maps, one below the other.
+    """
 
     has_batch_norm: ClassVar[bool] = True
     image_size: int = setting(84, "height and width of the images in pixels", most=1024)
     image_channels: int = setting(3, "3 for colour, 1 for grey", most=3)
     channels: int = setting(32, "feature maps in each block", most=4096)
     activation: Literal["leaky_relu", "relu"] = setting("leaky_relu", "LeakyReLU(0.2) or ReLU, after every block")
+    branches: int = setting(1, "networks side by side, each with its own weights", most=64)
 
     def __post_init__(self) -> None:
-        require_at_least(self, "backbone", 1, "channels")
+        require_at_least(self, "backbone", 1, "channels", "branches")
         require(
             self.image_size >= 16, f"backbone.image_size is {self.image_size}: four poolings need at least 16 pixels"
         )
@@ -39,7 +44,13 @@ class Conv4Backbone(Backbone):
 
     @property
     def network(self) -> Conv4:
-        return self.encoder(NAME, self.channels)
+        """The first branch: for most methods the only one."""
+        return self.networks[0]
+
+    @property
+    def networks(self) -> tuple[Conv4, ...]:
+        names = (NAME, *(f"{NAME}.branch{i}" for i in range(1, self.branches)))
+        return tuple(self.encoder(name, self.channels) for name in names)
 
     def encoder(self, name: str, channels: int) -> Conv4:
         """A network like this backbone's with parameters and channels of its own."""
@@ -51,18 +62,18 @@ class Conv4Backbone(Backbone):
 
     @property
     def n_features(self) -> int:
-        return self.channels * self.map_size**2
+        return self.channels * self.n_cells
 
     @property
     def n_cells(self) -> int:
-        return self.map_size**2
+        return self.branches * self.map_size**2
 
     def initial(self, generator: torch.Generator) -> Parameters:
-        return self.network.initial(generator)
+        return {key: value for network in self.networks for key, value in network.initial(generator).items()}
 
     @property
     def numbers_per_image(self) -> int:
-        return self.image_size**2  # as many as pixels: a rough measure is enough
+        return self.branches * self.image_size**2  # as many as pixels: a rough measure is enough
 
     def check_store(self, store: ImageStore) -> None:
         if store.features_of:
@@ -80,20 +91,30 @@ class Conv4Backbone(Backbone):
             )
 
     def initial_running(self) -> Parameters:
-        return self.network.initial_running()
+        return {key: value for network in self.networks for key, value in network.initial_running().items()}
 
     def __call__(
         self, parameters: Parameters, task: Task, statistics: BatchNormStatistics, rows: slice = ALL
     ) -> tuple[Tensor, Parameters]:
         """Feature maps (task, image, h, w, channel) of the images in `rows`, and the statistics batch norm saw."""
-        return self.network(parameters, first_layer_input(task)[:, rows], statistics)
+        images = first_layer_input(task)[:, rows]
+        maps, seen = zip(*(network(parameters, images, statistics) for network in self.networks), strict=True)
+        joined = maps[0] if len(maps) == 1 else torch.cat(maps, 2)
+        return joined, {key: value for part in seen for key, value in part.items()}
 
 
 def conv4_of(backbone: Backbone, who: str) -> Conv4Backbone:
-    """The backbone, for those that can only use this one."""
+    """The backbone, for those that can use conv4 only."""
     if not isinstance(backbone, Conv4Backbone):
         raise TridentError(f"{who} needs pictures and the conv4 backbone, not {backbone.describe()}")
     return backbone
+
+
+def single_conv4(backbone: Backbone, who: str) -> Conv4Backbone:
+    """The same for those that can use one branch only."""
+    conv4 = conv4_of(backbone, who)
+    require(conv4.branches == 1, f"backbone.branches is {conv4.branches}: it must be 1 for {who}")
+    return conv4
 
 
 def first_layer_input(task: Task) -> Tensor:

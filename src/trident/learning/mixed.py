@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from trident.backbones.conv4 import conv4_of, first_layer_input
+from trident.backbones.conv4 import first_layer_input, single_conv4
 from trident.engines.learner import accuracy_of
 from trident.learning.heads import HeadLearner, TrainingStep
 from trident.methods.base import HeadModel, cross_entropy
@@ -52,7 +52,7 @@ class MixedLearner(HeadLearner):
             kept = torch.where(place == block, share, 1.0).to(maps.dtype)[:, None, None, None, None]
             return kept * maps + (1 - kept) * _others(maps)
 
-        network = conv4_of(self.model.backbone, self.method.about.title).network
+        network = single_conv4(self.model.backbone, self.method.about.title).network
         own = for_each_task(parameters, task.n_tasks)
         maps, _ = network(own, first_layer_input(task), self.statistics(task), mix)
         return self.model.features(maps)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from trident.backbones.base import Backbone
-from trident.backbones.conv4 import conv4_of
+from trident.backbones.conv4 import single_conv4
 from trident.methods.base import About, Losses
 from trident.methods.inner_loop import Encodings, Target
 from trident.methods.variational_weights import LOG_VAR, VariationalWeights, VariationalWeightsModel
@@ -46,7 +46,7 @@ class Abml(VariationalWeights):
         return not parameter.startswith(PRIOR)
 
     def model(self, backbone: Backbone, episode: EpisodeSpec) -> "AbmlModel":
-        return AbmlModel(self, conv4_of(backbone, self.about.title), episode)
+        return AbmlModel(self, single_conv4(backbone, self.about.title), episode)
 
 
 @dataclass(frozen=True)

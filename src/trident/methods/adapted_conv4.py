@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from trident.backbones.base import Backbone
-from trident.backbones.conv4 import NAME, Conv4Backbone, conv4_of
+from trident.backbones.conv4 import NAME, Conv4Backbone, single_conv4
 from trident.methods.base import cross_entropy
 from trident.methods.inner_loop import Encodings, Evaluated, InnerLoopMethod, InnerLoopModel, Target
 from trident.nn.batch_norm import BatchNormStatistics
@@ -51,7 +51,7 @@ class AdaptedConv4(InnerLoopMethod):
         return replace(self, inner_steps=steps)
 
     def model(self, backbone: Backbone, episode: EpisodeSpec) -> "AdaptedConv4Model":
-        return AdaptedConv4Model(self, conv4_of(backbone, self.about.title), episode)
+        return AdaptedConv4Model(self, single_conv4(backbone, self.about.title), episode)
 
 
 @dataclass(frozen=True)

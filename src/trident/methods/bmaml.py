@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from trident.backbones.base import Backbone
-from trident.backbones.conv4 import conv4_of
+from trident.backbones.conv4 import single_conv4
 from trident.methods.adapted_conv4 import SUPPORT_FEATURES, AdaptedConv4, AdaptedConv4Model, labels_of
 from trident.methods.base import About, cross_entropy
 from trident.methods.inner_loop import Encodings, Evaluated, InnerState, Target
@@ -67,7 +67,7 @@ class BayesianMaml(AdaptedConv4):
         return parameters | {PARTICLES: moved}, state
 
     def model(self, backbone: Backbone, episode: EpisodeSpec) -> "BayesianMamlModel":
-        return BayesianMamlModel(self, conv4_of(backbone, self.about.title), episode)
+        return BayesianMamlModel(self, single_conv4(backbone, self.about.title), episode)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from trident.backbones.base import Backbone
-from trident.backbones.conv4 import conv4_of
+from trident.backbones.conv4 import single_conv4
 from trident.methods.base import About
 from trident.methods.inner_loop import Encodings, Evaluated, Target
 from trident.methods.variational_weights import LOG_VAR, RandomWeights, RandomWeightsModel
@@ -55,7 +55,7 @@ class Platipus(RandomWeights):
         return parameter.startswith(SAMPLE)
 
     def model(self, backbone: Backbone, episode: EpisodeSpec) -> "PlatipusModel":
-        return PlatipusModel(self, conv4_of(backbone, self.about.title), episode)
+        return PlatipusModel(self, single_conv4(backbone, self.about.title), episode)
 
 
 @dataclass(frozen=True)

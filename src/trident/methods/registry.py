@@ -55,6 +55,7 @@ METHODS = {
     "sib": "trident.methods.sib:SyntheticInformationBottleneck",
     "metaqda": "trident.methods.metaqda:MetaQda",
     "abpml": "trident.methods.abpml:BayesianPrototypes",
+    "ensemble": "trident.methods.ensemble:Ensemble",
     "ssr": "trident.methods.ssr:SelfSupervisedReranking",
 }
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trident.backbones.base import Backbone
-from trident.backbones.conv4 import conv4_of
+from trident.backbones.conv4 import single_conv4
 from trident.methods.base import About
 from trident.methods.baseline_plus_plus import BaselinePlusPlus
 from trident.nn.linear import Linear
@@ -52,7 +52,7 @@ class S2M2(BaselinePlusPlus):
         require(1 <= self.blocks <= 4, f"method.blocks is {self.blocks}: it must be from 1 to 4")
 
     def check_training(self, backbone: Backbone) -> None:
-        conv4_of(backbone, self.about.title)  # training reaches into the network
+        single_conv4(backbone, self.about.title)  # training reaches into the network
 
     def initial(self, n_features: int, generator: torch.Generator) -> Parameters:
         rotations = Linear("rotations", n_features, ROTATIONS)

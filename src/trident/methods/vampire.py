@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from trident.backbones.base import Backbone
-from trident.backbones.conv4 import conv4_of
+from trident.backbones.conv4 import single_conv4
 from trident.methods.base import About, Losses
 from trident.methods.inner_loop import Target
 from trident.methods.variational_weights import VariationalWeights, VariationalWeightsModel
@@ -33,7 +33,7 @@ class Vampire(VariationalWeights):
     )
 
     def model(self, backbone: Backbone, episode: EpisodeSpec) -> "VampireModel":
-        return VampireModel(self, conv4_of(backbone, self.about.title), episode)
+        return VampireModel(self, single_conv4(backbone, self.about.title), episode)
 
 
 @dataclass(frozen=True)

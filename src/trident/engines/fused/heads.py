@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from trident.backbones.conv4 import NAME, Conv4Backbone, conv4_of
+from trident.backbones.conv4 import Conv4Backbone, conv4_of
 from trident.engines.fused.encoder import Encoded, FusedEncoder
 from trident.engines.fused.layout import Layout
 from trident.engines.fused.replay import Recordings, computing
@@ -26,17 +26,19 @@ class FusedHeadLearner(Setting):
         return conv4_of(self.model.backbone, "the fused engine")
 
     @property
-    def encoder(self) -> FusedEncoder:
-        return FusedEncoder(NAME, slope_of(self._backbone), PRODUCTS[self.precision])
+    def encoders(self) -> list[FusedEncoder]:
+        """One for each branch."""
+        slope, product = slope_of(self._backbone), PRODUCTS[self.precision]
+        return [FusedEncoder(network.name, slope, product) for network in self._backbone.networks]
 
-    def _encode(self, parameters: Parameters, task: Task) -> Encoded:
-        """Encode all images of the tasks. Parameters are (task, ...)."""
-        pictures = pictures_of(task, self.precision, self._backbone.channels)
-        return self.encoder.forward(parameters, pictures.rows(0, task.images.shape[1]))
+    def _encode(self, parameters: Parameters, task: Task) -> list[Encoded]:
+        """Encode all images of the tasks, by every branch. Parameters are (task, ...)."""
+        rows = pictures_of(task, self.precision, self._backbone.channels).rows(0, task.images.shape[1])
+        return [encoder.forward(parameters, rows) for encoder in self.encoders]
 
     def log_probabilities(self, parameters: Parameters, task: Task) -> Tensor:
         with computing(self.precision, task.device):
-            features = self.model.features(self._encode(for_each_task(parameters, task.n_tasks), task).features)
+            features = self.model.features(_joined(self._encode(for_each_task(parameters, task.n_tasks), task)))
             logits = self.model.method.head(self.model.of_head(parameters, self.running), features, task)
             return mean_prediction([logits])
 
@@ -53,7 +55,7 @@ class FusedHeadLearner(Setting):
             own = for_each_task(own, task.n_tasks)
             encoded = self._encode(own, task)
             with torch.enable_grad():
-                maps = encoded.features.requires_grad_()
+                maps = _joined(encoded).requires_grad_()
                 head = {key: value.detach().requires_grad_() for key, value in parameters.items() if key not in own}
                 features = self.model.features(maps)
                 logits, losses = method.training(self.model.in_training(head, features), features, task, labels)
@@ -61,13 +63,22 @@ class FusedHeadLearner(Setting):
                 for_maps, *for_head = torch.autograd.grad(losses["total"].sum(), leaves, materialize_grads=True)
             layout = Layout(own)
             flat = layout.zeros(task.n_tasks, for_maps.device)
-            self.encoder.backward(own, encoded, for_maps, layout.split(flat))
+            statistics = Parameters()
+            of_branches = torch.split(for_maps, self._backbone.map_size, 2)
+            for encoder, branch, for_branch in zip(self.encoders, encoded, of_branches, strict=True):
+                encoder.backward(own, branch, for_branch.contiguous(), layout.split(flat))
+                statistics |= encoder.statistics(own, branch)
             summed = {key: value[0] for key, value in layout.split(flat.sum(0, keepdim=True)).items()}
             total = losses["total"].detach()
             return Gradient(
                 {key: (summed | dict(zip(head, for_head, strict=True)))[key] for key in parameters},
                 {name: part.detach() for name, part in losses.items()},
                 accuracy_of(logits, labels.queries),
-                self.encoder.statistics(own, encoded) | method.labelled_statistics(features.detach(), labels),
+                statistics | method.labelled_statistics(features.detach(), labels),
                 total.isfinite(),
             )
+
+
+def _joined(encoded: list[Encoded]) -> Tensor:
+    """The maps of all branches, one below the other: (task, image, height, width, channel)."""
+    return encoded[0].features if len(encoded) == 1 else torch.cat([branch.features for branch in encoded], 2)

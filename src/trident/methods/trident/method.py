@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from trident.backbones.base import Backbone
-from trident.backbones.conv4 import conv4_of
+from trident.backbones.conv4 import single_conv4
 from trident.methods.base import About
 from trident.methods.inner_loop import InnerLoopMethod
 from trident.methods.trident.network import Network
@@ -36,4 +36,4 @@ class Trident(TridentSettings):
     }
 
     def model(self, backbone: Backbone, episode: EpisodeSpec) -> Network:
-        return Network(self, conv4_of(backbone, "TRIDENT"), episode)
+        return Network(self, single_conv4(backbone, "TRIDENT"), episode)

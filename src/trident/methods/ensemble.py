@@ -1,0 +1,111 @@
+"""Several classifiers side by side (after Dvornik et al. 2019), and soft k-means on the features of all of them."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trident.backbones.base import Backbone
+from trident.backbones.conv4 import Conv4Backbone
+from trident.methods.base import About, ClassifierHead, HeadModel, Losses, cross_entropy
+from trident.methods.soft_kmeans import SoftKMeans
+from trident.nn.linear import Linear
+from trident.nn.parameters import Parameters
+from trident.settings import EpisodeSpec, require, require_at_least, require_positive, setting
+from trident.tasks.task import Labels, Task
+
+NEVER = -1e4  # logit of a class without other images in the batch
+TINY = 1e-6
+
+
+@dataclass(frozen=True)
+class Ensemble(SoftKMeans, ClassifierHead):
+    """Soft k-means on the features of several networks, each trained as a classifier of all training classes.
+
+    Learned: the branches of the backbone, each with a linear layer that is not used afterwards. They share nothing but
+    the batches. A branch with features f minimises
+
+        classes      the cross-entropy of all training classes, by its linear layer
+        prototypes   prototype_weight * the cross-entropy of p_ic ~ exp(prototype_scale * cos(f_i, m_c)),
+                     where m_c is the mean of f / ||f|| over the other images of class c in the batch
+
+    Networks that differ only in their random start make different mistakes, so that together they are better than each
+    of them. At test the features of each branch are scaled to unit length and joined; soft k-means classifies them
+    (`soft_kmeans.py`). Single queries go to the nearest class mean. The published ensemble averages probabilities, and
+    its networks are also trained to agree, or to disagree, with each other.
+    """
+
+    about = About(
+        "Ensemble of classifiers",
+        "Dvornik et al. 2019",
+        "Diversity with Cooperation: Ensemble Methods for Few-Shot Classification",
+        trained_on="classes",
+        transductive=True,
+    )
+    branches: int = setting(1, "networks that the features come from: backbone.branches", most=64)
+    prototype_weight: float = setting(0.0, "weight of the loss of prototypes in training")
+    prototype_scale: float = setting(10.0, "of cosines in the loss of prototypes")
+
+    def __post_init__(self) -> None:
+        ClassifierHead.__post_init__(self)
+        SoftKMeans.__post_init__(self)
+        require_at_least(self, "method", 1, "branches")
+        require_at_least(self, "method", 0, "prototype_weight")
+        require_positive(self, "method", "prototype_scale")
+
+    def describe(self) -> str:
+        return f"{self.branches} branches, {super().describe()}"
+
+    def model(self, backbone: Backbone, episode: EpisodeSpec) -> HeadModel:
+        found = backbone.branches if isinstance(backbone, Conv4Backbone) else self.branches
+        require(self.branches == found, f"method.branches is {self.branches}: it must be {found}, as backbone.branches")
+        whole = backbone.n_features % self.branches == 0
+        require(whole, f"method.branches is {self.branches}: it must divide the {backbone.n_features} features")
+        return HeadModel(self, backbone)
+
+    def initial(self, n_features: int, generator: torch.Generator) -> Parameters:
+        layer = Linear("classes", n_features // self.branches, self.training_classes)
+        starts = [layer.initial(generator) for _ in range(self.branches)]
+        return {key: torch.stack([start[key] for start in starts]) for key in starts[0]}  # (branch, class, ...)
+
+    def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
+        return super().head(parameters, F.normalize(self._of_branches(features), dim=3).flatten(2), task)
+
+    def training_logits(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
+        """The mean over the branches. Only the accuracy in the log is computed from it."""
+        return self._class_logits(parameters, self._of_branches(features)).mean(2)
+
+    def training(self, parameters: Parameters, features: Tensor, task: Task, labels: Labels) -> tuple[Tensor, Losses]:
+        apart = self._of_branches(features)
+        logits = self._class_logits(parameters, apart)  # (task, image, branch, class)
+        truth = labels.queries
+        losses = {"classes": cross_entropy(logits.flatten(1, 2), truth.repeat_interleave(self.branches, 1))}
+        total = losses["classes"]
+        if self.prototype_weight:
+            losses["prototypes"] = self._prototype_loss(F.normalize(apart, dim=3), truth)
+            total = total + self.prototype_weight * losses["prototypes"]
+        return logits.mean(2), losses | {"total": total}
+
+    def _of_branches(self, features: Tensor) -> Tensor:
+        """(task, image, feature) -> (task, image, branch, feature)."""
+        return features.view(*features.shape[:2], self.branches, -1)
+
+    def _class_logits(self, parameters: Parameters, apart: Tensor) -> Tensor:
+        """(task, image, branch, feature) -> (task, image, branch, class)."""
+        return torch.einsum("tibf,bcf->tibc", apart, parameters["classes.weight"]) + parameters["classes.bias"]
+
+    def _prototype_loss(self, unit: Tensor, classes: Tensor) -> Tensor:
+        """Of features (task, image, branch, feature) of unit length with their classes (task, image) -> (task,)."""
+        own = F.one_hot(classes, self.training_classes).to(unit)  # (task, image, class)
+        sums = torch.einsum("tic,tibf->tbcf", own, unit)
+        of_others = own.sum(1, keepdim=True) - own  # (task, image, class): how many other images
+        own = own[:, :, None]
+        products = torch.einsum("tibf,tbcf->tibc", unit, sums)
+        # The image itself is taken out of the sum of its class: f . (s - f) = f . s - 1 for f of unit length.
+        squared = sums.square().sum(3)[:, None] - own * (2 * products - 1)
+        cosines = (products - own) / squared.clamp(min=TINY).sqrt()
+        logits = torch.where(of_others[:, :, None] > 0.5, self.prototype_scale * cosines, NEVER)
+        right = logits.log_softmax(3).gather(3, classes[:, :, None, None].expand(-1, -1, self.branches, 1))
+        counts = (of_others.gather(2, classes[:, :, None]) > 0.5).to(unit)  # (task, image, 1): the class has others
+        return -(right[..., 0] * counts).sum((1, 2)) / (self.branches * counts.sum((1, 2)).clamp(min=1))

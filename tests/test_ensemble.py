@@ -1,0 +1,152 @@
+"""Several networks side by side: the backbone's branches and the method that trains them."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from conftest import tiny_store
+from short_runs import Interrupting, assert_same_weights, log_of, resume, run, with_training
+from trident.backbones.conv4 import Conv4Backbone
+from trident.errors import TridentError
+from trident.learning.checkpoint import load_checkpoint
+from trident.methods.ensemble import Ensemble
+from trident.methods.maml import Maml
+from trident.methods.soft_kmeans import SoftKMeans
+from trident.nn.batch_norm import BatchNormStatistics
+from trident.nn.parameters import Parameters, for_each_task
+from trident.settings import EpisodeSpec, Protocol
+from trident.tasks.task import Labels, Task
+
+EPISODE = EpisodeSpec(3, 1, 2)
+CLASSES = [0, 3, 1, 3, 0, 0, 2, 3]  # of a batch: 1 and 2 have one image, 4 has none
+TRAINED = replace(
+    with_training(images_per_step=12),
+    backbone=Conv4Backbone(image_size=16, image_channels=1, channels=4, branches=3),
+    method=Ensemble(training_classes=5, branches=3, prototype_weight=0.5),
+    protocol=Protocol(batch_norm="running"),
+)
+
+
+def some_task(n_images: int = 9) -> Task:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.rand(2, n_images, 20, 20, 3, generator=generator, dtype=torch.float64)
+    return Task(images, torch.tensor([[0, 1, 2], [2, 0, 1]]), 3)
+
+
+def random_parameters(backbone: Conv4Backbone) -> Parameters:
+    start = backbone.initial(torch.Generator().manual_seed(1))
+    return for_each_task({key: value.double() for key, value in start.items()}, 2)
+
+
+def a_batch(method: Ensemble, seed: int = 0) -> tuple[Parameters, Tensor, Labels]:
+    """Weights of the linear layers, features (1, image, feature) and labels of a training batch, in float64."""
+    generator = torch.Generator().manual_seed(seed)
+    features = torch.randn(1, len(CLASSES), 6, generator=generator, dtype=torch.float64)
+    parameters = {key: value.double() for key, value in method.initial(6, generator).items()}
+    truth = torch.tensor([CLASSES])
+    return parameters, features, Labels(truth, truth)
+
+
+def training_losses(method: Ensemble, parameters: Parameters, features: Tensor, labels: Labels) -> dict[str, Tensor]:
+    task = Task(features, torch.zeros(1, 0, dtype=torch.int64), 5)
+    return method.training(parameters, features, task, labels)[1]
+
+
+def test_branches_are_networks_of_their_own() -> None:
+    several = Conv4Backbone(image_size=20, channels=4, branches=3)
+    task, parameters = some_task(), random_parameters(several)
+    statistics = BatchNormStatistics("transductive", 0)
+    maps, seen = several(parameters, task, statistics)
+    assert maps.flatten(2).shape[2] == several.n_features == several.n_cells * 4
+    for place, network in enumerate(several.networks):
+        alone, of_it = network(parameters, task.pixels, statistics)
+        torch.testing.assert_close(maps.flatten(2).chunk(3, 2)[place], alone.flatten(2))
+        for key, value in of_it.items():
+            torch.testing.assert_close(seen[key], value)
+    assert several.names == parameters.keys() and len(several.names) == 3 * len(Conv4Backbone().names)
+    assert Conv4Backbone().names < several.names  # so that weights of one network can start the first branch
+
+
+def expected_losses(method: Ensemble, parameters: Parameters, features: Tensor) -> tuple[float, float]:
+    """The equations of the docstring, image by image."""
+    of_classes, of_prototypes = [], []
+    for branch, apart in enumerate(features[0].numpy().reshape(len(CLASSES), method.branches, -1).swapaxes(0, 1)):
+        weight, bias = (parameters[f"classes.{key}"][branch].numpy() for key in ("weight", "bias"))
+        unit = apart / np.linalg.norm(apart, axis=1, keepdims=True)
+        for i, c in enumerate(CLASSES):
+            logits = weight @ apart[i] + bias
+            of_classes.append(np.log(np.exp(logits).sum()) - logits[c])
+            scores = {}
+            for k in range(5):
+                others = [unit[j] for j, other in enumerate(CLASSES) if other == k and j != i]
+                if others:
+                    mean = np.mean(others, 0)
+                    scores[k] = method.prototype_scale * unit[i] @ mean / np.linalg.norm(mean)
+            if c in scores:
+                of_prototypes.append(np.log(np.exp(list(scores.values())).sum()) - scores[c])
+    return float(np.mean(of_classes)), float(np.mean(of_prototypes))
+
+
+@pytest.mark.parametrize("branches", [1, 2])
+def test_the_losses_are_those_of_the_equations(branches: int) -> None:
+    method = Ensemble(training_classes=5, branches=branches, prototype_weight=0.7, prototype_scale=3.0)
+    parameters, features, labels = a_batch(method)
+    losses = training_losses(method, parameters, features, labels)
+    classes, prototypes = expected_losses(method, parameters, features)
+    assert losses["classes"].item() == pytest.approx(classes, rel=1e-9)
+    assert losses["prototypes"].item() == pytest.approx(prototypes, rel=1e-9)
+    assert losses["total"].item() == pytest.approx(classes + 0.7 * prototypes, rel=1e-9)
+
+
+def test_the_gradient_of_the_losses_is_right() -> None:
+    method = Ensemble(training_classes=5, branches=2, prototype_weight=0.7)
+    parameters, features, labels = a_batch(method)
+
+    def total(*values: Tensor) -> Tensor:
+        *weights, changed = values
+        return training_losses(method, dict(zip(parameters, weights, strict=True)), changed, labels)["total"]
+
+    inputs = [value.requires_grad_() for value in (*parameters.values(), features)]
+    assert torch.autograd.gradcheck(total, inputs)
+
+
+def test_no_class_of_the_batch_needs_several_images() -> None:
+    method = Ensemble(training_classes=5, branches=2, prototype_weight=1.0)
+    parameters, features, _ = a_batch(method)
+    apart = torch.arange(5)[None]
+    losses = training_losses(method, parameters, features[:, :5], Labels(apart, apart))
+    assert losses["prototypes"].item() == 0 and losses["total"] == losses["classes"]
+
+
+def test_it_predicts_by_soft_k_means_on_unit_features_of_all_branches() -> None:
+    method, task = Ensemble(training_classes=5, branches=2, rounds=3), some_task()
+    features = torch.randn(2, 9, 12, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    unit = torch.cat([F.normalize(part, dim=2) for part in features.chunk(2, 2)], 2)
+    torch.testing.assert_close(method.head({}, features, task), SoftKMeans(rounds=3).head({}, unit, task))
+    scaled = torch.cat([5 * features[:, :, :6], features[:, :, 6:]], 2)  # no branch counts more than another
+    torch.testing.assert_close(method.head({}, scaled, task), method.head({}, features, task))
+
+
+def test_a_training_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    store = tiny_store()
+    whole = run(tmp_path / "whole", TRAINED, store)
+    losses = [line["losses"] for line in log_of(tmp_path / "whole", "train")]
+    assert losses[-1]["classes"] < losses[0]["classes"] and losses[-1]["prototypes"] < losses[0]["prototypes"]
+    assert run(tmp_path / "half", TRAINED, store, Interrupting(10)).step == 10
+    assert_same_weights(whole, resume(tmp_path / "half", store))
+    assert load_checkpoint(tmp_path / "whole").recipe.method.describe() == "3 branches, 8 rounds, learned class sizes"
+
+
+def test_numbers_of_branches_that_do_not_fit_are_errors() -> None:
+    backbone = Conv4Backbone(image_size=16, channels=4, branches=3)
+    with pytest.raises(TridentError, match=r"method.branches is 2: it must be 3, as backbone.branches"):
+        Ensemble(training_classes=5, branches=2).model(backbone, EPISODE)
+    with pytest.raises(TridentError, match=r"backbone.branches is 3: it must be 1 for MAML"):
+        Maml().model(backbone, EPISODE)
+    with pytest.raises(TridentError, match="branches is 0"):
+        Conv4Backbone(branches=0)
