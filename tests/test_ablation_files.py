@@ -4,12 +4,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ablation_grids import TINY_GRID, TINY_RECIPE, Ablate_command, grid_file, modified
 from conftest import assert_one_line_error
 from trident.ablations.files import grid_names
 from trident.ablations.grid import Grid, load_grid
+from trident.ablations.results import Measured, Result
+from trident.ablations.tables import table_rows
+from trident.measuring.hits import packed
 from trident.recipes.loading import setting_of
 
 
@@ -18,7 +22,7 @@ def settings_of(grid: Grid) -> list[tuple[Any, ...]]:
 
 
 def test_the_papers_grids() -> None:
-    assert set(grid_names()) == {"batch-and-steps", "latents", "attfex-widths", "attfex", "glyphs-2x2"}
+    assert set(grid_names()) == {"batch-and-steps", "latents", "attfex-widths", "attfex", "glyphs-2x2", "parts"}
     batch = load_grid("batch-and-steps")
     assert list(batch.labels) == ["training.tasks_per_step", "method.inner_steps"]
     assert settings_of(batch) == [(5, 3), (5, 5), (10, 3), (10, 5), (20, 3), (20, 5)]
@@ -94,6 +98,40 @@ def test_cells_one_by_one(tmp_path: Path) -> None:
     assert found == settings_of(grid) == [(4, 1), (8, 2)]
 
 
+def test_every_cell_is_trained_with_every_seed(tmp_path: Path) -> None:
+    (tmp_path / "tiny.toml").write_text(TINY_RECIPE)
+    cells = '[[cells]]\nname = "whole"\n[[cells]]\nname = "large"\nbackbone.channels = 8\n'
+    grid = load_grid(str(grid_file(tmp_path, "seeds = [3, 5]\n" + TINY_GRID + cells)))
+    assert [cell.name for cell in grid.cells] == ["whole-seed-3", "whole-seed-5", "large-seed-3", "large-seed-5"]
+    assert [cell.group for cell in grid.cells] == ["whole", "whole", "large", "large"]
+    assert [cell.recipe.training.seed for cell in grid.cells] == [3, 5, 3, 5]
+    assert [cell.recipe.backbone.channels for cell in grid.cells] == [4, 4, 8, 8]  # type: ignore[attr-defined]
+
+
+def test_the_table_of_a_grid_with_seeds_pairs_its_means_by_task(tmp_path: Path) -> None:
+    (tmp_path / "tiny.toml").write_text(TINY_RECIPE)
+    cells = '[[cells]]\nname = "whole"\n[[cells]]\nname = "large"\nbackbone.channels = 8\n'
+    grid = load_grid(str(grid_file(tmp_path, "seeds = [3, 5]\n" + TINY_GRID + cells)))  # 6 queries in a task
+    right = {"whole-seed-3": [3, 0, 3], "whole-seed-5": [3, 6, 3], "large-seed-3": [6, 3, 4], "large-seed-5": [2, 5, 4]}
+    measured = Measured(50.0, 1.0, {}, {})
+    results = {
+        name: Result({}, {}, 4, 4, 100, measured, "the protocol", None, "cpu", hits=packed(np.array(hits)))
+        for name, hits in right.items()
+    }
+    heading, whole, large = table_rows(grid, results)
+    assert heading == ["cell", "channels", "accuracy", "by seed", "difference from whole", "parameters", "meta-updates"]
+    assert whole[2:5] == ["50.00 ± 0.00", "33.33 / 66.67", "-"]
+    assert large[2:5] == ["66.67 ± 0.00", "72.22 / 61.11", "+16.67 ± 0.00"]  # 4 of 6 in every task, on average
+    unfinished = {name: result for name, result in results.items() if name.startswith("large")}
+    assert [row[4] for row in table_rows(grid, unfinished)[1:]] == ["-", "-"]
+
+
+def test_many_varied_settings_share_a_column() -> None:
+    rows = {row[0]: row[1] for row in table_rows(load_grid("parts"), {})}
+    assert rows["cell"] == "changed" and rows["whole"] == "-" and rows["no-attfex"] == "method.attfex=off"
+    assert rows["prototypes-and-steps"] == "method.inner_steps=5" and len(rows) == 13
+
+
 AXIS = '[[axes]]\nsetting = "backbone.channels"\nvalues = [4, 8]\n'
 HEAD = 'summary = "s"\nrecipe = "glyphs"\n'
 CELL = '[[cells]]\nname = "{}"\nbackbone.channels = {}\n'
@@ -107,6 +145,8 @@ BAD_GRIDS = [
     ('summary = "s"\nrecipe = "mine.toml"\n' + AXIS, ["no recipe file at", "mine.toml"]),
     (HEAD, ["[[axes]]", "[[cells]]"]),
     (HEAD + AXIS + CELL.format("a", 3), ["either [[axes]] or [[cells]]", "not both"]),
+    ("seeds = [1, 1]\n" + HEAD + AXIS, ["seeds = [1, 1]", "twice"]),
+    ("seeds = [1]\n" + HEAD + "[settings]\ntraining.seed = 3\n" + AXIS, ["training.seed is set", "has seeds"]),
     (HEAD + "axes = []", ["the grid is empty"]),
     (HEAD + "axes = 3", ["axes is 3", "a list"]),
     (HEAD + "axes = [3]", ["axes[0] is 3", "a table"]),

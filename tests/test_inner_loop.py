@@ -130,6 +130,12 @@ def test_without_inner_steps_the_gradient_is_exact_too(semantic_batch_norm: str,
     assert_exact(learner, start_of(learner), tiny_tasks(), directions=4)
 
 
+@pytest.mark.parametrize("inner_steps", [0, 2])
+def test_the_gradient_is_exact_if_z_label_is_inferred_from_the_image_alone(inner_steps: int) -> None:
+    learner = tiny_learner(inner_steps=inner_steps, classifier_start="prototypes", label_reads_semantic=False)
+    assert_exact(learner, start_of(learner), tiny_tasks(), directions=4)
+
+
 class OnlyTheClassifier(Trident):
     """Adapts the classifier alone, as ANIL does (Raghu et al. 2020)."""
 

@@ -140,6 +140,13 @@ def test_the_names_of_losses_reach_the_log_and_the_console(
     assert load_checkpoint(tmp_path / "run").recipe.method == TwoParts()
 
 
+def test_training_can_do_without_noise() -> None:
+    store = tiny_store()
+    for noise in (True, False):
+        batch = training_source(with_training(noise=noise), store, "cpu").batch([0])
+        assert batch.task.noise and all(bool(values.any()) == noise for values in batch.task.noise.values())
+
+
 SIMPLESHOT = replace(
     with_training(images_per_step=12),
     method=SimpleShot(training_classes=5),

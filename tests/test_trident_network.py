@@ -166,6 +166,8 @@ def test_the_two_networks_are_intertwined_one_way() -> None:
     assert torch.equal(plain.label.loc, other_label.label.loc)
     assert torch.equal(plain.semantic.loc, other_semantic.semantic.loc)
     assert not torch.allclose(plain.label.loc, other_semantic.label.loc)
+    apart = network(replace(TINY_METHOD, label_reads_semantic=False))
+    assert torch.equal(run(apart, task).label.loc, run(apart, moved_noise(task, "semantic")).label.loc)
 
 
 def test_without_attfex_queries_may_come_in_any_order() -> None:

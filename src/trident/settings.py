@@ -159,6 +159,9 @@ class TrainingSettings:
     augmentation: Literal["none", "flip", "flip_shift", "crop_colour"] = setting(
         "none", "training images are mirrored; mirrored and shifted; or mirrored, cropped and recoloured"
     )
+    noise: bool = setting(
+        True, "draw the noise of latents and other random quantities in training tasks; 'false' takes their means"
+    )
     task_ways: int | None = setting(
         None,
         "classes in a training task; 'none' takes episode.n_way. Others need a method for any number of classes",

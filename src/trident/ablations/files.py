@@ -80,15 +80,18 @@ class GridFile:
     evaluation: Measurement = Measurement()
     axes: list[Axis] = field(default_factory=list)  # to be crossed
     cells: list[dict[str, Any]] = field(default_factory=list)  # each with a name and its settings
+    seeds: list[int] = field(default_factory=list)  # every cell is trained once with each of these
     paper: Paper = Paper()
 
     def __post_init__(self) -> None:
+        require(len(set(self.seeds)) == len(self.seeds), f"seeds = {self.seeds} has one of them twice")
         require(not (self.axes and self.cells), "a grid has either [[axes]] or [[cells]], not both")
         require(self.n_cells > 0, "the grid is empty: it needs [[axes]] with values, or [[cells]]")
 
     @property
     def n_cells(self) -> int:
-        return math.prod(len(axis.values) for axis in self.axes) if self.axes else len(self.cells)
+        cells = math.prod(len(axis.values) for axis in self.axes) if self.axes else len(self.cells)
+        return cells * max(1, len(self.seeds))
 
 
 def grid_names() -> list[str]:

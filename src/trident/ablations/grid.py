@@ -12,6 +12,7 @@ from trident.recipes.loading import full_key, load_recipe, recipe_from, recipe_v
 from trident.recipes.recipe import Recipe
 from trident.settings import require
 
+SEED = "training.seed"
 Plan = list[tuple[str, dict[str, Any]]]  # cells: name, and settings by section.key
 
 
@@ -21,6 +22,7 @@ class Cell:
 
     name: str  # also the name of its folder
     recipe: Recipe  # with all settings of the cell
+    group: str = ""  # its name without the seed, in a grid with seeds
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,11 @@ class Grid:
         """The paper's accuracy and interval, by cell."""
         return self.paper.accuracy.get(self.cells[0].recipe.name, {})
 
+    def changed(self, cell: Cell) -> dict[str, Any]:
+        """The settings in which a cell differs from the first one."""
+        first = self.varied(self.cells[0])
+        return {key: value for key, value in self.varied(cell).items() if value != first[key]}
+
     def varied(self, cell: Cell) -> dict[str, Any]:
         """A cell's value of every setting that varies."""
         return {key: setting_of(cell.recipe, key) for key in self.labels}
@@ -52,15 +59,24 @@ def load_grid(name: str, overrides: Sequence[str] = (), recipe: str | None = Non
         common = _by_full_key(base, file.settings)
         base = _changed(base, common, "settings")
         plan, labels = _crossed(base, file) if file.axes else _listed(base, file)
+        if file.seeds:
+            require(SEED not in {*common, *labels}, f"{SEED} is set, and the grid has seeds: omit one of them")
         both = [key for key in common if key in labels]
         require(not both, f"{', '.join(both)} is in [settings] and varies too: omit it there")
         _check_names([cell for cell, _ in plan], file.paper)
     base = with_overrides(base, overrides)
     for text in overrides:
         key = full_key(base, text.partition("=")[0].lstrip("-").replace("-", "_"))
+        require(key != SEED or not file.seeds, f"'{text}': this grid has seeds = {file.seeds}")
         require(key not in labels, f"'{text}': this grid varies {key}, so it cannot be set for all cells")
     with errors_in(path):
-        cells = [Cell(cell, _changed(base, settings, f"cell {cell}")) for cell, settings in plan]
+        cells = []
+        for name, settings in plan:
+            if not file.seeds:
+                cells.append(Cell(name, _changed(base, settings, f"cell {name}")))
+            for seed in file.seeds:
+                seeded = _changed(base, settings | {SEED: seed}, f"cell {name}")
+                cells.append(Cell(f"{name}-seed-{seed}", seeded, name))
         for one, other in itertools.combinations(cells, 2):
             require(one.recipe != other.recipe, f"the cells {one.name} and {other.name} have the same settings")
     measured = replace(file.evaluation, **{key: value for key, value in evaluation.items() if value is not None})

@@ -16,7 +16,9 @@ def grid_chart(grid: Grid, results: Results) -> Any:
     places: dict[str, int] = {}  # on the x axis, by their label
     lines: dict[str, list[tuple[int, float, float]]] = {}  # place, accuracy and interval of the points, by line
     for cell in grid.cells:
-        row, column = map(shown, grid.varied(cell).values()) if first else ("", cell.name)
+        row, column = map(shown, grid.varied(cell).values()) if first else ("", cell.group or cell.name)
+        if cell.group:
+            row, column = f"seed {cell.recipe.training.seed}", cell.group
         place, line = places.setdefault(column, len(places)), f"{first} {row}".strip() or "accuracy"
         ours, paper = lines.setdefault(line, []), lines.setdefault(f"{line}, paper", [])
         if cell.name in results and (found := results[cell.name].evaluation):

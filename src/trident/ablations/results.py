@@ -40,6 +40,7 @@ class Result:
     error: str | None
     device: str
     trident: str = trident.__version__
+    hits: str | None = None  # queries that are right in each task, see measuring/hits.py
 
 
 def read_results(grid: Grid, out: Path) -> dict[str, Result]:

@@ -22,6 +22,7 @@ from trident.learning.checkpoint import LAST, Checkpoint, load_checkpoint
 from trident.learning.run_start import check_run, resume_run, start_run
 from trident.learning.training import Observer, train
 from trident.measuring.evaluate import evaluate
+from trident.measuring.hits import hits_of, packed
 from trident.measuring.validation import validate
 from trident.progress import Progress
 from trident.recipes.loading import recipe_values
@@ -121,6 +122,7 @@ class GridRun:
             protocol=evaluation.describe_protocol() if evaluation else None,
             error=error,
             device=self.device,
+            hits=packed(hits_of(evaluation.predictions)) if evaluation else None,
         )
         with atomic_file(folder / RESULT) as file:
             file.write((json.dumps(asdict(result), indent=1, ensure_ascii=False) + "\n").encode())

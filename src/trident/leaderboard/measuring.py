@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-import numpy as np
 import torch
 
 import trident
@@ -15,11 +14,12 @@ from trident.engines.execution import device_name
 from trident.files import short_digest
 from trident.leaderboard.boards import CONDITIONS, TASKS_ALONE, Board
 from trident.leaderboard.field import Row
-from trident.leaderboard.results import Measured, packed
+from trident.leaderboard.results import Measured
 from trident.leaderboard.subjects import Features, always_alone, checkpoint_of, n_parameters, under, with_features
 from trident.learning.checkpoint import Checkpoint
 from trident.measuring.calibration import calibration, fit_temperature
 from trident.measuring.evaluate import Evaluation, evaluate
+from trident.measuring.hits import hits_of, packed
 from trident.progress import Progress
 
 FITTING_TASKS = 200
@@ -66,7 +66,7 @@ def measure(
             ece=calibration(result.predictions, temperature).ece,
             temperature=temperature,
             tasks=n_tasks,
-            hits=packed(_hits(result)),
+            hits=packed(hits_of(result.predictions)),
             milliseconds=1000 * seconds / n_tasks,
             device=device_name(device),
             parameters=n_parameters(whole),
@@ -86,9 +86,3 @@ def identity(whole: Checkpoint) -> dict[str, Any]:
         "digest": short_digest(file) if file else None,
         "method": asdict(whole.recipe.method),
     }
-
-
-def _hits(result: Evaluation) -> np.ndarray:
-    """How many queries of each task are right: (task,)."""
-    predictions = result.predictions
-    return np.asarray((predictions.log_probabilities.argmax(2) == predictions.labels).sum(1))

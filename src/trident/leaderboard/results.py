@@ -1,6 +1,5 @@
 """The kept results: one JSON file for each row, and what can be said about two rows on the same tasks."""
 
-import base64
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,11 +7,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from trident.errors import TridentError
 from trident.files import atomic_file
 from trident.measuring.evaluate import mean_and_interval
+from trident.measuring.hits import unpacked
 
 FOLDER = Path(__file__).with_name("results")
 
@@ -26,7 +24,7 @@ class Measured:
     ece: float  # with the temperature
     temperature: float  # fitted on balanced tasks of the validation classes
     tasks: int
-    hits: str  # queries that are right in each task, see `packed`
+    hits: str  # queries that are right in each task, see measuring/hits.py
     milliseconds: float  # for a task, features computed beforehand left out; on a CPU of computing time
     device: str
     parameters: int  # the backbone's included
@@ -37,15 +35,6 @@ class Measured:
 
 
 Results = dict[str, dict[str, Measured]]  # by board and condition
-
-
-def packed(counts: np.ndarray) -> str:
-    """Numbers from 0 to 65,535 as text."""
-    return base64.b64encode(counts.astype("<u2").tobytes()).decode()
-
-
-def unpacked(text: str) -> np.ndarray:
-    return np.frombuffer(base64.b64decode(text), "<u2").astype(np.int64)
 
 
 def difference(one: Measured, other: Measured, n_queries: int) -> tuple[float, float] | None:

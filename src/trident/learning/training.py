@@ -206,6 +206,7 @@ def training_source(recipe: Recipe, store: ImageStore, device: torch.device | st
         training.model.noise_shapes(training.episode, 1),
         settings.seed,
         "train",
+        sampled=settings.noise,
         device=device,
         augmentation=settings.augmentation,
         with_training_classes=recipe.method.n_training_classes > 0,

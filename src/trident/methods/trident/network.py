@@ -117,7 +117,8 @@ class Network(Parts):
         if self.attfex is not None:
             of_task = TaskFeatures(label_features, task.support_labels, task.n_way)
             target_features = target_features * self.attfex(parameters, of_task)
-        label = self.label_head(parameters, torch.cat([target_features.flatten(2), z_semantic], 2))
+        evidence = [target_features.flatten(2), *([z_semantic] if self.method.label_reads_semantic else [])]
+        label = self.label_head(parameters, torch.cat(evidence, 2))
         return Latents(semantic, label, z_semantic, label.sample(noise("label")), n_context)
 
     # Classification and reconstruction.

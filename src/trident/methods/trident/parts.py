@@ -47,7 +47,7 @@ class Parts(InnerLoopModel):
     @property
     def label_head(self) -> GaussianHead:
         s = self.method
-        inputs = self.backbone.n_features + s.semantic_latents
+        inputs = self.backbone.n_features + (s.semantic_latents if s.label_reads_semantic else 0)
         return GaussianHead("label", inputs, s.label_latents, s.initial_log_var, s.log_var_bound)
 
     @property

@@ -30,6 +30,9 @@ class TridentSettings(InnerLoopMethod, ObjectiveSettings, ABC):
         "queries apart (released code), or all of the task",
         after_training=True,
     )
+    label_reads_semantic: bool = setting(
+        True, "z_label is inferred from the image and z_semantic (paper), or from the image alone"
+    )
     classifier_width: int = setting(32, "hidden units between z_label and the logits", most=4096)
     classifier_start: Literal["learned", "prototypes"] = setting(
         "learned", "last layer before adaptation: learned (paper), or made from class means, for any number of classes"
