@@ -13,7 +13,7 @@ from trident.data.glyphs import open_glyphs
 from trident.data.store import class_table, store_in_memory
 from trident.errors import TridentError
 from trident.settings import EpisodeSpec, Protocol
-from trident.tasks.episodes import EpisodeSampler, _share_out, task_generator
+from trident.tasks.episodes import UNLABELLED, EpisodeSampler, _share_out, task_generator
 from trident.tasks.source import ClassSource
 
 STORE = store_in_memory(
@@ -151,3 +151,37 @@ def test_impossible_tasks_are_refused_in_words(spec: EpisodeSpec, split: str, wo
     with pytest.raises(TridentError) as caught:
         EpisodeSampler(STORE, split, spec, Protocol())
     assert all(word in str(caught.value) for word in words)
+
+
+UNLABELLED_SPEC = EpisodeSpec(4, 2, 3, n_unlabelled=5, distractors=2)
+
+
+@pytest.mark.parametrize("order", ["shuffled", "class_sorted"])
+@pytest.mark.parametrize("balance", ["balanced", "dirichlet"])
+def test_unlabelled_images_come_beside_the_same_queries(order: str, balance: str) -> None:
+    protocol = Protocol(query_order=order, balance=balance)  # type: ignore[arg-type]
+    plain = EpisodeSampler(STORE, "test", EpisodeSpec(4, 2, 3), protocol).draw(task_generator(0, "test", 7))
+    found = EpisodeSampler(STORE, "test", UNLABELLED_SPEC, protocol).draw(task_generator(0, "test", 7))
+    np.testing.assert_array_equal(found.support, plain.support)
+    counted = found.query_labels != UNLABELLED
+    pairs = [set(zip(e.query.tolist(), e.query_labels.tolist(), strict=True)) for e in (plain, found)]
+    assert pairs[0] == {pair for pair in pairs[1] if pair[1] != UNLABELLED} and counted.sum() == 12
+    assert len(found.query) == UNLABELLED_SPEC.n_queries == 12 + 6 * 5
+    assert len({*found.support.tolist(), *found.query.tolist()}) == 8 + 42  # no image comes twice
+    per_class = Counter((found.query[~counted] // 40 - 15).tolist())
+    assert set(per_class.values()) == {5} and len(per_class) == 6 and set(plain.classes) < set(per_class)
+    if order == "class_sorted":
+        np.testing.assert_array_equal(found.query[:12], plain.query)
+    else:
+        assert counted[:12].sum() < 12  # mixed
+
+
+def test_impossible_unlabelled_images_are_refused_in_words() -> None:
+    with pytest.raises(TridentError, match=r"distractors is 2: it needs episode.n_unlabelled"):
+        EpisodeSpec(distractors=2)
+    with pytest.raises(TridentError, match="15 test classes, too few for 14-way tasks with 2 distractors"):
+        EpisodeSampler(STORE, "test", EpisodeSpec(14, 1, 1, 1, 2), Protocol())
+    with pytest.raises(TridentError, match=r"5 queries and 40 unlabelled images: 46 are needed"):
+        EpisodeSampler(STORE, "test", EpisodeSpec(2, 1, 5, 40), Protocol())
+    with pytest.raises(TridentError, match=r"a query that is alone has no unlabelled images"):
+        EpisodeSampler(STORE, "test", EpisodeSpec(2, 1, 5, 3), Protocol(queries_at_once="one"))

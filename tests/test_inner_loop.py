@@ -130,6 +130,38 @@ def test_without_inner_steps_the_gradient_is_exact_too(semantic_batch_norm: str,
     assert_exact(learner, start_of(learner), tiny_tasks(), directions=4)
 
 
+@pytest.mark.parametrize(
+    ("start", "batch_norm", "refinements"), [("learned", "transductive", 0), ("prototypes", "support", 1)]
+)
+def test_the_gradient_is_exact_with_unlabelled_images_in_the_inner_steps(
+    start: str, batch_norm: str, refinements: int
+) -> None:
+    changed = {"inner_steps": 2, "classifier_start": start, "refinements": refinements, "unlabelled_weight": 0.5}
+    learner = tiny_learner(batch_norm, **changed)
+    shapes = learner.model.noise_shapes(TINY_EPISODE, 1)
+    generator = torch.Generator().manual_seed(9)
+    batch = tiny_tasks()
+    noise = {name: torch.randn(2, *shape, generator=generator).double() for name, shape in shapes.items()}
+    batch = Batch(replace(batch.task, noise=noise), batch.labels)
+    assert {name for name in shapes if "step" in name} == {f"query/step{i}/{of}" for i in (0, 1) for of in LATENTS}
+    assert_exact(learner, start_of(learner), batch, directions=4)
+
+
+def test_unlabelled_images_change_what_is_adapted_to() -> None:
+    # Without AttFEX and with batch norm's statistics of the support set, only the loss can bring queries in.
+    without, with_them = (
+        tiny_learner("support", attfex="off", inner_steps=2, unlabelled_weight=weight) for weight in (0.0, 0.5)
+    )
+    shapes = with_them.model.noise_shapes(TINY_EPISODE, 1)
+    task = replace(tiny_tasks().task, noise={name: torch.zeros(2, *shape).double() for name, shape in shapes.items()})
+    images = task.images.clone()
+    images[:, task.queries] = images[:, task.queries].flip(2)  # other queries
+    parameters = start_of(without)
+    for learner, same in ((without, True), (with_them, False)):
+        one, other = (learner.adapted(parameters, replace(task, images=of)) for of in (task.images, images))
+        assert torch.equal(one["semantic_encoder.0.weight"], other["semantic_encoder.0.weight"]) == same
+
+
 @pytest.mark.parametrize("inner_steps", [0, 2])
 def test_the_gradient_is_exact_if_z_label_is_inferred_from_the_image_alone(inner_steps: int) -> None:
     learner = tiny_learner(inner_steps=inner_steps, classifier_start="prototypes", label_reads_semantic=False)

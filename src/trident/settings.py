@@ -58,20 +58,42 @@ class EpisodeSpec:
     n_way: int = setting(5, "classes in a task", most=10_000)
     n_shot: int = setting(1, "labelled images of each class", most=10_000)
     n_query: int = setting(10, "images to label, of each class (on average, if unbalanced)", most=10_000)
+    n_unlabelled: int = setting(
+        0,
+        "further images of each class in a measured task: a method sees them as it sees queries, but they do not count",
+        most=10_000,
+    )
+    distractors: int = setting(0, "further classes of a measured task, with unlabelled images only", most=10_000)
 
     def __post_init__(self) -> None:
         require_at_least(self, "episode", 1, "n_way", "n_shot", "n_query")
+        require_at_least(self, "episode", 0, "n_unlabelled", "distractors")
+        require(
+            self.n_unlabelled > 0 or self.distractors == 0,
+            f"episode.distractors is {self.distractors}: it needs episode.n_unlabelled, their images",
+        )
 
     def describe(self) -> str:
         return f"{self.n_way}-way {self.n_shot}-shot"
+
+    def describe_queries(self) -> str:
+        others = f" and of {self.distractors} other classes" if self.distractors else ""
+        unlabelled = f", {self.n_unlabelled} unlabelled images of each class{others}" if self.n_unlabelled else ""
+        return f"{self.n_query} queries per class{unlabelled}"
 
     @property
     def n_support(self) -> int:
         return self.n_way * self.n_shot
 
     @property
-    def n_queries(self) -> int:
+    def n_counted(self) -> int:
+        """Queries whose answers count."""
         return self.n_way * self.n_query
+
+    @property
+    def n_queries(self) -> int:
+        """All images that are classified, the unlabelled ones included."""
+        return self.n_counted + (self.n_way + self.distractors) * self.n_unlabelled
 
     @property
     def n_images(self) -> int:

@@ -65,7 +65,7 @@ def _over_seeds(grid: Grid, results: Results, name: str) -> list[str]:
 def of_tasks(cells: Sequence[Cell], results: Results) -> np.ndarray | None:
     """Accuracies of cells on the same tasks, in percent: (cell, task); of the finished cells only."""
     found = [
-        100 * unpacked(result.hits) / cell.recipe.episode.n_queries
+        100 * unpacked(result.hits) / cell.recipe.episode.n_counted
         for cell in cells
         if (result := results.get(cell.name)) and result.hits
     ]

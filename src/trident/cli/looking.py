@@ -205,6 +205,6 @@ def reconstructions(
     spec = checkpoint.recipe.episode
     print(f"{result.describe()}.")
     print(
-        f"({store.dataset} {split}, {spec.describe()}, {spec.n_query} queries per class, "
+        f"({store.dataset} {split}, {spec.describe()}, {spec.describe_queries()}, "
         f"{checkpoint.recipe.describe_protocol()}, task {task} of seed {seed}; {checkpoint.described()})"
     )

@@ -36,7 +36,7 @@ def made_card(name: str) -> str:
     ]
     if best:
         spec, dataset = recipe.episode, best["protocol"]["dataset"]
-        told = f"{dataset} val, {spec.describe()}, {spec.n_query} queries per class, {recipe.describe_protocol()}, "
+        told = f"{dataset} val, {spec.describe()}, {spec.describe_queries()}, {recipe.describe_protocol()}, "
         told += f"{best['protocol']['tasks']} tasks, 95 % interval, seed {best['protocol']['seed']}"
         lines.append(f"| Accuracy, which chose these weights | validation | {told} | {_figure(best)} % |")
     for row in rows().values():

@@ -147,7 +147,7 @@ def decoupling(
             f"{scored} of {tasks} tasks have one, and an interval needs two"
         )
     protocol = (
-        f"{store.dataset} {split}, {recipe.episode.describe()}, {recipe.episode.n_query} queries per class, "
+        f"{store.dataset} {split}, {recipe.episode.describe()}, {recipe.episode.describe_queries()}, "
         f"{recipe.describe_protocol()}, {scored} tasks, 95 % interval, seed {seed}"
     )
     arrays = {name: np.array(scores[name]) for name in LATENTS}  # (task, 2): before and after

@@ -16,6 +16,7 @@ from trident.measuring.subject import Measurable, Prepared, Subject, subject_of
 from trident.progress import Progress, StoppedError
 from trident.settings import EpisodeSpec, Protocol
 from trident.spread.processes import ALONE, Processes, shared
+from trident.tasks.episodes import UNLABELLED
 from trident.tasks.task import Batch
 
 
@@ -59,7 +60,7 @@ class Evaluation:
     def describe_protocol(self) -> str:
         spec = self.episode
         return (
-            f"{one_line(self.dataset)} {self.split}, {spec.describe()}, {spec.n_query} queries per class, "
+            f"{one_line(self.dataset)} {self.split}, {spec.describe()}, {spec.describe_queries()}, "
             f"{self.subject.describe_protocol()}, {self.tasks} tasks, 95 % interval, seed {self.seed}"
         )
 
@@ -188,11 +189,18 @@ def _predicted(prepared: Prepared, chunks: list[range]) -> Iterator[Found]:
     def predicted(batch: Batch) -> Found:
         found = prepared.log_probabilities(batch.task)
         assert found.shape[:2] == batch.labels.queries.shape
-        return found.double().cpu().numpy(), batch.labels.queries.cpu().numpy()
+        return _counted(found.double().cpu().numpy(), batch.labels.queries.cpu().numpy())
 
     if prepared.in_parallel and not source.images.gathers:
         return side_by_side(lambda indices: predicted(source.batch(indices)), chunks, source.device)
     return map(predicted, source.in_turn(chunks))
+
+
+def _counted(log_probabilities: np.ndarray, labels: np.ndarray) -> Found:
+    """Those of the queries, without the unlabelled images between them."""
+    counted = labels != UNLABELLED  # (task, image); as many in every task
+    tasks, _, n_way = log_probabilities.shape
+    return log_probabilities[counted].reshape(tasks, -1, n_way), labels[counted].reshape(tasks, -1)
 
 
 def chunks_of(tasks: int, at_once: int) -> list[range]:

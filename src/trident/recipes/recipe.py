@@ -51,6 +51,8 @@ class Recipe:
             episode,
             n_way=episode.n_way if own.task_ways is None else own.task_ways,
             n_query=episode.n_query if own.task_queries is None else own.task_queries,
+            n_unlabelled=0,
+            distractors=0,
         )
         # Running statistics are gathered in training, which itself normalises with those of the batch, as usual.
         gathers = self.protocol.batch_norm == "running"

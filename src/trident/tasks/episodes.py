@@ -21,13 +21,16 @@ from trident.settings import EpisodeSpec, Protocol
 STREAMS = {"train": 1, "val": 2, "test": 3, "train-evaluation": 4, "selection": 5, "temperature": 6}
 
 
+UNLABELLED = -1
+
+
 class Episode(NamedTuple):
     """Indices into the store. Support images are sorted by class; the protocol decides the query order."""
 
     support: np.ndarray  # (n_support,) int64
     support_labels: np.ndarray  # (n_support,) int64 in 0 .. n_way - 1
     query: np.ndarray  # (n_queries,) int64
-    query_labels: np.ndarray  # (n_queries,) int64
+    query_labels: np.ndarray  # (n_queries,) int64; UNLABELLED for images that do not count
     classes: np.ndarray  # (n_way,) int64: indices among the classes of the split
 
 
@@ -48,26 +51,32 @@ class EpisodeSampler:
 
     def __post_init__(self) -> None:
         classes = self.store.classes_of(self.split)
-        if len(classes) < self.spec.n_way:
+        if len(classes) < self.spec.n_way + self.spec.distractors:
+            others = f" with {self.spec.distractors} distractors" if self.spec.distractors else ""
             raise TridentError(
                 f"{self.store.dataset} has {len(classes)} {self.split} classes, too few for {self.spec.n_way}-way tasks"
+                + others
             )
-        needed = self.spec.n_shot + (self.spec.n_query if self.protocol.balance == "balanced" else 1)
+        if self.spec.n_unlabelled and self.protocol.queries_at_once == "one":
+            raise TridentError("protocol.queries_at_once is 'one': a query that is alone has no unlabelled images")
+        unlabelled = self.spec.n_unlabelled
+        needed = self.spec.n_shot + unlabelled + (self.spec.n_query if self.protocol.balance == "balanced" else 1)
         smallest = min(classes, key=lambda entry: entry.count)
         if smallest.count < needed:
+            more = f" and {unlabelled} unlabelled images" if unlabelled else ""
             raise TridentError(
                 f"class '{smallest.name}' of {self.store.dataset} has {smallest.count} images, too few for "
-                f"{self.spec.n_shot}-shot tasks with {self.spec.n_query} queries: {needed} are needed"
+                f"{self.spec.n_shot}-shot tasks with {self.spec.n_query} queries{more}: {needed} are needed"
             )
         if self.protocol.balance == "one_absent" and self.spec.n_way < 2:
             raise TridentError("protocol.balance is 'one_absent': tasks need at least 2 classes")
         if self.protocol.balance != "balanced":
             n_present = self.spec.n_way - (self.protocol.balance == "one_absent")
-            room = sum(sorted(entry.count - self.spec.n_shot for entry in classes)[:n_present])
-            if room < self.spec.n_queries:
+            room = sum(sorted(entry.count - self.spec.n_shot - unlabelled for entry in classes)[:n_present])
+            if room < self.spec.n_counted:
                 raise TridentError(
                     f"the smallest {n_present} {self.split} classes of {self.store.dataset} leave {room} images "
-                    f"for queries, too few for {self.spec.n_queries}"
+                    f"for queries, too few for {self.spec.n_counted}"
                 )
         object.__setattr__(self, "classes", classes)
 
@@ -79,20 +88,45 @@ class EpisodeSampler:
             counts = [spec.n_query] * spec.n_way
         else:
             proportions = self._proportions(generator)
-            room = [(entry.count - spec.n_shot) * (share > 0) for entry, share in zip(chosen, proportions, strict=True)]
-            counts = _share_out(spec.n_queries, proportions, room)
-        support, query = [], []
+            free = [entry.count - spec.n_shot - spec.n_unlabelled for entry in chosen]
+            room = [count * (share > 0) for count, share in zip(free, proportions, strict=True)]
+            counts = _share_out(spec.n_counted, proportions, room)
+        support, query, unlabelled = [], [], []
         for entry, count in zip(chosen, counts, strict=True):
             places = entry.start + generator.permutation(entry.count)
             support.append(places[: spec.n_shot])
             query.append(places[spec.n_shot : spec.n_shot + count])
+            unlabelled.append(places[spec.n_shot + count :][: spec.n_unlabelled])
         ways = np.arange(spec.n_way)
         query_places, query_labels = np.concatenate(query), np.repeat(ways, counts)
         # Drawn for both query orders, so that all later draws are the same.
-        permutation = generator.permutation(spec.n_queries)
+        permutation = generator.permutation(spec.n_counted)
         if self.protocol.query_order == "shuffled":
             query_places, query_labels = query_places[permutation], query_labels[permutation]
+        if spec.n_unlabelled:
+            query_places, query_labels = self._among_unlabelled(
+                query_places, query_labels, unlabelled, classes, generator
+            )
         return Episode(np.concatenate(support), np.repeat(ways, spec.n_shot), query_places, query_labels, classes)
+
+    def _among_unlabelled(
+        self,
+        query_places: np.ndarray,
+        query_labels: np.ndarray,
+        unlabelled: list[np.ndarray],
+        classes: np.ndarray,
+        generator: np.random.Generator,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The queries with unlabelled images between them, or after them if the queries are sorted by class."""
+        (own,) = generator.spawn(1)  # so that the queries are the same as without unlabelled images
+        others = np.setdiff1d(np.arange(len(self.classes)), classes)
+        for i in own.choice(others, self.spec.distractors, replace=False):
+            entry = self.classes[i]
+            unlabelled.append(entry.start + own.permutation(entry.count)[: self.spec.n_unlabelled])
+        places = np.concatenate([query_places, *unlabelled])
+        labels = np.concatenate([query_labels, np.full(len(places) - len(query_places), UNLABELLED)])
+        order = own.permutation(len(places)) if self.protocol.query_order == "shuffled" else np.arange(len(places))
+        return places[order], labels[order]
 
     def _proportions(self, generator: np.random.Generator) -> np.ndarray:
         """The classes' shares of the queries."""

@@ -22,7 +22,7 @@ from trident.backbones.conv4 import first_layer_input
 from trident.methods.inner_loop import Encodings, Evaluated, Target
 from trident.methods.trident.latents import Inferred, Latents
 from trident.methods.trident.objective import evidence_lower_bound
-from trident.methods.trident.parts import Parts
+from trident.methods.trident.parts import Parts, inner_draw
 from trident.nn.activation import activate
 from trident.nn.attfex import TaskFeatures
 from trident.nn.batch_norm import BatchNormStatistics
@@ -76,11 +76,11 @@ class Network(Parts):
         parameters: Parameters,
         task: Task,
         target: Target,
-        draw: int,
+        draw: int | str,
         statistics: BatchNormStatistics,
         encodings: Encodings | None = None,
     ) -> tuple[Latents, Parameters]:
-        """Latents of one set, with draw number `draw` of its noise, and the encoders' batch-norm statistics."""
+        """Latents of one set, with draw `draw` of its noise, and the encoders' batch-norm statistics."""
         context = self.has_context(target, statistics)
         rows = slice(None) if context else _rows(task, target)
         if encodings is not None:
@@ -98,7 +98,7 @@ class Network(Parts):
         label_features: Tensor,  # (task, n_images, h, w, channel), of all images
         task: Task,
         target: Target,
-        draw: int,
+        draw: int | str,
         context: bool,
     ) -> Latents:
         """q(z_semantic | x), then q(z_label | x, z_semantic), from the encoders' features of x.
@@ -172,24 +172,43 @@ class Network(Parts):
         images, more = self.decode(parameters, latents, statistics)
         squared_error = (images - task.pixels[:, _rows(task, target)]).square().sum((2, 3, 4)).mean(1)
         inferred = self.inferred(parameters, latents, task, squared_error, labels)
-        return Evaluated(evidence_lower_bound(inferred, self.method), inferred.logits, seen | more)
+        losses = evidence_lower_bound(inferred, self.method)
+        if target == "support" and self.method.unlabelled_weight:
+            losses["total"] = losses["total"] + self.unlabelled_loss(parameters, task, draw, statistics)
+        return Evaluated(losses, inferred.logits, seen | more)
+
+    def unlabelled_loss(self, parameters: Parameters, task: Task, step: int, statistics: BatchNormStatistics) -> Tensor:
+        """What the images without labels add to the loss of an inner step: (task,)."""
+        latents, _ = self.infer(parameters, task, "query", inner_draw(step), statistics)
+        images, _ = self.decode(parameters, latents, statistics)
+        squared_error = (images - task.pixels[:, task.queries]).square().sum((2, 3, 4)).mean(1)
+        label_kl, semantic_kl = (divergence.mean(1) for divergence in self.divergences(parameters, latents))
+        terms = {"reconstruction": squared_error, "label_kl": label_kl, "semantic_kl": semantic_kl}
+        total = torch.stack([self.method.weight(name) * term for name, term in terms.items()]).sum(0)
+        return self.method.unlabelled_weight * total
+
+    def divergences(self, parameters: Parameters, latents: Latents) -> tuple[Tensor, Tensor]:
+        """Of q(z_label) and of q(z_semantic) of the target images from their priors: (task, image) each."""
+        first = latents.n_context
+        label, semantic = (Gaussian(*(x[:, first:] for x in of)) for of in (latents.label, latents.semantic))
+        return (
+            self.label_prior.divergence(parameters, label, latents.z_label[:, first:]),
+            self.semantic_prior.divergence(parameters, semantic, latents.z_semantic[:, first:]),
+        )
 
     def inferred(
         self, parameters: Parameters, latents: Latents, task: Task, squared_error: Tensor, labels: Labels | None
     ) -> Inferred:
         """All inputs of the terms of the loss. Without labels: those of the support set."""
-        first = latents.n_context
-        label, semantic = (Gaussian(*(x[:, first:] for x in of)) for of in (latents.label, latents.semantic))
         head, training_class_logits = self.training_class_head, None
         if head is not None:
-            training_class_logits = head(parameters, self._hidden(parameters, latents.z_label[:, first:]))
+            training_class_logits = head(parameters, self._hidden(parameters, latents.z_label[:, latents.n_context :]))
         return Inferred(
             latents,
             self.classify(parameters, latents, task),
             task.support_labels if labels is None else labels.queries,
             squared_error,
-            self.label_prior.divergence(parameters, label, latents.z_label[:, first:]),
-            self.semantic_prior.divergence(parameters, semantic, latents.z_semantic[:, first:]),
+            *self.divergences(parameters, latents),
             training_class_logits,
             None if labels is None else labels.training_classes,
         )

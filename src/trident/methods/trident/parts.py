@@ -1,5 +1,6 @@
 """The parts of TRIDENT's network: its layers, their parameters, and the noise that it needs."""
 
+import re
 from dataclasses import dataclass
 
 import torch
@@ -130,14 +131,18 @@ class Parts(InnerLoopModel):
     def noise_shapes(self, episode: EpisodeSpec, predictions: int) -> NoiseShapes:
         s = self.method
         # The start from prototypes needs noise even without inner steps.
-        draws = [("support", i, episode.n_support) for i in range(max(1, s.inner_steps))]
+        draws: list[tuple[str, int | str, int]] = [
+            ("support", i, episode.n_support) for i in range(max(1, s.inner_steps))
+        ]
         draws += [("query", i, episode.n_queries) for i in range(predictions)]
+        if s.unlabelled_weight:
+            draws += [("query", inner_draw(i), episode.n_queries) for i in range(s.inner_steps)]
         sizes = {"semantic": s.semantic_latents, "label": s.label_latents}
         return {f"{of}/{i}/{latent}": (n, size) for of, i, n in draws for latent, size in sizes.items()}
 
     def n_draws(self, task: Task) -> int:
-        """How many draws of the queries' noise the tasks contain."""
-        return sum(name.startswith("query/") and name.endswith("/label") for name in task.noise)
+        """How many draws of the queries' noise the tasks contain, for predictions."""
+        return sum(bool(re.fullmatch(r"query/\d+/label", name)) for name in task.noise)
 
     @property
     def _unit(self) -> bool:
@@ -147,3 +152,8 @@ class Parts(InnerLoopModel):
     def _scale(self) -> str:
         """Two names, because a scale learned for one kind of features is useless for the other."""
         return "classifier.unit_scale" if self._unit else "classifier.scale"
+
+
+def inner_draw(step: int) -> str:
+    """The name of the draw of the queries' noise for an inner step."""
+    return f"step{step}"

@@ -62,6 +62,12 @@ class TridentSettings(InnerLoopMethod, ObjectiveSettings, ABC):
     log_var_bound: float | None = setting(None, "squash log-variances smoothly into (-bound, bound); 'none' does not")
     label_prior: str = setting("standard_normal", "prior of z_label, one of methods/trident/priors.py")
     semantic_prior: str = setting("standard_normal", "prior of z_semantic, likewise")
+    unlabelled_weight: float = setting(
+        0.0,
+        "weight, in the inner steps, of the evidence lower bound of the queries and unlabelled images, without the "
+        "term of their labels",
+        True,
+    )
     refinements: int = setting(
         0,
         "rounds, after the inner steps, in which prototypes are recomputed with the queries' soft labels",
@@ -75,7 +81,12 @@ class TridentSettings(InnerLoopMethod, ObjectiveSettings, ABC):
         self.check_weights()
         widths = ("label_latents", "semantic_latents", "semantic_channels", "classifier_width")
         require_at_least(self, "method", 1, *widths, "attfex_width_m", "attfex_width_n")
-        require_at_least(self, "method", 0, "training_classes", "refinements", "training_refinements")
+        counts = ("training_classes", "refinements", "training_refinements")
+        require_at_least(self, "method", 0, *counts, "unlabelled_weight")
+        require(
+            self.inner_steps > 0 or not self.unlabelled_weight,
+            "method.unlabelled_weight needs method.inner_steps: without inner steps there is no loss at test",
+        )
         require(
             self.initial_log_var is None or math.isfinite(self.initial_log_var),
             f"method.initial_log_var is {self.initial_log_var}: it must be finite, or 'none'",
@@ -120,7 +131,11 @@ class TridentSettings(InnerLoopMethod, ObjectiveSettings, ABC):
     def describe(self) -> str:
         rounds = f", {self.refinements} refinement{'' if self.refinements == 1 else 's'}" if self.refinements else ""
         whole = ", semantic batch norm over the task" if self.semantic_batch_norm == "task" else ""
-        return super().describe() + rounds + whole
+        unlabelled = f" with unlabelled images (weight {self.unlabelled_weight:g})" if self.unlabelled_weight else ""
+        return super().describe() + unlabelled + rounds + whole
+
+    def why_not_fused(self) -> str | None:
+        return "it takes inner steps on the support set alone" if self.unlabelled_weight else None
 
     def channels(self, backbone: Conv4Backbone) -> set[int]:
         return {backbone.channels, self.semantic_channels or backbone.channels}
