@@ -1,5 +1,6 @@
 """What holds for all classic heads: gradients, extreme features, settings, golden numbers."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ from trident.tasks.task import Labels, Task
 @heads
 def test_gradients(name: str) -> None:
     method = CLASSICS[name]
-    model = method.model(TINY_BACKBONE, TINY_EPISODE)
+    model = method.model(replace(TINY_BACKBONE, branches=getattr(method, "branches", 1)), TINY_EPISODE)
     check_gradient(imported(method.learners["plain"])(model), doubles(initial(model, 1)), training_batch(method))
 
 

@@ -17,6 +17,7 @@ from trident.learning.checkpoint import load_checkpoint, save_checkpoint, sharea
 from trident.learning.run_start import start_run
 from trident.methods.matching import MatchingNetwork
 from trident.methods.protonet import ProtoNet
+from trident.recipes.loading import flat_values, load_recipe
 from trident.weights import weight_names, weights_file
 
 names = pytest.mark.parametrize("name", weight_names())
@@ -44,6 +45,20 @@ def test_weights_are_whole_small_and_say_nothing_of_the_machine_they_came_from(n
         provenance = json.dumps(json.loads(file.metadata()["trident"])["provenance"])
     for path in ("/tmp", "/work", "/home", "/root", "\\\\"):
         assert path not in provenance
+
+
+BEFORE_STAGES = {"mini-5w1s-set", "mini-5w5s-set"}  # their second stage was a command of its own
+FREE = {"training.save_every", "training.log_every"}  # they change no weight
+
+
+@names
+def test_weights_were_made_by_the_recipe_of_their_name(name: str) -> None:
+    order = {"sorted": ["protocol.query_order=class_sorted"]}.get(name.rpartition("-paper-")[2], [])
+    inside, shipped = (
+        flat_values(recipe) for recipe in (load_checkpoint(name).recipe, load_recipe(recipe_of(name), order))
+    )
+    differ = {key for key in inside | shipped if inside.get(key) != shipped.get(key)} - FREE
+    assert differ == ({"training.start_from"} if name in BEFORE_STAGES else set())
 
 
 @names
