@@ -52,7 +52,7 @@ LEARNS = {  # after so many steps more than this
     "glyphs-vampire": (20, 64.0),
     "glyphs-versa": (60, 60.0),
 }
-QUICK = ("glyphs-matching", "glyphs-feat")
+QUICK = ("glyphs-feat",)
 
 
 @pytest.mark.parametrize(

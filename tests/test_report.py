@@ -38,6 +38,9 @@ name = "protonet"
 """
 
 
+pytestmark = pytest.mark.slow  # a report measures a run in every way that there is
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
     """A folder with two small runs and the report of the first, made once for all test processes."""
@@ -122,7 +125,6 @@ OUTSIDE_ITS_FIGURE = """() => [...document.querySelectorAll('figure svg')].flatM
 })"""
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [400, 768, 1400])
 def test_a_report_looks_right_in_a_browser(folder: Path, browser: Any, width: int, scheme: str) -> None:

@@ -1,5 +1,6 @@
 """Recipes and training: `trident recipes`, `params` and `train`."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -28,6 +29,14 @@ if TYPE_CHECKING:
     from trident.recipes.recipe import Recipe
 
 
+HEADINGS = {  # of the list of recipes, by how their names begin
+    "features": "Methods on features of a frozen network, with little or nothing to train",
+    "glyphs": "The embedded glyphs, minutes on a laptop",
+    "mini": "miniImageNet",
+    "tiered": "tieredImageNet",
+}
+
+
 @app.command(short_help="List the recipes, or explain one.")
 def recipes(name: Annotated[str | None, typer.Argument(help="A recipe: show all its settings.")] = None) -> None:
     """List the recipes, or show every setting of one with its meaning."""
@@ -35,8 +44,11 @@ def recipes(name: Annotated[str | None, typer.Argument(help="A recipe: show all 
 
     if name is None:
         width = max(map(len, recipe_names()))
-        for known in recipe_names():
-            print(f"{known:{width}} {read_recipe(known)[0]['summary']}")
+        for kind, names in itertools.groupby(recipe_names(), lambda known: known.partition("-")[0]):
+            print(f"{HEADINGS[kind]}:\n")
+            for known in names:
+                print(f"  {known:{width}} {read_recipe(known)[0]['summary']}")
+            print()
         return
     from trident.cli.settings import print_settings
     from trident.recipes.loading import load_recipe

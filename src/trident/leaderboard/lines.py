@@ -8,6 +8,7 @@ from trident.backbones.frozen import FrozenBackbone
 from trident.leaderboard.boards import BOARDS, Board
 from trident.leaderboard.field import Row, rows
 from trident.leaderboard.results import FOLDER, Measured, difference, read
+from trident.learning.stages import PREFIX as STAGE
 from trident.recipes.files import recipe_names
 
 REFERENCE = "simpleshot"  # differences are to this row: nearest class means on the features that most rows share
@@ -45,7 +46,8 @@ class Line:
         if isinstance(recipe.backbone, FrozenBackbone):
             return "frozen"
         start = recipe.training.start_from
-        told = ["own" if start is None else f"own, from {start}"]
+        own = start is None or start.startswith(STAGE)  # an earlier stage of the same training is its own
+        told = ["own" if own else f"own, from {start}"]
         if isinstance(recipe.backbone, Conv4Backbone) and recipe.backbone.activation == "leaky_relu":
             told.append("LeakyReLU")
         if self.row.batch_norm == "transductive":
