@@ -1,6 +1,7 @@
 """What a grid file means, and what is wrong with one."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ from ablation_grids import TINY_GRID, TINY_RECIPE, Ablate_command, grid_file, mo
 from conftest import assert_one_line_error
 from trident.ablations.files import grid_names
 from trident.ablations.grid import Grid, load_grid
+from trident.ablations.plot import grid_chart
 from trident.ablations.results import Measured, Result
-from trident.ablations.tables import table_rows
+from trident.ablations.tables import as_values, table_rows
 from trident.measuring.hits import packed
 from trident.recipes.loading import setting_of
 
@@ -121,9 +123,15 @@ def test_the_table_of_a_grid_with_seeds_pairs_its_means_by_task(tmp_path: Path) 
     heading, whole, large = table_rows(grid, results)
     assert heading == ["cell", "channels", "accuracy", "by seed", "difference from whole", "parameters", "meta-updates"]
     assert whole[2:5] == ["50.00 ± 0.00", "33.33 / 66.67", "-"]
-    assert large[2:5] == ["66.67 ± 0.00", "72.22 / 61.11", "+16.67 ± 0.00"]  # 4 of 6 in every task, on average
-    unfinished = {name: result for name, result in results.items() if name.startswith("large")}
-    assert [row[4] for row in table_rows(grid, unfinished)[1:]] == ["-", "-"]
+    assert large[2:5] == ["66.67 ± 0.00", "72.22 / 61.11", "+16.67 ± 0.00 (+38.89 / -5.56)"]  # 4 of 6 on average
+    del results["whole-seed-3"]
+    results["large-seed-5"] = replace(results["large-seed-5"], evaluation=None, hits=None, error="not finite")
+    assert [row[2:5] for row in table_rows(grid, results)[1:]] == [
+        ["-", "- / 66.67", "-"],
+        ["-", "72.22 / failed", "-"],
+    ]
+    assert as_values(grid, results)["cells"][3]["group"] == "large"
+    assert grid_chart(grid, results) is not None
 
 
 def test_many_varied_settings_share_a_column() -> None:

@@ -268,3 +268,12 @@ def test_the_default_has_the_batch_norm_that_the_model_is_meant_for() -> None:
     assert rows.pop("transductive batch norm") == "transductive"
     assert rows.pop("support batch norm") == "support"
     assert set(rows.values()) == {"running"} and "running batch norm" not in rows
+
+
+def test_an_audit_with_unlabelled_images_leaves_single_queries_out() -> None:
+    recipe = replace(TINY_RECIPE, method=replace(TINY_METHOD, attfex="off"), episode=EpisodeSpec(3, 1, 2, 2, 1))
+    checkpoint = Checkpoint(recipe, recipe.initial(0), recipe.model.initial_running(), 0)
+    found = audit(checkpoint, tiny_store(), split="train", tasks=2, seed=0)
+    names = [row.name for row in found.rows]
+    assert "one query at a time" not in names and "default" in names
+    assert "2 unlabelled images of each class and of 1 other classes" in found.rows[0].evaluation.describe_protocol()

@@ -16,6 +16,7 @@ from trident.errors import TridentError
 from trident.learning.checkpoint import load_checkpoint
 from trident.methods.ensemble import Ensemble
 from trident.methods.maml import Maml
+from trident.methods.relation_network import RelationNetwork
 from trident.methods.soft_kmeans import SoftKMeans
 from trident.nn.batch_norm import BatchNormStatistics
 from trident.nn.parameters import Parameters, for_each_task
@@ -129,7 +130,8 @@ def test_it_predicts_by_soft_k_means_on_unit_features_of_all_branches() -> None:
     unit = torch.cat([F.normalize(part, dim=2) for part in features.chunk(2, 2)], 2)
     torch.testing.assert_close(method.head({}, features, task), SoftKMeans(rounds=3).head({}, unit, task))
     scaled = torch.cat([5 * features[:, :, :6], features[:, :, 6:]], 2)  # no branch counts more than another
-    torch.testing.assert_close(method.head({}, scaled, task), method.head({}, features, task))
+    for used in (method, method.for_few_queries()):
+        torch.testing.assert_close(used.head({}, scaled, task), used.head({}, features, task))
 
 
 def test_a_training_goes_on_where_it_stopped(tmp_path: Path) -> None:
@@ -148,5 +150,7 @@ def test_numbers_of_branches_that_do_not_fit_are_errors() -> None:
         Ensemble(training_classes=5, branches=2).model(backbone, EPISODE)
     with pytest.raises(TridentError, match=r"backbone.branches is 3: it must be 1 for MAML"):
         Maml().model(backbone, EPISODE)
+    with pytest.raises(TridentError, match=r"backbone.branches is 3: it must be 1 for Relation Network"):
+        RelationNetwork().model(backbone, EPISODE)
     with pytest.raises(TridentError, match="branches is 0"):
         Conv4Backbone(branches=0)

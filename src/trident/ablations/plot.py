@@ -12,19 +12,20 @@ from trident.report.figures import COLOURS, MARKERS, new_figure, styled
 @styled
 def grid_chart(grid: Grid, results: Results) -> Any:
     """Accuracies with their intervals. If two settings vary, the first gives the lines, the second the x axis."""
-    first, second = grid.labels.values() if len(grid.labels) == 2 else ("", "")
+    several = bool(grid.cells[0].group)  # seeds
+    first, second = grid.labels.values() if len(grid.labels) == 2 and not several else ("", "")
     places: dict[str, int] = {}  # on the x axis, by their label
     lines: dict[str, list[tuple[int, float, float]]] = {}  # place, accuracy and interval of the points, by line
     for cell in grid.cells:
         row, column = map(shown, grid.varied(cell).values()) if first else ("", cell.group or cell.name)
-        if cell.group:
-            row, column = f"seed {cell.recipe.training.seed}", cell.group
+        if several:
+            row = f"seed {cell.recipe.training.seed}"
         place, line = places.setdefault(column, len(places)), f"{first} {row}".strip() or "accuracy"
         ours, paper = lines.setdefault(line, []), lines.setdefault(f"{line}, paper", [])
         if cell.name in results and (found := results[cell.name].evaluation):
             ours.append((place, found.accuracy, found.ci95))
-        if cell.name in grid.paper_figures:
-            accuracy, interval = grid.paper_figures[cell.name]
+        if (cell.group or cell.name) in grid.paper_figures:
+            accuracy, interval = grid.paper_figures[cell.group or cell.name]
             paper.append((place, accuracy, interval))
     figure, axes = new_figure(8, 5.5)
     for number, (label, points) in enumerate(lines.items()):

@@ -1,6 +1,6 @@
 """A grid's results as a table, and as plain values for JSON, with the paper's results if there are any."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -25,7 +25,8 @@ def table_rows(grid: Grid, results: Results) -> list[list[str]]:
     varied = ["changed"] if listed else list(grid.labels.values())
     rows = [["cell", *varied, "accuracy", *compared, *paper, "parameters", "meta-updates"]]
     for name, cells in _groups(grid).items():
-        cell, result, figures = cells[0], results.get(cells[0].name), grid.paper_figures.get(name)
+        cell, figures = cells[0], grid.paper_figures.get(name)
+        result = next((results[one.name] for one in cells if one.name in results), None)
         measured = result.evaluation if result else None
         accuracy = f"{measured.accuracy:.2f} ± {measured.ci95:.2f}" if measured else "failed" if result else "-"
         if whole:
@@ -48,28 +49,40 @@ def _groups(grid: Grid) -> dict[str, list[Cell]]:
 
 
 def _over_seeds(grid: Grid, results: Results, name: str) -> list[str]:
-    """Mean accuracy over the seeds, the accuracy of each, and how much the mean is above that of the first group."""
+    """Mean accuracy over the seeds, the accuracy of each, and how much the mean is above that of the first group.
+
+    A mean over some of the seeds could not be compared with others, so it needs all of them.
+    """
     groups = _groups(grid)
-    of_each = {group: of_tasks(groups[group], results) for group in (name, grid.cells[0].group)}
-    own, first = of_each[name], of_each[grid.cells[0].group]
-    if own is None:
-        return ["-"] * 3
-    mean, interval = mean_and_interval(own.mean(0))
-    by_seed = " / ".join(f"{accuracy:.2f}" for accuracy in own.mean(1))
-    difference = "-"
-    if first is not None and first is not own and first.shape[1] == own.shape[1]:
-        difference = "{:+.2f} ± {:.2f}".format(*mean_and_interval(own.mean(0) - first.mean(0)))
-    return [f"{mean:.2f} ± {interval:.2f}", by_seed, difference]
+    own, first = groups[name], groups[grid.cells[0].group]
+    found = {cell.name: _of_tasks(cell, results) for cell in (*own, *first)}  # (task,) each
+    each = [found[cell.name] for cell in own]
+    by_seed = " / ".join(
+        f"{accuracies.mean():.2f}" if accuracies is not None else "failed" if cell.name in results else "-"
+        for cell, accuracies in zip(own, each, strict=True)
+    )
+    finished = [accuracies for accuracies in each if accuracies is not None]
+    if len(finished) < len(own):
+        return ["-", by_seed, "-"]
+    mean = "{:.2f} ± {:.2f}".format(*mean_and_interval(np.mean(finished, 0)))
+    others = [accuracies for cell in first if (accuracies := found[cell.name]) is not None]
+    if name == grid.cells[0].group or len(others) < len(first) or _tasks(own[0]) != _tasks(first[0]):
+        return [mean, by_seed, "-"]
+    differences = np.stack(finished) - np.stack(others)  # (seed, task)
+    of_seeds = " / ".join(f"{difference:+.2f}" for difference in differences.mean(1))
+    difference = "{:+.2f} ± {:.2f}".format(*mean_and_interval(differences.mean(0)))
+    return [mean, by_seed, f"{difference} ({of_seeds})"]
 
 
-def of_tasks(cells: Sequence[Cell], results: Results) -> np.ndarray | None:
-    """Accuracies of cells on the same tasks, in percent: (cell, task); of the finished cells only."""
-    found = [
-        100 * unpacked(result.hits) / cell.recipe.episode.n_counted
-        for cell in cells
-        if (result := results.get(cell.name)) and result.hits
-    ]
-    return np.stack(found) if found else None
+def _of_tasks(cell: Cell, results: Results) -> np.ndarray | None:
+    """The accuracy in each task, in percent, if the cell is finished: (task,)."""
+    result = results.get(cell.name)
+    return 100 * unpacked(result.hits) / cell.recipe.episode.n_counted if result and result.hits else None
+
+
+def _tasks(cell: Cell) -> tuple[object, ...]:
+    """What decides which tasks a cell is measured on, besides the grid's own settings."""
+    return cell.recipe.episode, cell.recipe.protocol.balance, cell.recipe.protocol.dirichlet_alpha
 
 
 def footnotes(grid: Grid, results: Results) -> list[str]:
@@ -78,8 +91,8 @@ def footnotes(grid: Grid, results: Results) -> list[str]:
     notes = [f"{label} is {key}" for key, label in labels.items() if label != key]
     if grid.cells[0].group:
         notes.append(
-            "accuracies are means over the seeds; differences are paired by task, and their intervals are over tasks, "
-            "not over seeds"
+            "accuracies are means over the seeds; differences are paired by task and by seed, those of each seed in "
+            "brackets; intervals are over tasks, not over seeds"
         )
     notes.append(f"accuracy in % with its 95 % interval, on {grid.evaluation.tasks} {grid.evaluation.split} tasks")
     protocols = {name: result.protocol for name, result in results.items() if result.protocol}
@@ -103,9 +116,10 @@ def as_markdown(grid: Grid, results: Results) -> str:
 def as_values(grid: Grid, results: Results) -> dict[str, Any]:
     cells = []
     for cell in grid.cells:
-        result, figures = results.get(cell.name), grid.paper_figures.get(cell.name)
+        result, figures = results.get(cell.name), grid.paper_figures.get(cell.group or cell.name)
         state = "unfinished" if result is None else "failed" if result.error else "finished"
         paper = {"accuracy": figures[0], "interval": figures[1]} if figures else None
         known = asdict(result) if result else {}
-        cells.append({"cell": cell.name, "state": state, **known, "settings": grid.varied(cell), "paper": paper})
+        name = {"cell": cell.name} | ({"group": cell.group} if cell.group else {})
+        cells.append({**name, "state": state, **known, "settings": grid.varied(cell), "paper": paper})
     return {"grid": grid.name, "summary": grid.summary, "cells": cells, "paper": asdict(grid.paper)}

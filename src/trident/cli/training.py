@@ -45,7 +45,7 @@ def recipes(name: Annotated[str | None, typer.Argument(help="A recipe: show all 
     if name is None:
         width = max(map(len, recipe_names()))
         for kind, names in itertools.groupby(recipe_names(), lambda known: known.partition("-")[0]):
-            print(f"{HEADINGS[kind]}:\n")
+            print(f"{HEADINGS.get(kind, kind)}:\n")
             for known in names:
                 print(f"  {known:{width}} {read_recipe(known)[0]['summary']}")
             print()

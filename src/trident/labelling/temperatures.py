@@ -30,6 +30,7 @@ def fit_temperatures(
         result = evaluate(replace(checkpoint, recipe=recipe), store, progress=report, **sample)
         return round(fit_temperature(result.predictions), 3)
 
+    recipe = replace(recipe, episode=replace(recipe.episode, n_unlabelled=0, distractors=0))
     many = fitted(recipe, "many queries together")
     if recipe.method.positional or recipe.method.inner_steps:
         # Positional weights cannot label pictures. With inner steps, single queries would take too long.

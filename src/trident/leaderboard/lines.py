@@ -66,7 +66,7 @@ def lines_of(board: Board, folder: Path = FOLDER, reference: str = REFERENCE) ->
             continue
         against = None
         if beside is not None and name != reference:
-            against = difference(measured["balanced"], beside, board.episode.n_queries)
+            against = difference(measured["balanced"], beside, board.episode.n_counted)
         found.append(Line(row, board, measured, against))
     return sorted(found, key=lambda line: -line.balanced.accuracy)
 

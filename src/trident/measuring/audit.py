@@ -160,8 +160,11 @@ def protocols_for(model: Measurable) -> dict[str, Protocol]:
 
 def _distinct(model: Measurable, protocols: dict[str, Protocol]) -> dict[str, Protocol]:
     """The protocols that make a difference to the model."""
-    effective = subject_of(model).effective
+    subject = subject_of(model)
+    effective = subject.effective
     found: dict[Protocol, str] = {}
     for name, protocol in protocols.items():
+        if subject.episode.n_unlabelled and protocol.queries_at_once == "one":
+            continue  # a query that is alone has no unlabelled images
         found.setdefault(effective(protocol), name)
     return {name: protocols[name] for name in found.values()}

@@ -19,6 +19,7 @@ from trident.methods.trident.latents import Latents
 from trident.methods.trident.network import Network
 from trident.nn.batch_norm import BatchNormStatistics
 from trident.nn.parameters import Parameters, on_device
+from trident.settings import require
 from trident.tasks.source import TaskSource
 from trident.tasks.task import Task
 
@@ -69,6 +70,7 @@ def set_up(
     recipe = checkpoint.recipe
     check_latents(recipe.method)
     recipe.check_all_at_once()
+    require(not recipe.episode.n_unlabelled, "episode.n_unlabelled must be 0 here: unlabelled images have no class")
     recipe.backbone.check_store(store)
     recipe = replace(recipe, protocol=replace(recipe.protocol, latents="mean"))
     model = TrainedModel(recipe, checkpoint.parameters, checkpoint.running)

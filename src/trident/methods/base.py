@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trident.backbones.base import Backbone
-from trident.backbones.conv4 import Conv4Backbone
+from trident.backbones.conv4 import Conv4Backbone, single_conv4
 from trident.errors import TridentError
 from trident.nn.linear import Linear
 from trident.nn.parameters import Parameters
@@ -117,13 +117,13 @@ class Method(ABC):
             raise TridentError(f"these weights classify {trained.n_way} ways, not {episode.n_way}")
         if episode.n_queries != trained.n_queries and not self.any_queries:
             raise TridentError(
-                f"these weights take {trained.n_queries} queries in a task ({trained.n_query} per class), not "
-                f"{episode.n_queries}"
+                f"these weights take {trained.n_queries} queries in a task ({trained.describe_queries()}), not "
+                f"{episode.n_queries} ({episode.describe_queries()})"
             )
         if self.positional and episode != trained:
             raise TridentError(
-                f"these weights are tied to positions in {trained.describe()} tasks with {trained.n_query} queries "
-                f"per class: they cannot take {episode.describe()} tasks with {episode.n_query}"
+                f"these weights are tied to positions in {trained.describe()} tasks with {trained.describe_queries()}: "
+                f"they cannot take {episode.describe()} tasks with {episode.describe_queries()}"
             )
 
     def check_training(self, backbone: Backbone) -> None:  # noqa: B027 - most methods can be trained with any
@@ -188,6 +188,8 @@ class HeadOnFeatures(Method):
         return {}
 
     def model(self, backbone: Backbone, episode: EpisodeSpec) -> "HeadModel":
+        if self.takes_cells and isinstance(backbone, Conv4Backbone):
+            single_conv4(backbone, self.about.title)  # maps of several networks are no square
         return HeadModel(self, backbone)
 
 

@@ -1,6 +1,7 @@
 """Several classifiers side by side (after Dvornik et al. 2019), and soft k-means on the features of all of them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -53,9 +54,15 @@ class Ensemble(SoftKMeans, ClassifierHead):
         require_at_least(self, "method", 1, "branches")
         require_at_least(self, "method", 0, "prototype_weight")
         require_positive(self, "method", "prototype_scale")
+        # Without rounds, and with a centre that only the support set decides, each query is classified alone.
+        together = self.rounds > 0 or self.centre == "task"
+        object.__setattr__(self, "about", replace(type(self).about, transductive=together))
 
     def describe(self) -> str:
-        return f"{self.branches} branches, {super().describe()}"
+        return f"{self.branches} branch{'' if self.branches == 1 else 'es'}, {super().describe()}"
+
+    def for_few_queries(self) -> Self:
+        return replace(self, rounds=0, centre="support")
 
     def model(self, backbone: Backbone, episode: EpisodeSpec) -> HeadModel:
         found = backbone.branches if isinstance(backbone, Conv4Backbone) else self.branches
@@ -89,7 +96,7 @@ class Ensemble(SoftKMeans, ClassifierHead):
 
     def _of_branches(self, features: Tensor) -> Tensor:
         """(task, image, feature) -> (task, image, branch, feature)."""
-        return features.view(*features.shape[:2], self.branches, -1)
+        return features.reshape(*features.shape[:2], self.branches, -1)
 
     def _class_logits(self, parameters: Parameters, apart: Tensor) -> Tensor:
         """(task, image, branch, feature) -> (task, image, branch, class)."""

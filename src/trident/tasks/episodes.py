@@ -82,12 +82,14 @@ class EpisodeSampler:
 
     def draw(self, generator: np.random.Generator) -> Episode:
         spec = self.spec
+        # Generators of their own, so that everything else is the same as in a balanced task without unlabelled images.
+        for_counts, for_unlabelled = generator.spawn(2)
         classes = generator.choice(len(self.classes), spec.n_way, replace=False)
         chosen = [self.classes[i] for i in classes]
         if self.protocol.balance == "balanced":
             counts = [spec.n_query] * spec.n_way
         else:
-            proportions = self._proportions(generator)
+            proportions = self._proportions(for_counts)
             free = [entry.count - spec.n_shot - spec.n_unlabelled for entry in chosen]
             room = [count * (share > 0) for count, share in zip(free, proportions, strict=True)]
             counts = _share_out(spec.n_counted, proportions, room)
@@ -105,7 +107,7 @@ class EpisodeSampler:
             query_places, query_labels = query_places[permutation], query_labels[permutation]
         if spec.n_unlabelled:
             query_places, query_labels = self._among_unlabelled(
-                query_places, query_labels, unlabelled, classes, generator
+                query_places, query_labels, unlabelled, classes, for_unlabelled
             )
         return Episode(np.concatenate(support), np.repeat(ways, spec.n_shot), query_places, query_labels, classes)
 
@@ -118,14 +120,15 @@ class EpisodeSampler:
         generator: np.random.Generator,
     ) -> tuple[np.ndarray, np.ndarray]:
         """The queries with unlabelled images between them, or after them if the queries are sorted by class."""
-        (own,) = generator.spawn(1)  # so that the queries are the same as without unlabelled images
         others = np.setdiff1d(np.arange(len(self.classes)), classes)
-        for i in own.choice(others, self.spec.distractors, replace=False):
+        for i in generator.choice(others, self.spec.distractors, replace=False):
             entry = self.classes[i]
-            unlabelled.append(entry.start + own.permutation(entry.count)[: self.spec.n_unlabelled])
+            unlabelled.append(entry.start + generator.permutation(entry.count)[: self.spec.n_unlabelled])
         places = np.concatenate([query_places, *unlabelled])
         labels = np.concatenate([query_labels, np.full(len(places) - len(query_places), UNLABELLED)])
-        order = own.permutation(len(places)) if self.protocol.query_order == "shuffled" else np.arange(len(places))
+        order = (
+            generator.permutation(len(places)) if self.protocol.query_order == "shuffled" else np.arange(len(places))
+        )
         return places[order], labels[order]
 
     def _proportions(self, generator: np.random.Generator) -> np.ndarray:
@@ -133,9 +136,7 @@ class EpisodeSampler:
         if self.protocol.balance == "one_absent":
             present = self.spec.n_way - 1
             return np.array([1 / present] * present + [0.0])  # the classes are in random order
-        # A separate generator, so that everything else is the same as in the balanced task.
-        (counter,) = generator.spawn(1)
-        return np.asarray(counter.dirichlet([self.protocol.dirichlet_alpha] * self.spec.n_way))
+        return np.asarray(generator.dirichlet([self.protocol.dirichlet_alpha] * self.spec.n_way))
 
 
 def _share_out(total: int, proportions: np.ndarray, room: Sequence[int]) -> list[int]:

@@ -135,7 +135,11 @@ class TridentSettings(InnerLoopMethod, ObjectiveSettings, ABC):
         return super().describe() + unlabelled + rounds + whole
 
     def why_not_fused(self) -> str | None:
-        return "it takes inner steps on the support set alone" if self.unlabelled_weight else None
+        return (
+            "it takes inner steps on the support set alone, and method.unlabelled_weight is not 0"
+            if self.unlabelled_weight
+            else None
+        )
 
     def channels(self, backbone: Conv4Backbone) -> set[int]:
         return {backbone.channels, self.semantic_channels or backbone.channels}
