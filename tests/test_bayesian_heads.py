@@ -170,7 +170,7 @@ def test_they_are_trained_on_frozen_features(
         return
     assert_one_line_error(ways, "these weights classify 5 ways, not 4")
     if name == "ssr":
-        assert_one_line_error(queries, "these weights take 30 queries in a task (6 per class), not 25")
+        assert_one_line_error(queries, "these weights take 30 queries in a task (6 queries per class), not 25")
         assert_one_line_error(alone, "classify as many queries at once as in training")
 
 

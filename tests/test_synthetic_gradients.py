@@ -109,7 +109,7 @@ def test_reranking_takes_tasks_of_one_size() -> None:
     head.check_episode(trained, EpisodeSpec(3, 5, 5))
     with pytest.raises(TridentError, match="classify 3 ways, not 4"):
         head.check_episode(trained, EpisodeSpec(4, 1, 5))
-    with pytest.raises(TridentError, match=r"take 15 queries in a task \(5 per class\), not 12"):
+    with pytest.raises(TridentError, match=r"take 15 queries in a task \(5 queries per class\), not 12"):
         head.check_episode(trained, EpisodeSpec(3, 1, 4))
     case = case_of(head)
     with pytest.raises(TridentError, match="as many queries at once as in training"):
