@@ -10,13 +10,14 @@ import pytest
 
 from conftest import assert_one_line_error
 from trident.data.glyphs import open_glyphs
+from trident.data.store import class_table, store_in_memory
 from trident.errors import TridentError
 from trident.files import short_digest
 from trident.leaderboard.boards import BOARDS, board_called
 from trident.leaderboard.document import introduction_of, whole_document
 from trident.leaderboard.field import Row, absent, row_called, rows
 from trident.leaderboard.lines import Line, lines_of, missing, tasks_by_condition
-from trident.leaderboard.measuring import measure
+from trident.leaderboard.measuring import fingerprint_of_test_classes, measure
 from trident.leaderboard.page import page
 from trident.leaderboard.results import Measured, add, difference, read
 from trident.leaderboard.subjects import Features, checkpoint_of, under, with_features
@@ -26,7 +27,8 @@ from trident.measuring.evaluate import evaluate
 from trident.measuring.hits import packed, unpacked
 from trident.methods.registry import method_class, method_paths
 from trident.recipes.files import recipe_names
-from trident.settings import Protocol
+from trident.settings import EpisodeSpec, Protocol
+from trident.tasks.episodes import EpisodeSampler, task_generator
 from trident.weights import FOLDER
 
 ROOT = Path(__file__).parents[1]
@@ -144,6 +146,20 @@ def test_differences_are_paired(measured: Path) -> None:
     each = 100 * (unpacked(one.hits) - unpacked(other.hits)) / GLYPHS.episode.n_queries
     assert found == pytest.approx((each.mean(), 1.96 * each.std(ddof=1) / np.sqrt(20)))
     assert difference(one, Measured(**{**vars(other), "data": "other"}), 25) is None
+
+
+def test_a_store_with_other_training_classes_has_the_same_tasks() -> None:
+    whole = open_glyphs()
+    test = whole.classes_of("test")
+    first = test[0].start
+    images = whole.images[first : test[-1].start + test[-1].count]
+    part = store_in_memory("glyphs", images, class_table((entry.name, entry.split, entry.count) for entry in test))
+    drawn = [
+        EpisodeSampler(store, "test", EpisodeSpec(5, 1, 5), Protocol()).draw(task_generator(0, "test", 3))
+        for store in (whole, part)
+    ]
+    assert (drawn[0].query == drawn[1].query + first).all()
+    assert fingerprint_of_test_classes(whole) == fingerprint_of_test_classes(part)
 
 
 def test_counts_survive_packing() -> None:

@@ -29,7 +29,7 @@ class Measured:
     device: str
     parameters: int  # the backbone's included
     protocol: str
-    data: str  # fingerprint of the store's class table, which decides the tasks
+    data: str  # fingerprint of the table of test classes, which decides the tasks
     weights: dict[str, Any]
     trident: str
 
