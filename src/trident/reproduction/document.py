@@ -6,13 +6,14 @@ from trident.errors import TridentError
 from trident.report.figures import to_svg
 from trident.report.page import render
 from trident.reproduction.panels import Reproduction
-from trident.reproduction.plots import all_plots, decoded_pictures
+from trident.reproduction.plots import all_plots, decoded_pictures, latents_of
 from trident.reproduction.results import FOLDER
 from trident.reproduction.sections import Section, sections
 
 HEADING = "## Each table and figure"
 CAPTIONS = {
     "order": "Accuracy with queries sorted by class, and with the same queries shuffled.",
+    "separation": "How well the latents separate the classes, before and after adaptation; means of 600 tasks.",
     "ablations": "The paper's ablations: published accuracy, and ours after shorter trainings.",
 }
 LATENTS = "Latents of one task's queries before and after adaptation: two principal components ({})."
@@ -38,6 +39,9 @@ def whole_document(introduction: str, reproduction: Reproduction, folder: Path =
     parts += [f"| {one.panel.place} | [{one.panel.title}](#{one.panel.name}) | {one.state} |" for one in made]
     for one in made:
         parts += ["", f'<a id="{one.panel.name}"></a>', "", f"### {one.panel.place}: {one.panel.title}", *_body(one)]
+        if one.panel.kind == "latents":
+            names = [model.name for model, _ in latents_of(reproduction, folder)]
+            parts += [f"\n![{LATENTS.format(name)}](reproduction-latents-{name}.svg)" for name in names]
     return "\n".join([*parts, ""])
 
 

@@ -1,5 +1,6 @@
 """The figures of the document and of the page."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +9,14 @@ import numpy as np
 from trident.report.figures import COLOURS, latent_plot, new_figure, styled
 from trident.report.paper_results import find
 from trident.reproduction.correlation import correlations, published_and_ours
-from trident.reproduction.panels import Reproduction
-from trident.reproduction.results import ORDER_NAMES, ORDERS, read
+from trident.reproduction.panels import Model, Reproduction
+from trident.reproduction.results import ORDER_NAMES, ORDERS, Latents, read
 
 
 def all_plots(reproduction: Reproduction, folder: Path) -> dict[str, Any]:
     """By name, those whose results are there: what the order is worth, the ablations, the latents."""
     found = {"order": order_plot(reproduction, folder), "ablations": ablation_plot(reproduction, folder)}
+    found["separation"] = separation_plot(reproduction, folder)
     found |= latent_plots(reproduction, folder)
     return {name: figure for name, figure in found.items() if figure is not None}
 
@@ -76,17 +78,47 @@ def ablation_plot(reproduction: Reproduction, folder: Path) -> Any:
     return figure
 
 
+@styled
+def separation_plot(reproduction: Reproduction, folder: Path) -> Any:
+    """How well the latents separate the classes, before and after adaptation: an arrow for each model and order."""
+    arrows = [
+        (f"trained {model.name.replace('-', ' ')},\nmeasured {ORDER_NAMES[order]}", scores["davies_bouldin"])
+        for model, latents in latents_of(reproduction, folder)
+        for order, scores in latents.scores.items()
+    ]
+    if not arrows:
+        return None
+    figure, axis = new_figure(8.5, 1.2 + 0.6 * len(arrows))
+    for place, (_, scores) in enumerate(reversed(arrows)):
+        for shift, colour, (latent, score) in zip((0.14, -0.14), COLOURS, scores.items(), strict=False):
+            at = place + shift
+            line = {"arrowstyle": "->", "color": colour, "linewidth": 2.2, "shrinkA": 0, "shrinkB": 0}
+            axis.annotate("", (score["after"], at), (score["before"], at), arrowprops=line)
+            axis.plot(score["before"], at, "o", color=colour, label=f"z_{latent}" if place == 0 else None)
+    axis.set_yticks(range(len(arrows)), [name for name, _ in reversed(arrows)])
+    axis.set_xlim(0)
+    axis.set_ylim(-0.5, len(arrows) - 0.5)
+    axis.set_xlabel("Davies-Bouldin score, dot: before, tip: after adaptation; lower: classes better separated")
+    axis.legend(loc="lower left")
+    return figure
+
+
 def latent_plots(reproduction: Reproduction, folder: Path) -> dict[str, Any]:
     """The projected latents of one task, for each model."""
     found = {}
+    for model, latents in latents_of(reproduction, folder):
+        places = [(one["title"], np.array(one["places"])) for one in latents.points]
+        found[f"latents-{model.name}"] = latent_plot(places, np.array(latents.labels))
+    return found
+
+
+def latents_of(reproduction: Reproduction, folder: Path) -> Iterator[tuple[Model, Latents]]:
+    """The models whose latents were measured, and what was found."""
     for panel in reproduction.panels:
         for model in reproduction.models_of(panel) if panel.kind == "latents" else ():
             kept = read(model.name, folder)
-            latents = kept.latents.get(panel.dataset) if kept else None
-            if latents is not None:
-                places = [(one["title"], np.array(one["places"])) for one in latents.points]
-                found[f"latents-{model.name}"] = latent_plot(places, np.array(latents.labels))
-    return found
+            if kept is not None and panel.dataset in kept.latents:
+                yield model, kept.latents[panel.dataset]
 
 
 def decoded_pictures(reproduction: Reproduction, folder: Path) -> dict[str, str]:
