@@ -137,7 +137,7 @@ def test_the_table_of_a_grid_with_seeds_pairs_its_means_by_task(tmp_path: Path) 
 def test_many_varied_settings_share_a_column() -> None:
     rows = {row[0]: row[1] for row in table_rows(load_grid("parts"), {})}
     assert rows["cell"] == "changed" and rows["whole"] == "-" and rows["no-attfex"] == "method.attfex=off"
-    assert rows["prototypes-and-steps"] == "method.inner_steps=5" and len(rows) == 13
+    assert rows["prototypes-and-steps"] == "method.inner_steps=5" and len(rows) == 17
 
 
 AXIS = '[[axes]]\nsetting = "backbone.channels"\nvalues = [4, 8]\n'

@@ -149,7 +149,7 @@ def test_they_are_trained_on_frozen_features(
     monkeypatch.chdir(features)
     size = [f"backbone.size={SIZE}", "episode.n_query=6", "training.rate=0.01", "tasks_per_step=4"]
     size += ["validation_tasks=5"]
-    size += {"metaqda": ["method.dimensions=12"], "ssr": ["method.rate=0.01"]}.get(name, [])
+    size += {"metaqda": ["method.dimensions=12"], "ssr": ["method.rate=0.01", "training.rate=0.001"]}.get(name, [])
 
     def accuracy(after: int) -> float:
         call = ("train", f"mini-5w1s-{name}", "--data", "features.store", "--out", f"{name} {after}", "--device", "cpu")

@@ -99,6 +99,7 @@ VARIANTS = [
     ("mini-5w1s", ["method.inner_optimizer=adam", "method.inner_rate=1e-4"]),
     ("mini-5w1s", [PROTOTYPES, "method.attfex=off"]),
     ("mini-5w1s", [PROTOTYPES, "method.label_reads_semantic=false"]),
+    ("mini-5w1s", ["method.label_learns_to_reconstruct=false", "method.decorrelation_weight=10"]),
     ("mini-5w1s", ["method.inner_order=first"]),
     ("mini-5w1s", REFINED),
     ("mini-5w5s", ["method.inner_rate=1e-4", "method.attfex=set"]),

@@ -168,6 +168,11 @@ def test_the_gradient_is_exact_if_z_label_is_inferred_from_the_image_alone(inner
     assert_exact(learner, start_of(learner), tiny_tasks(), directions=4)
 
 
+def test_the_gradient_is_exact_with_a_penalty_on_correlated_latents() -> None:
+    learner = tiny_learner(inner_steps=2, decorrelation_weight=5.0)
+    assert_exact(learner, start_of(learner), tiny_tasks(), directions=4)
+
+
 class OnlyTheClassifier(Trident):
     """Adapts the classifier alone, as ANIL does (Raghu et al. 2020)."""
 
@@ -344,7 +349,8 @@ def test_memory_does_not_grow_with_the_inner_steps() -> None:
     """Peak memory of the meta-gradient alone, measured in processes of their own, on real glyph tasks."""
 
     def peak(steps: int) -> int:
-        result = subprocess.run([sys.executable, "-c", MEASURE, str(steps)], capture_output=True, text=True, check=True)
-        return int(result.stdout)
+        call = [sys.executable, "-c", MEASURE, str(steps)]
+        # The least of three: how much an allocator keeps varies by a tenth between runs.
+        return min(int(subprocess.run(call, capture_output=True, text=True, check=True).stdout) for _ in range(3))
 
     assert peak(10) <= 1.2 * peak(2)

@@ -12,7 +12,7 @@ from torch import Tensor
 from conftest import TINY_BACKBONE, TINY_EPISODE, TINY_METHOD, doubles, initial, tiny_tasks
 from trident.methods.trident.latents import Inferred, Latents
 from trident.methods.trident.network import Network
-from trident.methods.trident.objective import TERMS, ObjectiveSettings, evidence_lower_bound
+from trident.methods.trident.objective import OPTIONAL, TERMS, ObjectiveSettings, evidence_lower_bound
 from trident.methods.trident.parts import PROTOTYPE_SCALE, UNIT_SCALE
 from trident.methods.trident.settings import TridentSettings
 from trident.nn.batch_norm import BatchNormStatistics
@@ -98,6 +98,31 @@ def test_elbo_against_a_hand_worked_example() -> None:
     assert {name: float(part) for name, part in more.items()} == pytest.approx(expected, rel=1e-6)
 
 
+def test_decorrelation_is_the_mean_squared_correlation_of_the_two_latents() -> None:
+    model = network(replace(TINY_METHOD, decorrelation_weight=3.0))
+    task, labels = tiny_tasks()
+    latents, _ = model.infer(start_of(model), task, "query", 0, TRANSDUCTIVE)
+    found = model.loss(start_of(model), task, "query", labels, 0, TRANSDUCTIVE).losses
+    for i in range(2):
+        label, semantic = latents.label.loc[i], latents.semantic.loc[i]
+        together = torch.corrcoef(torch.cat([label, semantic], 1).T)  # of every number of the latents with every other
+        wanted = together[: label.shape[1], label.shape[1] :].square().mean()
+        torch.testing.assert_close(found["decorrelation"][i], wanted, rtol=1e-3, atol=1e-3)
+    without = network().loss(start_of(model), task, "query", labels, 0, TRANSDUCTIVE).losses
+    torch.testing.assert_close(found["total"], without["total"] + 3 * found["decorrelation"])
+
+
+@pytest.mark.parametrize("both", [True, False])
+def test_z_label_may_be_kept_from_learning_to_reconstruct(both: bool) -> None:
+    model = network(replace(TINY_METHOD, label_learns_to_reconstruct=both))
+    parameters = {key: value.requires_grad_() for key, value in start_of(model).items()}
+    task, labels = tiny_tasks()
+    error = model.loss(parameters, task, "query", labels, 0, TRANSDUCTIVE).losses["reconstruction"]
+    names = ["label.loc.weight", "backbone.0.weight", "semantic.loc.weight", "decoder.0.weight"]
+    gradients = torch.autograd.grad(error.sum(), [parameters[name] for name in names], materialize_grads=True)
+    assert [bool(gradient.any()) for gradient in gradients] == [both, both, True, True]
+
+
 @pytest.mark.parametrize("refinements", [0, 2])
 @pytest.mark.parametrize("source", ["transductive", "support"])
 def test_the_loss_of_the_queries_is_made_from_their_latents_only(source: str, refinements: int) -> None:
@@ -111,7 +136,7 @@ def test_the_loss_of_the_queries_is_made_from_their_latents_only(source: str, re
     assert first == (N_SUPPORT if refinements or source == "support" else 0)
     images, _ = model.decode(parameters, latents, statistics)
     found = model.loss(parameters, task, "query", labels, 0, statistics)
-    assert found.losses.keys() == {"total", *TERMS}
+    assert found.losses.keys() == {"total", *TERMS} - OPTIONAL
     logits = model.classify(parameters, latents, task)
     torch.testing.assert_close(found.logits, logits)
     log_probabilities = torch.log_softmax(logits, 2)

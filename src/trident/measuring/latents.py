@@ -93,9 +93,9 @@ def latents_and_images(learner: LatentLearner, parameters: Parameters, task: Tas
     adapted, _ = learner.adapt(parameters, task)[-1]
     with torch.no_grad():
         found, _ = model.infer(adapted, task, "query", 0, statistics)
-        z_label, codes = found.z_label, found.codes
+        z_label, codes = found.z_label, model.codes(found)
         if found.n_context == 0:  # the support images are not included
             support, _ = model.infer(adapted, task, "support", 0, statistics)
-            z_label, codes = torch.cat([support.z_label, z_label], 1), torch.cat([support.codes, codes], 1)
+            z_label, codes = torch.cat([support.z_label, z_label], 1), torch.cat([model.codes(support), codes], 1)
         images, _ = model.decoder(adapted, codes, statistics)
     return z_label, images

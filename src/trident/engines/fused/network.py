@@ -155,7 +155,7 @@ class FusedNetwork:
         with torch.enable_grad():
             leaves = self.leaves(parameters, encodings)
             latents = self.posteriors(leaves, task, target, draw)
-            hidden = self.model.decoder.hidden(leaves, latents.codes[:, latents.n_context :])
+            hidden = self.model.decoder.hidden(leaves, self.model.codes(latents)[:, latents.n_context :])
             decoded = self.decoder.forward(parameters, hidden.detach(), images.target(target))
             inferred = self.model.inferred(leaves, latents, task, decoded.error / n, labels)
             losses = evidence_lower_bound(inferred, self.model.method)

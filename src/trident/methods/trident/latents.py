@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from trident.nn.gaussian import Gaussian
@@ -17,11 +16,6 @@ class Latents(NamedTuple):
     z_semantic: Tensor  # (task, n_context + image, semantic_latents)
     z_label: Tensor  # (task, n_context + image, label_latents)
     n_context: int
-
-    @property
-    def codes(self) -> Tensor:
-        """What the decoder reads: (task, n_context + image, semantic_latents + label_latents)."""
-        return torch.cat([self.z_semantic, self.z_label], 2)
 
 
 @dataclass(frozen=True)

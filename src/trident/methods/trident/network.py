@@ -151,9 +151,14 @@ class Network(Parts):
         """Images decoded from the latents of the target images, and the decoder's batch-norm statistics."""
         first = latents.n_context
         if statistics.source == "support":
-            images, seen = self.decoder(parameters, latents.codes, statistics)
+            images, seen = self.decoder(parameters, self.codes(latents), statistics)
             return images[:, first:], seen
-        return self.decoder(parameters, latents.codes[:, first:], statistics)
+        return self.decoder(parameters, self.codes(latents)[:, first:], statistics)
+
+    def codes(self, latents: Latents) -> Tensor:
+        """What the decoder reads: (task, n_context + image, semantic_latents + label_latents)."""
+        z_label = latents.z_label if self.method.label_learns_to_reconstruct else latents.z_label.detach()
+        return torch.cat([latents.z_semantic, z_label], 2)
 
     # The loss.
 

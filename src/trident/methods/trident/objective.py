@@ -16,6 +16,8 @@ from trident.settings import require_at_least, setting
 
 Term = Callable[[Inferred], Tensor]
 TERMS: dict[str, Term] = {}
+SMALL = 1e-6
+OPTIONAL = {"decorrelation"}  # terms that are computed only where their weight is not 0
 
 
 def loss_term(function: Term) -> Term:
@@ -36,6 +38,10 @@ class ObjectiveSettings:
     semantic_kl_weight: float = setting(1.0, "weight of the divergence of q(z_semantic) from its prior")
     training_class_weight: float = setting(
         100.0, "weight of the cross-entropy over all training classes, where method.training_classes is not 0"
+    )
+
+    decorrelation_weight: float = setting(
+        0.0, "weight of the mean squared correlation between the numbers of z_label and those of z_semantic"
     )
 
     def check_weights(self) -> None:
@@ -76,8 +82,23 @@ def training_class(of: Inferred) -> Tensor:
     return cross_entropy(of.training_class_logits, of.training_classes)
 
 
+@loss_term
+def decorrelation(of: Inferred) -> Tensor:
+    """The mean squared correlation, over a set's images, of a number of z_label with one of z_semantic."""
+    first = of.latents.n_context
+    label, semantic = (_standardised(one.loc[:, first:]) for one in (of.latents.label, of.latents.semantic))
+    correlations = label.mT @ semantic / label.shape[1]  # (task, label latent, semantic latent)
+    return correlations.square().mean((1, 2))
+
+
+def _standardised(values: Tensor) -> Tensor:
+    """(task, image, latent), with mean 0 and variance 1 over the images."""
+    centred = values - values.mean(1, keepdim=True)
+    return centred / (centred.square().mean(1, keepdim=True) + SMALL).sqrt()
+
+
 def evidence_lower_bound(of: Inferred, settings: ObjectiveSettings) -> Losses:
     """Every term, unweighted, and their weighted sum as "total": (task,) each."""
-    parts = {name: term(of) for name, term in TERMS.items()}
+    parts = {name: term(of) for name, term in TERMS.items() if name not in OPTIONAL or settings.weight(name)}
     total = torch.stack([settings.weight(name) * part for name, part in parts.items()]).sum(0)
     return {"total": total} | parts

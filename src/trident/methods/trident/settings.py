@@ -33,6 +33,9 @@ class TridentSettings(InnerLoopMethod, ObjectiveSettings, ABC):
     label_reads_semantic: bool = setting(
         True, "z_label is inferred from the image and z_semantic (paper), or from the image alone"
     )
+    label_learns_to_reconstruct: bool = setting(
+        True, "both latents learn from the reconstruction error (paper), or z_semantic alone"
+    )
     classifier_width: int = setting(32, "hidden units between z_label and the logits", most=4096)
     classifier_start: Literal["learned", "prototypes"] = setting(
         "learned", "last layer before adaptation: learned (paper), or made from class means, for any number of classes"
