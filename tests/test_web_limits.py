@@ -204,12 +204,12 @@ def test_requests_wait_their_turn_and_not_too_many_of_them(weights: Path, slow: 
 def test_nobody_is_worked_for_who_has_left(weights: Path, slow: Slow) -> None:
     body, kind = body_of(four(2), pile(1))
     with site(weights) as running:
-        leaving = [running.connection() for _ in range(2)]
-        for connection in leaving:
-            connection.request("POST", "/api/label", body, {"Content-Type": kind})
+        first, waiting = running.connection(), running.connection()
+        first.request("POST", "/api/label", body, {"Content-Type": kind})
         assert until(lambda: slow.started == 1)
-        for connection in leaving:
-            connection.close()
+        waiting.request("POST", "/api/label", body, {"Content-Type": kind})
+        waiting.close()
+        first.close()
         assert until(lambda: slow.ended == 1)
         slow.let_go.set()
         assert running.ask(four(2), pile(1))[0] == 200
