@@ -46,6 +46,7 @@ def test_methods_without_training_take_features(name: str, trident_here: Here) -
 def test_trained_methods_use_their_weights_or_say_why_not(name: str, trident_here: Here) -> None:
     call = ("predict", "--support", "support", "--query", "pile", "--method", name)
     found = trident_here(*call)
+    assert found.returncode == 0 or name != "baseline"  # which has SimpleShot's network
     if found.returncode == 0:
         assert accuracy(found.stdout) >= 0.4  # weights of photographs, pictures of plain colours
     else:

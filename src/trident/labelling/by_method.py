@@ -7,13 +7,16 @@ from trident.data.images import ImageSource
 from trident.errors import TridentError
 from trident.labelling.feature_cache import FeatureCache
 from trident.labelling.labelled import PictureLabeller
-from trident.labelling.making import feature_labeller, make_labeller
-from trident.learning.checkpoint import recipe_of_weights
+from trident.labelling.making import feature_labeller, labeller_of
+from trident.learning.checkpoint import load_checkpoint, recipe_of_weights
+from trident.learning.other_method import with_method
 from trident.methods.base import HeadOnFeatures
 from trident.methods.registry import method_class, method_name
 from trident.weights import FEW_SHOTS, weight_names
 
 CLASSIFIER = "weights:mini-simpleshot"  # features for methods without weights, if no pretrained ones are installed
+
+SAME_NETWORK = {"baseline": "simpleshot"}  # methods that are trained in the same way, so one file serves both
 
 
 def labeller_by_method(
@@ -31,8 +34,8 @@ def labeller_by_method(
         return feature_labeller(by_class, backbone, device, cache, kind())
     if backbone not in ("auto", "conv4"):
         raise TridentError(f"{name} has weights for conv4 only: omit --backbone")
-    weights = _weights_of(name, sum(map(len, by_class.values())), len(by_class))
-    return make_labeller(by_class, "conv4", weights, device, cache)
+    weights = _weights_of(SAME_NETWORK.get(name, name), sum(map(len, by_class.values())), len(by_class))
+    return labeller_of(with_method(load_checkpoint(weights), name), by_class, device)
 
 
 def _weights_of(name: str, n_pictures: int, n_classes: int) -> str:

@@ -15,7 +15,7 @@ from trident.labelling.label_latents import latents_for
 from trident.labelling.labelled import PictureLabeller
 from trident.labelling.labeller import Labeller, read_labelled
 from trident.labelling.picture_features import features_of
-from trident.learning.checkpoint import load_checkpoint
+from trident.learning.checkpoint import Checkpoint, load_checkpoint
 from trident.learning.frozen_weights import joined
 from trident.methods.base import HeadOnFeatures
 from trident.weights import weights_for
@@ -49,7 +49,11 @@ def make_labeller(
     if name != CONV4:
         return feature_labeller(by_class, name, device, cache)
     auto = weights_for(sum(map(len, by_class.values())), len(by_class))
-    checkpoint = joined(load_checkpoint(auto if weights == "auto" else weights))
+    return labeller_of(load_checkpoint(auto if weights == "auto" else weights), by_class, device)
+
+
+def labeller_of(weights: Checkpoint, by_class: Mapping[str, Sequence[ImageSource]], device: str) -> Labeller:
+    checkpoint = joined(weights)
     conv4 = conv4_of(checkpoint.recipe.backbone, "labelling with trained weights")
     return Labeller(checkpoint, *read_labelled(by_class, conv4.image_size, conv4.image_channels), device)
 

@@ -13,10 +13,10 @@ from trident.leaderboard.boards import Board
 from trident.leaderboard.field import Row
 from trident.learning.checkpoint import Checkpoint, load_checkpoint
 from trident.learning.frozen_weights import PREFIX, frozen
+from trident.learning.other_method import with_method
 from trident.methods.base import HeadOnFeatures
-from trident.methods.registry import method_name
 from trident.progress import Progress
-from trident.recipes.loading import method_from, with_overrides
+from trident.recipes.loading import with_overrides
 from trident.settings import Protocol, Views
 from trident.weights import weight_names
 
@@ -55,7 +55,7 @@ def checkpoint_of(row: Row, board: Board) -> Checkpoint:
         running = {key: classifier.running[key] for key in recipe.running_shapes()}
         checkpoint = replace(checkpoint, recipe=recipe, running=running)
     else:
-        checkpoint = _with_method(_trained(row.weights_on(board)), row.method)
+        checkpoint = with_method(_trained(row.weights_on(board)), row.method)
     recipe = with_overrides(checkpoint.recipe, row.settings_for(board.episode.n_shot))
     recipe.method.check_episode(checkpoint.recipe.episode, board.episode)
     return replace(
@@ -67,20 +67,6 @@ def _trained(name: str) -> Checkpoint:
     if name not in weight_names():
         raise TridentError(f"weights {name} are not installed: 'pip install ./packages/weights' in a clone has most")
     return load_checkpoint(name)
-
-
-def _with_method(checkpoint: Checkpoint, name: str) -> Checkpoint:
-    """The weights as those of another method that is trained in the same way: parameters of the same names."""
-    if method_name(checkpoint.recipe.method) == name:
-        return checkpoint
-    classes = checkpoint.recipe.method.n_training_classes
-    recipe = replace(checkpoint.recipe, method=method_from(name, {"training_classes": classes} if classes else {}))
-    return replace(
-        checkpoint,
-        recipe=recipe,
-        parameters={key: checkpoint.parameters[key] for key in recipe.shapes()},
-        running={key: checkpoint.running[key] for key in recipe.running_shapes()},
-    )
 
 
 def under(checkpoint: Checkpoint, row: Row, condition: Protocol) -> Checkpoint:
