@@ -19,6 +19,7 @@ from trident.methods.maml import Maml
 from trident.methods.relation_network import RelationNetwork
 from trident.methods.soft_kmeans import SoftKMeans
 from trident.nn.batch_norm import BatchNormStatistics
+from trident.nn.cell_attention import HEADS, attend, initial_attention
 from trident.nn.parameters import Parameters, for_each_task
 from trident.settings import EpisodeSpec, Protocol
 from trident.tasks.task import Labels, Task
@@ -28,7 +29,7 @@ CLASSES = [0, 3, 1, 3, 0, 0, 2, 3]  # of a batch: 1 and 2 have one image, 4 has 
 TRAINED = replace(
     with_training(images_per_step=12),
     backbone=Conv4Backbone(image_size=16, image_channels=1, channels=4, branches=3),
-    method=Ensemble(training_classes=5, branches=3, prototype_weight=0.5),
+    method=Ensemble(training_classes=5, branches=3, attention=True, prototype_weight=0.5),
     protocol=Protocol(batch_norm="running"),
 )
 
@@ -134,6 +135,47 @@ def test_it_predicts_by_soft_k_means_on_unit_features_of_all_branches() -> None:
         torch.testing.assert_close(used.head({}, scaled, task), used.head({}, features, task))
 
 
+def test_attention_is_that_of_the_equations() -> None:
+    branches, cells, channels, size = 2, 3, 8, 8 // HEADS
+    generator = torch.Generator().manual_seed(5)
+    start = initial_attention(branches, cells, channels, generator)
+    features = torch.randn(2, 4, branches, cells * channels, generator=generator, dtype=torch.float64)
+    parameters = {key: value.double() for key, value in start.items()}
+    torch.testing.assert_close(attend(parameters, features), features)  # at the start nothing is added
+    parameters["attention.outwards"] = torch.randn(2, 8, 8, generator=generator, dtype=torch.float64)
+    found = attend(parameters, features).numpy().reshape(8, branches, cells, channels)
+    maps = features.numpy().reshape(8, branches, cells, channels)
+    for branch in range(branches):
+        places, inwards, outwards = (value[branch].numpy() for value in parameters.values())
+        for image in range(8):
+            seen = maps[image, branch] + places
+            seen = (seen - seen.mean(1, keepdims=True)) / np.sqrt(seen.var(1, keepdims=True) + 1e-5)
+            queries, keys, values = np.split(seen @ inwards, 3, 1)  # (cell, channel) each
+            for cell in range(cells):
+                added = []
+                for head in (slice(size * h, size * (h + 1)) for h in range(HEADS)):
+                    weights = np.exp(keys[:, head] @ queries[cell, head] / np.sqrt(size))
+                    added.append(weights / weights.sum() @ values[:, head])
+                expected = maps[image, branch, cell] + np.concatenate(added) @ outwards
+                np.testing.assert_allclose(found[image, branch, cell], expected, rtol=1e-9)
+
+
+def test_attention_is_used_in_training_and_in_prediction() -> None:
+    method, backbone = Ensemble(5, branches=2, attention=True), Conv4Backbone(image_size=32, channels=4, branches=2)
+    generator = torch.Generator().manual_seed(6)
+    parameters = method.model(backbone, EPISODE).initial(generator)
+    parameters["attention.outwards"] = torch.randn(2, 4, 4, generator=generator)
+    features, task = torch.randn(2, 9, backbone.n_features, generator=generator), some_task()
+    apart = attend(parameters, features.reshape(2, 9, 2, -1)).flatten(2)
+    for used in (method, method.for_few_queries()):
+        without = replace(used, attention=False)
+        torch.testing.assert_close(used.head(parameters, features, task), without.head(parameters, apart, task))
+    labels = Labels(torch.zeros(2, 9, dtype=torch.int64))
+    found = method.training(parameters, features, task, labels)
+    torch.testing.assert_close(found, replace(method, attention=False).training(parameters, apart, task, labels))
+    torch.testing.assert_close(method.training_logits(parameters, features, task), found[0])
+
+
 def test_a_training_goes_on_where_it_stopped(tmp_path: Path) -> None:
     store = tiny_store()
     whole = run(tmp_path / "whole", TRAINED, store)
@@ -141,7 +183,9 @@ def test_a_training_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert losses[-1]["classes"] < losses[0]["classes"] and losses[-1]["prototypes"] < losses[0]["prototypes"]
     assert run(tmp_path / "half", TRAINED, store, Interrupting(10)).step == 10
     assert_same_weights(whole, resume(tmp_path / "half", store))
-    assert load_checkpoint(tmp_path / "whole").recipe.method.describe() == "3 branches, 8 rounds, learned class sizes"
+    assert load_checkpoint(tmp_path / "whole").recipe.method.describe() == (
+        "3 branches with attention, 8 rounds, learned class sizes"
+    )
 
 
 def test_numbers_of_branches_that_do_not_fit_are_errors() -> None:
@@ -152,5 +196,7 @@ def test_numbers_of_branches_that_do_not_fit_are_errors() -> None:
         Maml().model(backbone, EPISODE)
     with pytest.raises(TridentError, match=r"backbone.branches is 3: it must be 1 for Relation Network"):
         RelationNetwork().model(backbone, EPISODE)
+    with pytest.raises(TridentError, match=r"backbone.channels is 6: for method.attention it must be a multiple of 4"):
+        Ensemble(5, attention=True).model(Conv4Backbone(image_size=16, channels=6), EPISODE)
     with pytest.raises(TridentError, match="branches is 0"):
         Conv4Backbone(branches=0)

@@ -8,9 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trident.backbones.base import Backbone
-from trident.backbones.conv4 import Conv4Backbone
+from trident.backbones.conv4 import Conv4Backbone, conv4_of
 from trident.methods.base import About, ClassifierHead, HeadModel, Losses, cross_entropy
 from trident.methods.soft_kmeans import SoftKMeans
+from trident.nn.cell_attention import HEADS, attend, initial_attention
 from trident.nn.linear import Linear
 from trident.nn.parameters import Parameters
 from trident.settings import EpisodeSpec, require, require_at_least, require_positive, setting
@@ -31,6 +32,9 @@ class Ensemble(SoftKMeans, ClassifierHead):
         prototypes   prototype_weight * the cross-entropy of p_ic ~ exp(prototype_scale * cos(f_i, m_c)),
                      where m_c is the mean of f / ||f|| over the other images of class c in the batch
 
+    With attention, a branch has a layer of self-attention between the cells of its map (`nn/cell_attention.py`), and f
+    is what comes out of it.
+
     Networks that differ only in their random start make different mistakes, so that together they are better than each
     of them. At test the features of each branch are scaled to unit length and joined; soft k-means classifies them
     (`soft_kmeans.py`). Single queries go to the nearest class mean. The published ensemble averages probabilities, and
@@ -45,6 +49,7 @@ class Ensemble(SoftKMeans, ClassifierHead):
         transductive=True,
     )
     branches: int = setting(1, "networks that the features come from: backbone.branches", most=64)
+    attention: bool = setting(False, "whether the cells of each branch's feature map attend to each other")
     prototype_weight: float = setting(0.0, "weight of the loss of prototypes in training")
     prototype_scale: float = setting(10.0, "of cosines in the loss of prototypes")
 
@@ -59,17 +64,24 @@ class Ensemble(SoftKMeans, ClassifierHead):
         object.__setattr__(self, "about", replace(type(self).about, transductive=together))
 
     def describe(self) -> str:
-        return f"{self.branches} branch{'' if self.branches == 1 else 'es'}, {super().describe()}"
+        branches = f"{self.branches} branch{'' if self.branches == 1 else 'es'}"
+        return f"{branches}{' with attention' if self.attention else ''}, {super().describe()}"
 
     def for_few_queries(self) -> Self:
         return replace(self, rounds=0, centre="support")
 
-    def model(self, backbone: Backbone, episode: EpisodeSpec) -> HeadModel:
+    def model(self, backbone: Backbone, episode: EpisodeSpec) -> "EnsembleModel":
         found = backbone.branches if isinstance(backbone, Conv4Backbone) else self.branches
         require(self.branches == found, f"method.branches is {self.branches}: it must be {found}, as backbone.branches")
         whole = backbone.n_features % self.branches == 0
         require(whole, f"method.branches is {self.branches}: it must divide the {backbone.n_features} features")
-        return HeadModel(self, backbone)
+        if self.attention:
+            channels = conv4_of(backbone, "method.attention").channels
+            require(
+                channels % HEADS == 0,
+                f"backbone.channels is {channels}: for method.attention it must be a multiple of {HEADS}",
+            )
+        return EnsembleModel(self, backbone)
 
     def initial(self, n_features: int, generator: torch.Generator) -> Parameters:
         layer = Linear("classes", n_features // self.branches, self.training_classes)
@@ -77,14 +89,14 @@ class Ensemble(SoftKMeans, ClassifierHead):
         return {key: torch.stack([start[key] for start in starts]) for key in starts[0]}  # (branch, class, ...)
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
-        return super().head(parameters, F.normalize(self._of_branches(features), dim=3).flatten(2), task)
+        return super().head(parameters, F.normalize(self._of_branches(parameters, features), dim=3).flatten(2), task)
 
     def training_logits(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         """The mean over the branches. Only the accuracy in the log is computed from it."""
-        return self._class_logits(parameters, self._of_branches(features)).mean(2)
+        return self._class_logits(parameters, self._of_branches(parameters, features)).mean(2)
 
     def training(self, parameters: Parameters, features: Tensor, task: Task, labels: Labels) -> tuple[Tensor, Losses]:
-        apart = self._of_branches(features)
+        apart = self._of_branches(parameters, features)
         logits = self._class_logits(parameters, apart)  # (task, image, branch, class)
         truth = labels.queries
         losses = {"classes": cross_entropy(logits.flatten(1, 2), truth.repeat_interleave(self.branches, 1))}
@@ -94,9 +106,10 @@ class Ensemble(SoftKMeans, ClassifierHead):
             total = total + self.prototype_weight * losses["prototypes"]
         return logits.mean(2), losses | {"total": total}
 
-    def _of_branches(self, features: Tensor) -> Tensor:
+    def _of_branches(self, parameters: Parameters, features: Tensor) -> Tensor:
         """(task, image, feature) -> (task, image, branch, feature)."""
-        return features.reshape(*features.shape[:2], self.branches, -1)
+        apart = features.reshape(*features.shape[:2], self.branches, -1)
+        return attend(parameters, apart) if self.attention else apart
 
     def _class_logits(self, parameters: Parameters, apart: Tensor) -> Tensor:
         """(task, image, branch, feature) -> (task, image, branch, class)."""
@@ -116,3 +129,17 @@ class Ensemble(SoftKMeans, ClassifierHead):
         right = logits.log_softmax(3).gather(3, classes[:, :, None, None].expand(-1, -1, self.branches, 1))
         counts = (of_others.gather(2, classes[:, :, None]) > 0.5).to(unit)  # (task, image, 1): the class has others
         return -(right[..., 0] * counts).sum((1, 2)) / (self.branches * counts.sum((1, 2)).clamp(min=1))
+
+
+@dataclass(frozen=True)
+class EnsembleModel(HeadModel):
+    """An ensemble on a backbone, whose number of cells the attention has to know."""
+
+    method: Ensemble
+
+    def initial(self, generator: torch.Generator) -> Parameters:
+        start, branches = super().initial(generator), self.method.branches
+        if not self.method.attention:
+            return start
+        cells = self.backbone.n_cells // branches
+        return start | initial_attention(branches, cells, self.n_features // branches // cells, generator)

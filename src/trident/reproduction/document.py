@@ -13,7 +13,7 @@ from trident.reproduction.sections import Section, sections
 HEADING = "## Each table and figure"
 CAPTIONS = {
     "order": "Accuracy with queries sorted by class, and with the same queries shuffled.",
-    "separation": "How well the latents separate the classes, before and after adaptation; means of 600 tasks.",
+    "separation": "How well the latents separate the classes, before and after adaptation; means over many tasks.",
     "ablations": "The paper's ablations: published accuracy, and ours after shorter trainings.",
 }
 LATENTS = "Latents of one task's queries before and after adaptation: two principal components ({})."
