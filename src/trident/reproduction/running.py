@@ -92,7 +92,7 @@ class Workshop:
         """What is to be kept of a model, and its weights; None if its training ended with an error."""
         if model.weights:
             checkpoint = load_checkpoint(model.weights)
-            recipe, steps = checkpoint.recipe, checkpoint.step
+            recipe, steps = checkpoint.recipe, checkpoint.steps_before + checkpoint.step
             return _about(model, recipe, 0, steps, steps, checkpoint), checkpoint
         name = model.run_name(self.budget)
         folder, recipe = self.runs / name, model.trained_recipe(self.budget)

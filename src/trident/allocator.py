@@ -1,0 +1,28 @@
+"""Settings of the memory allocator, made before torch is loaded."""
+
+import ctypes
+import os
+
+KEPT = 1 << 30  # bytes of freed memory that glibc keeps
+# glibc's names for numbers that mallopt takes (malloc.h)
+_TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8
+
+
+def keep_freed_memory() -> None:
+    """Let the allocator keep freed memory instead of returning it to the system at once.
+
+    A batch of large images frees hundreds of megabytes, which the next one allocates again. Where they go back to the
+    system in between, half of the time on a CPU can be page faults. Nothing is changed if the environment has settings
+    for glibc's allocator already, as in `MALLOC_ARENA_MAX=8 trident predict ...`.
+    """
+    # mimalloc, torch's allocator on Arm, keeps freed memory for 10 ms. It reads this once, when torch is loaded.
+    os.environ.setdefault("MIMALLOC_PURGE_DELAY", "1000")  # milliseconds
+    if "GLIBC_TUNABLES" in os.environ or any(name.startswith("MALLOC_") for name in os.environ):
+        return
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, TypeError, AttributeError):  # not glibc
+        return
+    # Blocks of their own from the system (mmap) always go back to it; so do large blocks of a thread's own arena.
+    for parameter, value in ((_MMAP_MAX, 0), (_ARENA_MAX, 1), (_TRIM_THRESHOLD, KEPT)):
+        mallopt(parameter, value)
