@@ -28,7 +28,7 @@ LAYERS = (  # from top to bottom: each may import from those below it
     ("backbones",),
     ("tasks",),
     ("nn", "data", "spread"),
-    ("settings", "errors", "files", "importing", "progress", "ray_cluster", "weights"),
+    ("settings", "allocator", "errors", "files", "importing", "progress", "ray_cluster", "weights"),
 )
 BESIDE = {  # in one layer
     ("cli", "web"),
@@ -36,6 +36,7 @@ BESIDE = {  # in one layer
     ("settings", "errors"),
     ("files", "errors"),
     ("ray_cluster", "errors"),
+    ("", "allocator"),  # the package itself
 }
 WEB_COMMAND = Path("trident", "cli", "web.py")  # the only file of `cli` that may import from `web`
 
