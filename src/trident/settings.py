@@ -78,7 +78,8 @@ class EpisodeSpec:
 
     def describe_queries(self) -> str:
         others = f" and of {self.distractors} other classes" if self.distractors else ""
-        unlabelled = f", {self.n_unlabelled} unlabelled images of each class{others}" if self.n_unlabelled else ""
+        images = "image" if self.n_unlabelled == 1 else "images"
+        unlabelled = f", {self.n_unlabelled} unlabelled {images} of each class{others}" if self.n_unlabelled else ""
         return f"{self.n_query} queries per class{unlabelled}"
 
     @property

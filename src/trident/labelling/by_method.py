@@ -51,6 +51,7 @@ def _weights_of(name: str, n_pictures: int, n_classes: int) -> str:
     if not found:
         raise TridentError(
             f"{name} has to be trained and no weights of it are installed: 'pip install ./packages/weights' in a clone "
-            "of trident, or train it with 'trident train' and give --weights RUN instead of --method"
+            "of trident has those of most methods; or train it with 'trident train' and give --weights RUN instead of "
+            "--method"
         )
     return found[0]
