@@ -8,7 +8,7 @@ import sys
 import pytest
 
 FAULTS = """
-import ctypes, resource
+import ctypes, resource, threading
 import trident
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
@@ -17,10 +17,18 @@ def use():
     block = libc.malloc(1 << 26)
     libc.memset(block, 1, 1 << 26)
     libc.free(block)
+def use_often():
+    for _ in range(5):
+        use()
+def in_a_thread():  # as batches are computed side by side
+    thread = threading.Thread(target=use_often)
+    thread.start()
+    thread.join()
 use()
+in_a_thread()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(5):
-    use()
+use_often()
+in_a_thread()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 

@@ -12,7 +12,9 @@ from torch import Tensor
 from conftest import tiny_store
 from short_runs import Interrupting, assert_same_weights, log_of, resume, run, with_training
 from trident.backbones.conv4 import Conv4Backbone
+from trident.backbones.frozen import FrozenBackbone
 from trident.errors import TridentError
+from trident.learning import frozen_weights
 from trident.learning.checkpoint import load_checkpoint
 from trident.methods.ensemble import Ensemble
 from trident.methods.maml import Maml
@@ -164,6 +166,10 @@ def test_attention_is_used_in_training_and_in_prediction() -> None:
     method, backbone = Ensemble(5, branches=2, attention=True), Conv4Backbone(image_size=32, channels=4, branches=2)
     generator = torch.Generator().manual_seed(6)
     parameters = method.model(backbone, EPISODE).initial(generator)
+    computed_before = FrozenBackbone("of it", backbone.n_features, backbone.n_cells)
+    reduced = method.model(computed_before, EPISODE).initial(generator)
+    assert reduced.keys() == parameters.keys() - backbone.names
+    assert all(reduced[key].shape == parameters[key].shape for key in reduced)
     parameters["attention.outwards"] = torch.randn(2, 4, 4, generator=generator)
     features, task = torch.randn(2, 9, backbone.n_features, generator=generator), some_task()
     apart = attend(parameters, features.reshape(2, 9, 2, -1)).flatten(2)
@@ -174,6 +180,17 @@ def test_attention_is_used_in_training_and_in_prediction() -> None:
     found = method.training(parameters, features, task, labels)
     torch.testing.assert_close(found, replace(method, attention=False).training(parameters, apart, task, labels))
     torch.testing.assert_close(method.training_logits(parameters, features, task), found[0])
+
+
+def test_maps_of_another_size_are_an_error() -> None:
+    parameters = initial_attention(1, 25, 4, torch.Generator())
+    with pytest.raises(RuntimeError, match="shape"):
+        attend(parameters, torch.zeros(1, 25, 1, 36 * 4))
+
+
+def test_the_maps_before_attention_are_no_features_for_other_methods() -> None:
+    with pytest.raises(TridentError, match="use --method ensemble"):
+        frozen_weights.load("weights:mini-ensemble")
 
 
 def test_a_training_goes_on_where_it_stopped(tmp_path: Path) -> None:
@@ -196,7 +213,9 @@ def test_numbers_of_branches_that_do_not_fit_are_errors() -> None:
         Maml().model(backbone, EPISODE)
     with pytest.raises(TridentError, match=r"backbone.branches is 3: it must be 1 for Relation Network"):
         RelationNetwork().model(backbone, EPISODE)
-    with pytest.raises(TridentError, match=r"backbone.channels is 6: for method.attention it must be a multiple of 4"):
+    with pytest.raises(TridentError, match=r"needs a multiple of 4 channels, not 6: set backbone.channels"):
         Ensemble(5, attention=True).model(Conv4Backbone(image_size=16, channels=6), EPISODE)
+    with pytest.raises(TridentError, match=r"method.attention needs the feature maps of 2 networks"):
+        Ensemble(5, branches=2, attention=True).model(FrozenBackbone("features", 8), EPISODE)
     with pytest.raises(TridentError, match="branches is 0"):
         Conv4Backbone(branches=0)

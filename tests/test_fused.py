@@ -53,7 +53,10 @@ def both(recipe: Recipe) -> tuple[Learner, Learner]:
 
 
 def start_of(recipe: Recipe) -> Parameters:
-    return on_device(recipe.initial(0), "cuda")
+    start = recipe.initial(0)
+    if "attention.outwards" in start:  # zero at the start of training: attention would change nothing
+        start["attention.outwards"] = torch.randn(start["attention.outwards"].shape) / 8
+    return on_device(start, "cuda")
 
 
 def assert_same_gradient(recipe: Recipe, batch: Batch, apart: Sequence[Batch]) -> None:

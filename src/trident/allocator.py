@@ -3,7 +3,7 @@
 import ctypes
 import os
 
-KEPT = 1 << 30  # bytes of freed memory that glibc keeps
+KEPT = 1 << 30  # bytes of freed memory at the end of the heap from which on glibc gives some back
 # glibc's names for numbers that mallopt takes (malloc.h)
 _TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8
 
@@ -12,8 +12,9 @@ def keep_freed_memory() -> None:
     """Let the allocator keep freed memory instead of returning it to the system at once.
 
     A batch of large images frees hundreds of megabytes, which the next one allocates again. Where they go back to the
-    system in between, half of the time on a CPU can be page faults. Nothing is changed if the environment has settings
-    for glibc's allocator already, as in `MALLOC_ARENA_MAX=8 trident predict ...`.
+    system in between, half of the time on a CPU can be page faults. The price: a process may hold as much memory as it
+    once needed, until it ends. Nothing is changed if the environment has settings for glibc's allocator already, as in
+    `MALLOC_ARENA_MAX=8 trident predict ...`.
     """
     # mimalloc, torch's allocator on Arm, keeps freed memory for 10 ms. It reads this once, when torch is loaded.
     os.environ.setdefault("MIMALLOC_PURGE_DELAY", "1000")  # milliseconds

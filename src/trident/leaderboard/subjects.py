@@ -107,7 +107,7 @@ def with_features(
     if isinstance(recipe.backbone, FrozenBackbone):
         network = frozen(_frozen_weights(recipe.backbone), features.device, recipe.backbone.of)
         return checkpoint, features.of(store, network, ("val", "test"))
-    apart = row.batch_norm == "running" and isinstance(recipe.method, HeadOnFeatures)
+    apart = row.batch_norm == "running" and not row.views and isinstance(recipe.method, HeadOnFeatures)
     if not apart or not isinstance(recipe.backbone, Conv4Backbone):
         return checkpoint, store
     network = frozen(checkpoint, features.device)

@@ -10,6 +10,7 @@ from trident.backbones.frozen import FrozenBackbone
 from trident.backbones.pretrained import Compute, Facts, Pretrained, fingerprint_of
 from trident.errors import TridentError
 from trident.learning.checkpoint import Checkpoint, load_checkpoint
+from trident.methods.ensemble import Ensemble
 from trident.nn.batch_norm import BatchNormStatistics
 from trident.nn.parameters import for_each_task, on_device
 from trident.tasks.task import Task
@@ -19,7 +20,13 @@ PREFIX = "weights:"
 
 def load(name: str, device: str = "cpu") -> Pretrained:
     """`name` is `weights:` and a name that 'trident weights' lists, a run's folder or a weights file."""
-    return frozen(load_checkpoint(name.removeprefix(PREFIX)), device, name)
+    checkpoint = load_checkpoint(name.removeprefix(PREFIX))
+    method = checkpoint.recipe.method
+    if isinstance(method, Ensemble) and method.attention:
+        raise TridentError(
+            f"{name}: attention makes the features of these weights, not Conv4 alone; use --method ensemble"
+        )
+    return frozen(checkpoint, device, name)
 
 
 def frozen(checkpoint: Checkpoint, device: str = "cpu", name: str | None = None) -> Pretrained:

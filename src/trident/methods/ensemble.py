@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trident.backbones.base import Backbone
-from trident.backbones.conv4 import Conv4Backbone, conv4_of
+from trident.backbones.conv4 import Conv4Backbone
 from trident.methods.base import About, ClassifierHead, HeadModel, Losses, cross_entropy
 from trident.methods.soft_kmeans import SoftKMeans
 from trident.nn.cell_attention import HEADS, attend, initial_attention
@@ -76,11 +76,10 @@ class Ensemble(SoftKMeans, ClassifierHead):
         whole = backbone.n_features % self.branches == 0
         require(whole, f"method.branches is {self.branches}: it must divide the {backbone.n_features} features")
         if self.attention:
-            channels = conv4_of(backbone, "method.attention").channels
-            require(
-                channels % HEADS == 0,
-                f"backbone.channels is {channels}: for method.attention it must be a multiple of {HEADS}",
-            )
+            maps, channels = backbone.n_cells % self.branches == 0, backbone.n_features // backbone.n_cells
+            require(maps, f"method.attention needs the feature maps of {self.branches} networks")
+            multiple = f"method.attention needs a multiple of {HEADS} channels, not {channels}: set backbone.channels"
+            require(channels % HEADS == 0, multiple)
         return EnsembleModel(self, backbone)
 
     def initial(self, n_features: int, generator: torch.Generator) -> Parameters:

@@ -29,9 +29,12 @@ def attend(parameters: Parameters, features: Tensor) -> Tensor:
     """
     places = parameters["attention.places"]  # (branch, cell, channel)
     branches, n_cells, channels = places.shape
-    cells = features.reshape(-1, branches, n_cells, channels).transpose(0, 1)  # (branch, image, cell, channel)
+    n_images = features.shape[0] * features.shape[1]
+    cells = features.reshape(n_images, branches, n_cells, channels).transpose(0, 1)  # (branch, image, cell, channel)
     seen = F.layer_norm(cells + places[:, None], (channels,)).flatten(1, 2)  # (branch, image * cell, channel)
-    mixed = torch.bmm(seen, parameters["attention.inwards"]).reshape(-1, n_cells, 3, HEADS, channels // HEADS)
+    mixed = torch.bmm(seen, parameters["attention.inwards"]).reshape(
+        branches * n_images, n_cells, 3, HEADS, channels // HEADS
+    )
     queries, keys, values = mixed.permute(2, 0, 3, 1, 4)  # (branch * image, head, cell, size of a head) each
     found = F.scaled_dot_product_attention(queries, keys, values).transpose(1, 2)  # (branch * image, cell, head, size)
     added = torch.bmm(found.reshape(branches, -1, channels), parameters["attention.outwards"])
