@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.nn.parameters import Parameters, uniform
+from trident.nn.parameters import Parameters, normal, uniform
 
 HEADS = 4
 PLACES = 0.02  # standard deviation of the cells' places at the start
@@ -13,7 +13,7 @@ PLACES = 0.02  # standard deviation of the cells' places at the start
 def initial_attention(branches: int, cells: int, channels: int, generator: torch.Generator) -> Parameters:
     """Random weights for each branch. `outwards` is zero, so that at the start the features stay as they are."""
     return {
-        "attention.places": PLACES * torch.randn(branches, cells, channels, generator=generator),
+        "attention.places": normal((branches, cells, channels), PLACES, generator),
         "attention.inwards": uniform((branches, channels, 3 * channels), channels, generator),
         "attention.outwards": torch.zeros(branches, channels, channels),
     }

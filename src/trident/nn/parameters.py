@@ -30,6 +30,12 @@ def uniform(shape: tuple[int, ...], fan_in: int, generator: torch.Generator) -> 
     return start.uniform_(-bound, bound, generator=generator)
 
 
+def normal(shape: tuple[int, ...], deviation: float, generator: torch.Generator) -> Tensor:
+    """Random initial values with mean 0 and this standard deviation."""
+    start = torch.empty(shape)
+    return start if start.is_meta else deviation * start.normal_(generator=generator)
+
+
 def joined(parameters: Parameters) -> Tensor:
     """All values of each task in one row: (task, ...) each -> (task, number)."""
     return torch.cat([value.flatten(1) for value in parameters.values()], 1)
