@@ -11,7 +11,7 @@ from torch import Tensor
 from trident.methods.base import About
 from trident.methods.normalised import NormalisedHead
 from trident.nn.classes import members_of, weighted_means
-from trident.nn.parameters import Parameters
+from trident.nn.parameters import Parameters, normal
 from trident.settings import require, require_at_least, require_positive, setting
 from trident.tasks.task import Task
 
@@ -70,10 +70,8 @@ class MetaQda(NormalisedHead):
         start: Parameters = {}
         d = n_features
         if self.dimensions is not None:
-            d, weight = self.dimensions, torch.empty(self.dimensions, n_features)
-            if not weight.is_meta:  # otherwise only shapes are needed
-                weight.normal_(generator=generator)
-            start["projection"] = weight / math.sqrt(d)  # keeps lengths, on average
+            d = self.dimensions
+            start["projection"] = normal((d, n_features), 1.0, generator) / math.sqrt(d)  # keeps lengths, on average
         return start | {
             "prior.mean": torch.zeros(d),
             "prior.kappa": torch.tensor(0.1),
