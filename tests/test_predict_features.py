@@ -347,7 +347,7 @@ def test_without_the_extra_the_weights_of_conv4_are_used(folders: Path) -> None:
     assert len(rows_of(found.stdout)) == 15
     lines = found.stderr.strip().splitlines()
     assert len(lines) == 2
-    assert lines[0].startswith("weights: mini-ensemble")
+    assert lines[0].startswith("weights: mini-5w1s-set")
     assert lines[1].startswith("better labels: pretrained features") and "[features]" in lines[1]
     assert not (folders / "cache").exists()
     call = ("predict", "--support", "support", "--query", "pile", "--backbone", "efficientnet-lite0")

@@ -22,7 +22,6 @@ from trident.labelling.labeller import Labeller, label_pile, read_labelled
 from trident.learning.checkpoint import load_checkpoint
 from trident.web.limits import Limits
 from trident.web.weight_store import WeightStore
-from trident.weights import DEFAULT_WEIGHTS
 from web_server import (
     COLOURS,
     Site,
@@ -119,7 +118,7 @@ def test_for_the_curious(plain: Site) -> None:
 def test_weights_without_latents_label_and_say_that_there_is_nothing_to_see() -> None:
     with site(Path("mini-5w1s-protonet")) as running:
         about = json.loads(running.get("/api/about")[2])["weights"]
-        assert (about["name"], about["latents"]) == ("mini-5w1s-protonet", False)
+        assert [(one["name"], one["latents"]) for one in about] == [("mini-5w1s-protonet", False)]
         status, answer = running.ask(three_classes(), pile(3))
         assert status == 200
         assert [one["ranking"][0][0] for one in answer["pile"]] == list(COLOURS)
@@ -128,16 +127,18 @@ def test_weights_without_latents_label_and_say_that_there_is_nothing_to_see() ->
         assert answer == {"error": "Prototypical Networks has no latents and no decoder: there is nothing to look at"}
 
 
-def test_the_best_weights_are_used_unless_others_are_named() -> None:
-    about = WeightStore("auto").described()
-    assert (about["name"], about["size"], about["included"]) == (DEFAULT_WEIGHTS, 84, True)
-    assert "trained on mini-imagenet" in about["described"]
+def test_weights_suit_the_number_of_examples() -> None:
+    store = WeightStore("auto")
+    assert [store.fitting(n, 3)[0] for n in (3, 6, 7, 60)] == ["mini-5w1s-set"] * 2 + ["mini-5w5s-set"] * 2
+    for name, about in zip(("mini-5w1s-set", "mini-5w5s-set"), store.described(), strict=True):
+        assert (about["name"], about["size"], about["included"]) == (name, 84, True)
+        assert "trained on mini-imagenet" in about["described"]
 
 
 def test_the_page_is_told_of_weights_and_limits(plain: Site) -> None:
     about = json.loads(plain.get("/api/about")[2])
     assert about["limits"]["pictures"] == Limits().pictures
-    assert about["weights"]["name"] == "tiny"
+    assert about["weights"][0]["name"] == "tiny"
 
 
 @pytest.mark.soak

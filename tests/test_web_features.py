@@ -25,7 +25,6 @@ from trident.web.feature_network import FeatureNetwork
 from trident.web.limits import Limits
 from trident.web.networks import open_network
 from trident.web.weight_store import WeightStore
-from trident.weights import DEFAULT_WEIGHTS
 from web_backbone import NAME, Counting
 from web_server import COLOURS, File, Site, body_of, command, picture, pile, site, three_classes, until
 
@@ -101,9 +100,9 @@ def test_the_usual_backbone_is_efficientnet(tmp_path: Path, monkeypatch: pytest.
         about = json.loads(running.get("/api/about")[2])
         status, answer = running.ask(three_classes(), asked)
     assert about["hint"] is None
-    assert about["weights"] == answer["weights"]
+    assert about["weights"] == [answer["weights"]]
     expected = {"name": DEFAULT, "described": "trained on ImageNet-1k", "size": 224, "features": True, "latents": False}
-    assert about["weights"].items() >= expected.items()
+    assert about["weights"][0].items() >= expected.items()
     assert status == 200, answer
     assert [one["ranking"][0][0] for one in answer["pile"][:3]] == list(COLOURS)
     assert_same_as_library(answer, DEFAULT, asked, tmp_path)
@@ -117,7 +116,7 @@ def test_without_the_extra_the_weights_are_used_and_the_page_is_told(monkeypatch
     with site(network) as running:
         about = json.loads(running.get("/api/about")[2])
     assert about["hint"] == HINT
-    assert about["weights"]["name"] == DEFAULT_WEIGHTS
+    assert [one["name"] for one in about["weights"]] == ["mini-5w1s-set", "mini-5w5s-set"]
     for backbone, weights in (("conv4", "auto"), ("auto", "mini-5w1s-set")):  # they were asked for
         chosen = open_network(backbone, weights, "cpu")
         assert (type(chosen), chosen.hint) == (WeightStore, None)
@@ -135,7 +134,7 @@ def test_there_are_no_latents_to_look_at(by_features: Site) -> None:
 
 def test_the_folder_of_an_onnx_file_is_not_shown(backbone: Pretrained) -> None:
     network = FeatureNetwork(replace(backbone, name="onnx:/home/somebody/secret/eyes.onnx"))
-    assert network.described()["name"] == "onnx:eyes.onnx"
+    assert network.described()[0]["name"] == "onnx:eyes.onnx"
 
 
 def test_a_tab_that_labels_again_waits_for_new_pictures_only(backbone: Pretrained) -> None:
@@ -231,7 +230,7 @@ def test_pictures_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         return [(f"{i}.bmp", picture((90, i % 250, 40), i, 224, "BMP")) for i in range(first, first + 290)]
 
     with command(tmp_path, "--backbone", NAME) as server:
-        about = json.loads(server.get("/api/about")[2])["weights"]
+        about = json.loads(server.get("/api/about")[2])["weights"][0]
         assert (about["name"], about["size"]) == (NAME, 32)
         assert server.ask(three_classes(), asked(0), more=with_tab(TAB))[0] == 200
         before = server.memory()

@@ -112,7 +112,7 @@ def labeller_from_pictures(
             stderr.print("its probabilities are not calibrated: they may be too sure, or not sure enough")
         return labeller
     from trident.labelling.making import CONV4, HINT, chosen_backbone, make_labeller
-    from trident.weights import DEFAULT_WEIGHTS
+    from trident.weights import weights_for
 
     chosen = chosen_backbone(backbone, weights)
     cache = opened_cache(use_cache and chosen != CONV4)
@@ -120,7 +120,8 @@ def labeller_from_pictures(
     if chosen != CONV4:
         stderr.print(labeller.described(), soft_wrap=True)
         return labeller
-    name = Path(DEFAULT_WEIGHTS if weights == "auto" else weights).stem
+    auto = weights_for(sum(map(len, by_class.values())), len(by_class))
+    name = Path(auto if weights == "auto" else weights).stem
     stderr.print(f"weights: {name}, {labeller.described()}", soft_wrap=True)
     if backbone == "auto" and weights == "auto":
         stderr.print(HINT, soft_wrap=True)

@@ -12,10 +12,10 @@ from trident.learning.checkpoint import load_checkpoint, recipe_of_weights
 from trident.learning.other_method import with_method
 from trident.methods.base import HeadOnFeatures
 from trident.methods.registry import method_class, method_name
-from trident.weights import weight_names
+from trident.weights import FEW_SHOTS, weight_names
 
 CLASSIFIER = "weights:mini-simpleshot"  # features for methods without weights, if no pretrained ones are installed
-FEW_SHOTS = 2  # labelled pictures of a class, on average, up to which 1-shot weights are used
+
 SAME_NETWORK = {"baseline": "simpleshot"}  # methods that are trained in the same way, so one file serves both
 
 

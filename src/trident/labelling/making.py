@@ -18,7 +18,7 @@ from trident.labelling.picture_features import features_of
 from trident.learning.checkpoint import Checkpoint, load_checkpoint
 from trident.learning.frozen_weights import joined
 from trident.methods.base import HeadOnFeatures
-from trident.weights import DEFAULT_WEIGHTS
+from trident.weights import weights_for
 
 CONV4 = "conv4"
 HINT = "better labels: pretrained features, by pip install -e '.[features]' in a clone of trident (docs/backbones.md)"
@@ -48,7 +48,8 @@ def make_labeller(
     name = chosen_backbone(backbone, str(weights))
     if name != CONV4:
         return feature_labeller(by_class, name, device, cache)
-    return labeller_of(load_checkpoint(DEFAULT_WEIGHTS if weights == "auto" else weights), by_class, device)
+    auto = weights_for(sum(map(len, by_class.values())), len(by_class))
+    return labeller_of(load_checkpoint(auto if weights == "auto" else weights), by_class, device)
 
 
 def labeller_of(weights: Checkpoint, by_class: Mapping[str, Sequence[ImageSource]], device: str) -> Labeller:

@@ -38,16 +38,21 @@ class FeatureNetwork:
         # The first batch takes seconds longer than others: better now than with the first visitor.
         self._backbone.features(np.zeros((1, self.size, self.size, self.channels), np.uint8))
 
-    def described(self) -> dict[str, Any]:
+    def described(self) -> list[dict[str, Any]]:
         facts = self._backbone.facts
-        return {
-            "name": self._backbone.name,
-            "described": "" if facts.trained_on == "not said" else f"trained on {facts.trained_on}",
-            "size": self.size,
-            "features": True,
-            "latents": False,
-            "included": False,
-        }
+        return [
+            {
+                "name": self._backbone.name,
+                "described": "" if facts.trained_on == "not said" else f"trained on {facts.trained_on}",
+                "size": self.size,
+                "features": True,
+                "latents": False,
+                "included": False,
+            }
+        ]
+
+    def described_for(self, task: Task) -> dict[str, Any]:
+        return self.described()[0]
 
     def label(self, task: Task, check: Check) -> Labelled:
         pile = [(place, got.pixels) for place, got in enumerate(task.upload.pile) if got.pixels is not None]

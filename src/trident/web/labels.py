@@ -33,8 +33,11 @@ class Network(Protocol):
     middle: float
     hint: str | None  # one line about what would label better
 
-    def described(self) -> dict[str, Any]:
-        """For the page: what labels the pictures."""
+    def described(self) -> list[dict[str, Any]]:
+        """For the page: everything that may be used."""
+
+    def described_for(self, task: Task) -> dict[str, Any]:
+        """For the page: what is used for this request."""
 
     def label(self, task: Task, check: Check) -> Labelled:
         """Label the pile, unreadable pictures included. `check` is called often and raises if the work should stop."""
@@ -73,7 +76,7 @@ def label(network: Network, task: Task, check: Check) -> dict[str, Any]:
 def described(network: Network, task: Task) -> dict[str, Any]:
     return {
         "classes": list(task.classes),
-        "weights": network.described(),
+        "weights": network.described_for(task),
         "labelled": _labelled(task.upload),
     }
 

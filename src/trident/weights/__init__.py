@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-DEFAULT_WEIGHTS = "mini-ensemble"  # label pictures with conv4: the best of ours, for any number of labelled ones
+FEW_SHOTS = 2  # labelled pictures of a class, on average, up to which the 1-shot weights are used
 
 
 def weight_names() -> list[str]:
@@ -20,6 +20,11 @@ def weight_names() -> list[str]:
 def weights_file(name: str) -> Path:
     found = (folder / f"{name}.safetensors" for folder in _folders())
     return next((path for path in found if path.is_file()), FOLDER / f"{name}.safetensors")
+
+
+def weights_for(n_pictures: int, n_classes: int) -> str:
+    """The name of the weights that suit so many labelled photographs."""
+    return "mini-5w1s-set" if n_pictures <= FEW_SHOTS * n_classes else "mini-5w5s-set"
 
 
 def model_card(name: str) -> str | None:

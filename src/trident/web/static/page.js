@@ -238,7 +238,7 @@ function labelled(answer, sent) {
   });
   labelledBefore = true;
   changed = false;
-  showWeights(answer.weights);
+  showWeights([answer.weights]);
   sort();
   const bad = [...answer.labelled, ...answer.pile].filter((one) => one.error).length;
   const done = answer.pile.filter((one) => one.ranking).length;

@@ -108,16 +108,19 @@ export function sort() {
 
 // ---- the weights
 
-export function showWeights(used) {
+export function showWeights(all) {
   const code = (text) => Object.assign(document.createElement("code"), { textContent: text });
-  const parts = [used.features ? "Features of " : "Weights: ", code(used.name), used.described && ` (${used.described})`];
-  parts.push(`. Pictures are scaled to ${used.size}x${used.size} pixels. `);
-  if (used.included) {
+  const parts = all.flatMap((one) => [code(one.name), one.described && ` (${one.described})`, " or "]).slice(0, -1);
+  const features = all[0].features;
+  const many = all.length > 1;
+  parts.unshift(features ? "Features of " : many ? "Weights, chosen by the number of examples: " : "Weights: ");
+  parts.push(`. Pictures are scaled to ${all[0].size}x${all[0].size} pixels. `);
+  if (all[0].included) {
     parts.push("They were trained on photographs of everyday things and animals, and do worse on drawings and scans. ");
-    parts.push("For their measured accuracy, run ", code(`trident weights ${used.name}`), ".");
+    parts.push("For their measured accuracy, run ", code(`trident weights ${all[0].name}`), ".");
   }
   byId("weights").replaceChildren(...parts);
-  byId("by-features").hidden = !used.features;
-  byId("by-weights").hidden = used.features;
-  byId("curious").hidden = !used.latents;
+  byId("by-features").hidden = !features;
+  byId("by-weights").hidden = features;
+  byId("curious").hidden = !all.some((one) => one.latents);
 }
