@@ -244,7 +244,8 @@ def test_a_killed_process_is_restarted_and_changes_nothing(
     assert answer.succeeded
     before, after = (attempt[0] for attempt in answer.errors)
     assert f"restart 1: going on after step {5 if rank else 4}" in after
-    assert ("the state after step 5 is kept" in before) == bool(rank)
+    if rank == 0:  # otherwise torchrun may end the first process before it has said so
+        assert "is kept" not in before
     assert not any(attempt[1] for attempt in answer.errors)
     assert difference(undisturbed, launcher.last(out)) == 0
     assert launcher.log(out, "validation") == launcher.log("undisturbed", "validation")
