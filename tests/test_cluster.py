@@ -25,7 +25,7 @@ from trident.labelling import cluster_features
 Here = Callable[..., Answer]
 COLOURS = ("red", "green", "blue")
 N_PICTURES = 600
-# A lost node is noticed after three seconds; by default it takes longer.
+# A lost node is noticed after two seconds; by default it takes longer.
 HEALTH = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 4}
 
 
