@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from conftest import TINY_METHOD, TINY_RECIPE, Silent, tiny_store
+from trident.data.glyphs import open_glyphs
 from trident.data.store import ImageStore, class_table, store_in_memory, write_store
 from trident.engines.execution import Execution
 from trident.engines.learner import Learner
 from trident.errors import NotFiniteError
-from trident.learning.checkpoint import Checkpoint, save_checkpoint
+from trident.learning.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from trident.learning.run_start import start_run
 from trident.learning.training import train
 from trident.measuring.audit import DEFAULT, PROTOCOLS, SORTED, Audit, AuditRow, audit
@@ -174,6 +175,13 @@ def test_a_method_without_latents_has_no_rows_about_them() -> None:
     assert [row.name for row in result.rows] == [name for name in DISTINCT if name not in about_latents]
     assert result.without_result == {}
     assert "latent" not in " ".join(row.evaluation.describe_protocol() for row in result.rows)
+
+
+def test_a_method_that_needs_all_queries_at_once_has_no_row_for_one_at_a_time() -> None:
+    result = audit(load_checkpoint("glyphs-ssr"), open_glyphs(), split="test", tasks=2, seed=0)
+    assert list(result.without_result) == ["one query at a time"]
+    assert "classify as many queries at once as in training" in result.without_result["one query at a time"]
+    assert "class-sorted queries" in [row.name for row in result.rows]
 
 
 def with_difference(difference: float, ci95: float, tasks: int = 100) -> Audit:

@@ -28,6 +28,10 @@ class NotFiniteError(TridentError):
     """Training or prediction gave NaN or infinity."""
 
 
+class TaskSizeError(TridentError):
+    """Weights that fit tasks with one number of queries alone were given another."""
+
+
 class BadValueError(TridentError, ValueError):
     """A wrong argument. Also a ValueError, which libraries that call this one expect."""
 

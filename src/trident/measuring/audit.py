@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Unpack
 
 from trident.data.store import ImageStore
-from trident.errors import NotFiniteError
+from trident.errors import NotFiniteError, TaskSizeError
 from trident.measuring.evaluate import Evaluation, Sample, evaluate, mean_and_interval
 from trident.measuring.subject import Measurable, subject_of
 from trident.progress import StageProgress
@@ -56,7 +56,7 @@ class AuditRow:
 @dataclass(frozen=True)
 class Audit:
     rows: tuple[AuditRow, ...]  # the default protocol first
-    without_result: dict[str, str] = field(default_factory=dict)  # protocols with a task that was not finite, and why
+    without_result: dict[str, str] = field(default_factory=dict)  # by protocol: why there is none
 
     def row(self, name: str) -> AuditRow | None:
         return next((row for row in self.rows if row.name == name), None)
@@ -118,8 +118,8 @@ def audit(
     """Measure a model under each protocol, and compare it with the first.
 
     Protocols that make no difference to the model are omitted, such as latent samples for a model without latents.
-    Inner steps that were learned under one protocol may diverge under another. Such a row has no result; the other rows
-    are kept, unless the verdict depends on it.
+    Inner steps that were learned under one protocol may diverge under another, and a few methods cannot classify one
+    query at a time. Such a row has no result; the other rows are kept, unless the verdict depends on it.
     """
     chosen = _distinct(model, protocols or protocols_for(model))
     rows: list[AuditRow] = []
@@ -133,7 +133,7 @@ def audit(
         # One engine for all rows: the fused engine does not support all protocols.
         try:
             result = evaluate(model, store, protocol, report, processes, **sample | {"engine": "plain"})
-        except NotFiniteError as error:
+        except (NotFiniteError, TaskSizeError) as error:
             if not rows or name == SORTED:
                 raise
             without_result[name] = str(error)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.errors import TridentError
+from trident.errors import TaskSizeError
 from trident.methods.base import About
 from trident.methods.sized import SizedHead
 from trident.nn.classes import class_means
@@ -98,7 +98,7 @@ def made_up_gradient(parameters: Parameters, update: str, vectors: Tensor, n_way
     found = cosines.flatten(1).gather(1, pairs.flatten(1)).reshape(pairs.shape)
     wanted = parameters[f"{update}.0.weight"].shape[1]
     if found.shape[2] != wanted:
-        raise TridentError(
+        raise TaskSizeError(
             f"these weights compare {wanted} pairs of images, but tasks with {n_way} classes and "
             f"{vectors.shape[1] - n_way} queries have {found.shape[2]}: classify as many queries at once as in training"
         )

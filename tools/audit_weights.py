@@ -1,0 +1,103 @@
+"""Audit all installed weights: `python tools/audit_weights.py FOLDER STORE... [--names NAME...]`.
+
+Each is measured on the test classes of the dataset that it was trained on; the glyphs need no store. The results go to
+FOLDER, a file for each; what is there is not measured again, so that several processes can share the work. Without
+stores and names, the files are printed as the document `docs/audits.md`.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from trident.data.glyphs import open_glyphs
+from trident.data.store import open_store
+from trident.files import atomic_file
+from trident.learning.checkpoint import load_checkpoint
+from trident.measuring.audit import PROTOCOLS, audit
+from trident.weights import weight_names
+
+COLUMNS = {
+    "class-sorted queries": "sorted by class",
+    "Dirichlet(2) class counts": "Dirichlet(2) counts",
+    "one query at a time": "one at a time",
+    "transductive batch norm": "batch norm of the task",
+    "support batch norm": "of the support set",
+    "running batch norm": "of training",
+    "one latent sample": "one latent sample",
+    "average of 10 samples": "mean of 10 samples",
+    "as the paper": "sorted, one sample",
+}
+INTRODUCTION = """\
+# Audits of the included weights
+
+What the accuracy of each file of weights owes to its protocol, as `trident audit NAME --data STORE --tasks {tasks}`
+says; `python tools/audit_weights.py FOLDER STORE...` asks it for all of them. The first column has the accuracy under
+the default protocol (test classes of the dataset trained on, 5 ways, shuffled queries, balanced, latent means, {tasks}
+tasks, 95 % interval, seed 0), in percent. The others change one thing about it on the same tasks, and give the paired
+difference in points; [`measuring.md`](measuring.md) explains each. A dash: this changes nothing about the method. *No
+result*: inner steps diverge under this protocol, or the method needs all queries of a task at once.
+"""
+
+
+def main() -> None:
+    assert list(COLUMNS) == list(PROTOCOLS)[1:]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("stores", nargs="*", type=Path)
+    parser.add_argument("--names", nargs="+")
+    parser.add_argument("--tasks", type=int, default=100)
+    asked = parser.parse_args()
+    if not asked.stores and not asked.names:
+        print(document(asked.folder), end="")
+        return
+    asked.folder.mkdir(parents=True, exist_ok=True)
+    stores = {store.dataset: store for store in [open_glyphs(), *map(open_store, asked.stores)]}
+    for name in asked.names or weight_names():
+        path, model = asked.folder / f"{name}.json", load_checkpoint(name)
+        dataset = str(model.provenance["dataset"])
+        if path.exists() or dataset not in stores:
+            continue
+        found = audit(model, stores[dataset], split="test", tasks=asked.tasks, seed=0)
+        result = {"dataset": dataset, "episode": model.recipe.episode.describe()} | found.to_json()
+        with atomic_file(path) as file:
+            file.write((json.dumps(result, indent=1) + "\n").encode())
+        print(f"{name}: {found.verdict()}", flush=True)
+
+
+def document(folder: Path) -> str:
+    """A table for each dataset and kind of task."""
+    results = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+    tasks = {row["protocol"]["tasks"] for result in results.values() for row in result["rows"]}
+    assert len(tasks) == 1, f"the audits are of {tasks} tasks: one document needs one number"
+    lines = [INTRODUCTION.format(tasks=tasks.pop())]
+    for group in dict.fromkeys((result["dataset"], result["episode"]) for result in results.values()):
+        members = {name: one for name, one in results.items() if (one["dataset"], one["episode"]) == group}
+        used = [name for name in COLUMNS if any(cell(one, name) != "-" for one in members.values())]
+        lines += [f"## {group[0]}, {group[1]}\n", _row("weights", "accuracy, %", *(COLUMNS[name] for name in used))]
+        lines.append("|" + "---|" * (len(used) + 2))
+        for name, one in members.items():
+            first = one["rows"][0]
+            accuracy = f"{first['accuracy']:.2f} ± {first['ci95']:.2f}"
+            lines.append(_row(name, accuracy, *(cell(one, column) for column in used)))
+        lines.append("")
+    depends = [name for name, one in results.items() if one["depends_on_query_order"]]
+    lines += [
+        f"Accuracy depends on the order of the queries in {len(depends)} of {len(results)}: {', '.join(depends)}.\n"
+    ]
+    return "\n".join(lines)
+
+
+def cell(result: dict[str, Any], name: str) -> str:
+    if name in result["without_result"]:
+        return "no result"
+    row = next((row for row in result["rows"] if row["name"] == name), None)
+    return f"{round(row['difference'], 2) + 0.0:+.2f} ± {row['difference_ci95']:.2f}" if row else "-"
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    main()
