@@ -71,7 +71,7 @@ class MetaQda(NormalisedHead):
         d = n_features
         if self.dimensions is not None:
             d = self.dimensions
-            start["projection"] = normal((d, n_features), 1.0, generator) / math.sqrt(d)  # keeps lengths, on average
+            start["projection"] = normal((d, n_features), 1 / math.sqrt(d), generator)  # keeps lengths, on average
         return start | {
             "prior.mean": torch.zeros(d),
             "prior.kappa": torch.tensor(0.1),
