@@ -83,6 +83,7 @@ def test_features_computed_beforehand_give_the_predictions_of_images() -> None:
     for other in found[1:]:
         np.testing.assert_array_equal(found[0].labels, other.labels)  # the very same tasks
         np.testing.assert_allclose(found[0].log_probabilities, other.log_probabilities, atol=1e-4)
+    assert with_features(whole, store, row, Features("cpu"), images=100) == (whole, store)  # would be slower
 
 
 def test_what_is_kept_of_a_row(measured: Path) -> None:

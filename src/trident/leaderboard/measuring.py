@@ -38,16 +38,17 @@ def measure(
 ) -> dict[str, Measured]:
     """By condition. A temperature is fitted once, on balanced tasks of the validation classes of `fitting_store`."""
     whole = checkpoint_of(row, board)
+    images = tasks * board.episode.n_images * (1 + len(board.conditions))
 
     def evaluated(where: ImageStore, condition: str, split: str, n_tasks: int) -> Evaluation:
-        checkpoint, seen = with_features(whole, where, row, features)
+        checkpoint, seen = with_features(whole, where, row, features, images)
         checkpoint = under(checkpoint, row, CONDITIONS[condition])
         progress = stage(f"{row.name}, {board.name}, {condition if split == 'test' else 'temperature'}")
         return evaluate(checkpoint, seen, progress=progress, split=split, tasks=n_tasks, seed=0, device=device)
 
     fitting = evaluated(fitting_store, "balanced", "val", min(FITTING_TASKS, tasks))
     temperature = fit_temperature(fitting.predictions)
-    with_features(whole, store, row, features)  # so that computing features is not timed
+    with_features(whole, store, row, features, images)  # so that computing features is not timed
     # Other programs change the time that passes, but hardly the time that a CPU computes.
     clock = time.process_time if torch.device(device).type == "cpu" else time.perf_counter
     found = {}

@@ -1,5 +1,6 @@
 """From a row of the leaderboard to something that can be measured."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -19,6 +20,8 @@ from trident.progress import Progress
 from trident.recipes.loading import with_overrides
 from trident.settings import Protocol, Views
 from trident.weights import weight_names
+
+MEASURED = ("val", "test")  # splits: a temperature is fitted on the first
 
 
 class Features:
@@ -97,16 +100,19 @@ def n_parameters(checkpoint: Checkpoint) -> int:
 
 
 def with_features(
-    checkpoint: Checkpoint, store: ImageStore, row: Row, features: Features
+    checkpoint: Checkpoint, store: ImageStore, row: Row, features: Features, images: float = math.inf
 ) -> tuple[Checkpoint, ImageStore]:
     """The same on features computed beforehand, if no image changes the features of another. The answers are the same.
 
-    Every image occurs in many tasks, so this saves most of the work.
+    An image occurs in many tasks, so this saves most of the work. It does not if the tasks have fewer `images` in all
+    than the store.
     """
     recipe = checkpoint.recipe
     if isinstance(recipe.backbone, FrozenBackbone):
         network = frozen(_frozen_weights(recipe.backbone), features.device, recipe.backbone.of)
-        return checkpoint, features.of(store, network, ("val", "test"))
+        return checkpoint, features.of(store, network, MEASURED)
+    if images < sum(entry.count for split in MEASURED for entry in store.classes_of(split)):
+        return checkpoint, store
     apart = row.batch_norm == "running" and not row.views and isinstance(recipe.method, HeadOnFeatures)
     if not apart or not isinstance(recipe.backbone, Conv4Backbone):
         return checkpoint, store
@@ -119,7 +125,7 @@ def with_features(
         parameters={key: value for key, value in checkpoint.parameters.items() if key not in recipe.backbone.names},
         running={key: value for key, value in checkpoint.running.items() if key not in statistics},
     )
-    return reduced, features.of(store, network, ("val", "test"))
+    return reduced, features.of(store, network, MEASURED)
 
 
 def _frozen_weights(backbone: FrozenBackbone) -> Checkpoint:

@@ -13,7 +13,7 @@ from trident.methods.base import About, ClassifierHead, HeadModel, Losses, cross
 from trident.methods.soft_kmeans import SoftKMeans
 from trident.nn.cell_attention import HEADS, attend, initial_attention
 from trident.nn.linear import Linear
-from trident.nn.parameters import Parameters
+from trident.nn.parameters import Parameters, stacked
 from trident.settings import EpisodeSpec, require, require_at_least, require_positive, setting
 from trident.tasks.task import Labels, Task
 
@@ -85,7 +85,7 @@ class Ensemble(SoftKMeans, ClassifierHead):
     def initial(self, n_features: int, generator: torch.Generator) -> Parameters:
         layer = Linear("classes", n_features // self.branches, self.training_classes)
         starts = [layer.initial(generator) for _ in range(self.branches)]
-        return {key: torch.stack([start[key] for start in starts]) for key in starts[0]}  # (branch, class, ...)
+        return {key: stacked([start[key] for start in starts]) for key in starts[0]}  # (branch, class, ...)
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         return super().head(parameters, F.normalize(self._of_branches(parameters, features), dim=3).flatten(2), task)

@@ -76,7 +76,7 @@ class MetaQda(NormalisedHead):
             "prior.mean": torch.zeros(d),
             "prior.kappa": torch.tensor(0.1),
             "prior.nu": torch.tensor(float(d)),
-            "prior.lower": self.initial_spread * torch.eye(d),
+            "prior.lower": torch.zeros(d, d).fill_diagonal_(self.initial_spread),
         }
 
     def prior(self, parameters: Parameters) -> Prior:

@@ -1,6 +1,7 @@
 """Parameters are a flat dictionary of tensors. The inner loop maps a dictionary to a dictionary."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -34,6 +35,14 @@ def normal(shape: tuple[int, ...], deviation: float, generator: torch.Generator)
     """Random initial values with mean 0 and this standard deviation."""
     start = torch.empty(shape)
     return start if start.is_meta else deviation * start.normal_(generator=generator)
+
+
+def stacked(values: Sequence[Tensor]) -> Tensor:
+    """In a new first dimension, as torch.stack does. On the meta device that would first import torch's compiler."""
+    found = torch.empty((len(values), *values[0].shape))
+    for place, value in zip(found.unbind(), values, strict=True):
+        place.copy_(value)
+    return found
 
 
 def joined(parameters: Parameters) -> Tensor:
