@@ -37,5 +37,5 @@ def training_batch(method: HeadOnFeatures) -> Batch:
     """What the method is trained on, in float64."""
     if method.about.trained_on == "episodes":
         return tiny_tasks()
-    task, labels = ClassSource(tiny_store(), 12, 0, noise_shapes=method.batch_noise(12)).batch([0, 1])
+    task, labels = ClassSource(tiny_store(), 12, 0, noise_shapes=method.batch_noise()).batch([0, 1])
     return Batch(task.with_images(task.images.double() / 255), labels)

@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from conftest import TINY_METHOD, TINY_RECIPE, Silent, tiny_store
+from trident.backbones.frozen import FrozenBackbone
 from trident.data.glyphs import open_glyphs
 from trident.data.store import ImageStore, class_table, store_in_memory, write_store
 from trident.engines.execution import Execution
 from trident.engines.learner import Learner
-from trident.errors import NotFiniteError
+from trident.errors import NotFiniteError, TridentError
 from trident.learning.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from trident.learning.run_start import start_run
 from trident.learning.training import train
@@ -252,6 +253,12 @@ def test_one_query_at_a_time_is_for_evaluation_only(tmp_path: Path) -> None:
         start_run(untrained(queries_at_once="one").recipe, tiny_store(), "none", tmp_path / "run", "cpu")
 
 
+def test_single_images_have_no_support_set_for_batch_norm(tmp_path: Path) -> None:
+    recipe = load_recipe("glyphs-simpleshot", ["protocol.batch_norm=support"])
+    with pytest.raises(TridentError, match="single images have no support set; train with 'running'"):
+        start_run(recipe, open_glyphs(), "glyphs", tmp_path / "run", "cpu")
+
+
 def only_draw(task: Task, draw: int) -> Task:
     """The task with one draw of its queries' noise."""
     kept = {name: values for name, values in task.noise.items() if not name.startswith("query/")}
@@ -285,3 +292,12 @@ def test_an_audit_with_unlabelled_images_leaves_single_queries_out() -> None:
     names = [row.name for row in found.rows]
     assert "one query at a time" not in names and "default" in names
     assert "2 unlabelled images of each class and of 1 other classes" in found.rows[0].evaluation.describe_protocol()
+
+
+def test_features_have_no_batch_norm_to_audit() -> None:
+    recipe, backbone = load_recipe("features-nearest-mean"), FrozenBackbone(size=3)
+    images = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
+    store = ImageStore("made-up", images, class_table((str(i), "test", 10) for i in range(6)), "", backbone.of)
+    model = Checkpoint(replace(recipe, backbone=backbone, episode=EpisodeSpec(2, 1, 3)), {}, {}, 0)
+    found = audit(model, store, split="test", tasks=4, seed=0)
+    assert [row.name for row in found.rows if "batch norm" in row.name] == []

@@ -23,7 +23,7 @@ from trident.measuring.decoupling import (
     latent_means,
     projected_panels,
 )
-from trident.measuring.latents import set_up
+from trident.measuring.latents import query_latents, set_up
 from trident.measuring.reconstruction import reconstructions
 from trident.methods.base import Method
 from trident.methods.protonet import ProtoNet
@@ -76,7 +76,7 @@ def test_davies_bouldin_score() -> None:
 @pytest.mark.parametrize("batch_norm", ["transductive", "support"])
 def test_latents_before_and_after_adaptation(batch_norm: str) -> None:
     checkpoint, store = untrained(batch_norm), tiny_store()
-    learner, parameters, source = set_up(checkpoint, store, "test", 0, "cpu")
+    learner, parameters, source, _ = set_up(checkpoint, store, "test", 0, "cpu")
     batch = source.batch([0, 1])
     found = latent_means(learner, parameters, batch)
     assert found.before.label.shape == (2, 6, METHOD.label_latents)
@@ -94,7 +94,7 @@ def test_latents_before_and_after_adaptation(batch_norm: str) -> None:
 def test_the_change_of_the_score_over_many_tasks() -> None:
     checkpoint, store = untrained(), tiny_store()
     result = decoupling(checkpoint, store, split="test", tasks=7, seed=0, tasks_per_chunk=3)
-    learner, parameters, source = set_up(checkpoint, store, "test", 0, "cpu")
+    learner, parameters, source, _ = set_up(checkpoint, store, "test", 0, "cpu")
     found = latent_means(learner, parameters, source.batch(range(7)))
     for name in ("label", "semantic"):
         scores = [
@@ -106,7 +106,7 @@ def test_the_change_of_the_score_over_many_tasks() -> None:
         assert result.changes[name].change == pytest.approx(change.mean(), rel=1e-3, abs=1e-6)
         assert result.changes[name].change_ci95 == pytest.approx(1.96 * change.std(ddof=1) / np.sqrt(7), rel=1e-3)
     assert result.tasks == 7
-    assert "7 tasks, 95 % interval, seed 0" in result.protocol
+    assert "latent means, 3 inner steps, 7 tasks, 95 % interval, seed 0" in result.protocol
     assert result.shown.labels.shape == (1, 6)
 
 
@@ -200,6 +200,23 @@ def test_plots_need_no_display(tmp_path: Path) -> None:
     result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert (tmp_path / "figure.png").is_file()
+
+
+@pytest.mark.parametrize("batch_norm", ["transductive", "support"])
+def test_queries_are_decoded_as_in_training(batch_norm: str) -> None:
+    """Refinement takes in the support images too, but the decoder's batch norm must not see them for that."""
+    refined = replace(METHOD, classifier_start="prototypes", attfex="set", refinements=2, decoder_batch_norm=True)
+    checkpoint, store = untrained(batch_norm, refined), tiny_store()
+    learner, parameters, source, recipe = set_up(checkpoint, store, "test", 0, "cpu", "plain", "fp32")
+    task = source.batch([0]).task
+    adapted, _ = learner.adapt(parameters, task)[-1]
+    latents = query_latents(learner, adapted, task)
+    assert latents.n_context == task.n_support
+    with torch.no_grad():
+        expected, _ = learner.model.decode(adapted, latents, learner.statistics(task))
+    found = reconstructions(checkpoint, store, split="test", seed=0)
+    assert np.allclose(found.reconstructed, expected[0].numpy(), atol=1e-6)
+    assert "latent means" in found.protocol and recipe.protocol.latents == "mean"
 
 
 @pytest.mark.parametrize("batch_norm", ["transductive", "support", "running"])

@@ -139,6 +139,14 @@ def test_dirichlet_counts_vary() -> None:
     assert len(counts) > 15
 
 
+def test_any_label_may_be_that_of_the_absent_class() -> None:
+    drawn = EpisodeSampler(STORE, "test", EpisodeSpec(5, 1, 5), Protocol(balance="one_absent"))
+    queries = [drawn.draw(task_generator(0, "test", i)).query_labels for i in range(40)]
+    counts = np.array([np.bincount(labels, minlength=5) for labels in queries])  # (task, class)
+    assert (counts.sum(1) == 25).all() and ((counts == 0).sum(1) == 1).all()
+    assert set(counts.argmin(1)) == set(range(5))
+
+
 @pytest.mark.parametrize(
     ("spec", "split", "words"),
     [

@@ -18,6 +18,7 @@ from trident.methods.paddle import Paddle
 from trident.methods.scikit_learn import LogisticRegressionHead, NearestNeighbours
 from trident.methods.soft_kmeans import SoftKMeans
 from trident.nn.class_sizes import expected_shares
+from trident.tasks.task import Task
 
 # Class sizes
 
@@ -267,3 +268,9 @@ def test_scikit_learn_s_classifiers_are_scikit_learn_s() -> None:
 def test_settings_that_make_no_sense(make: Any, words: str) -> None:
     with pytest.raises(TridentError, match=words):
         make()
+
+
+def test_no_more_neighbours_vote_than_there_are() -> None:
+    features = torch.eye(4)[None]  # (task, image, feature)
+    found = NearestNeighbours(neighbours=10).head({}, features, Task(features, torch.tensor([[0, 1]]), 2))
+    assert found.exp().numpy() == pytest.approx(0.5)  # both support images vote

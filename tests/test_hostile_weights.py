@@ -82,6 +82,15 @@ ABSURD: dict[str, list[Any]] = {
 }
 
 
+def test_names_in_any_script_can_be_read(tmp_path: Path, parts: Parts) -> None:
+    """A no-break space or a joiner of letters is not printable for Python, but harmless in a name."""
+    tensors, about, name = parts
+    odd = "Aufnahme\u00a01 \u0915\u094d\u200d\u0937.store"
+    metadata = {"format": name, "trident": json.dumps(changed(about, "provenance.data", odd))}
+    (tmp_path / "odd.safetensors").write_bytes(save(tensors, metadata))
+    assert load_checkpoint(tmp_path / "odd.safetensors").provenance["data"] == odd
+
+
 @pytest.mark.parametrize("path", ABSURD)
 def test_absurd_values_in_weights_files(tmp_path: Path, parts: Parts, path: str) -> None:
     tensors, about, name = parts

@@ -104,7 +104,7 @@ def test_a_method_for_a_fixed_number_of_queries_takes_none_alone(tmp_path: Path)
     assert set(found) == {"balanced", "dirichlet"}
     add("ssr", "glyphs", found, tmp_path)
     lines = lines_of(GLYPHS, tmp_path)
-    assert tasks_by_condition(lines) == {"balanced": 2, "dirichlet": 2}
+    assert tasks_by_condition(lines) == {"balanced": "2", "dirichlet": "2"}
     assert "SSR" in page(tmp_path) and "SSR" in whole_document("# Title", tmp_path)
     assert "ssr" in missing(BOARDS["mini-1-shot"], tmp_path)
     assert "ssr" not in missing(BOARDS["mini-1-shot-10-queries"], tmp_path)
@@ -255,6 +255,10 @@ def test_mistakes(trident_here: Callable, tmp_path: Path) -> None:
     told("--results", "nowhere", words="there is no folder of results at nowhere")
     told("--tasks", "10", words="--tasks is for --quick")
     told("write", words="nothing to write")
+    (tmp_path / "notes.md").write_text("# Notes\n\n## Kept\n")
+    told("write", "--document", str(tmp_path / "notes.md"), words="is another document: it has no heading")
+    assert (tmp_path / "notes.md").read_text() == "# Notes\n\n## Kept\n"
+    (tmp_path / "notes.md").unlink()
     told("write", "--figure", "x.svg", *kept, words="no figure: nothing was measured")
     assert list(tmp_path.iterdir()) == []
     assert "mini-1-shot" in trident_here("leaderboard", "boards").stdout

@@ -11,6 +11,11 @@ def one_line(text: str) -> str:
     return _NOT_SHOWN.sub(_escaped, text)
 
 
+def is_shown(text: str) -> bool:
+    """Whether a terminal shows this text as it is."""
+    return _NOT_SHOWN.search(text) is None
+
+
 def _escaped(found: re.Match[str]) -> str:
     code = ord(found[0])
     if 0xDC80 <= code <= 0xDCFF:

@@ -200,7 +200,7 @@ class TrainingSettings:
     most_left_out: float = setting(
         0.1,
         "largest share of a step's tasks that may be omitted because their loss or gradient is not finite: at least "
-        "one task, unless it is 0",
+        "one task, unless it is 0. For methods with inner steps; others stop at the first such task",
     )
     tasks_per_chunk: int | None = setting(
         None, "tasks computed at once; fewer need less memory. 'none' takes all", most=100_000

@@ -15,7 +15,7 @@ TITLES = {
     "dirichlet": "class counts drawn from Dirichlet(2)",
     "alone": "each query classified alone",
 }
-TASKS_ALONE = 5  # a query alone costs as much as a task, so a fifth of the tasks are measured
+FEWER_TASKS_ALONE = 5  # classifying each query alone costs as much as a task, so a fifth of the tasks are measured
 
 
 @dataclass(frozen=True)

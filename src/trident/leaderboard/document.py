@@ -6,7 +6,9 @@ from trident.leaderboard.boards import BOARDS, TITLES, Board
 from trident.leaderboard.field import Row, absent
 from trident.leaderboard.lines import REFERENCE, Line, figure, lines_of, missing, points, tasks_by_condition
 from trident.leaderboard.results import FOLDER
+from trident.report.documents import introduction_before
 
+LAST_HEADING = "## Not in the table"
 HEADINGS = {
     "balanced": "balanced",
     "dirichlet": "Dirichlet(2)",
@@ -15,9 +17,7 @@ HEADINGS = {
 
 
 def introduction_of(path: Path) -> str:
-    """What stands in the document before its first table; this part is written by hand."""
-    text = path.read_text("utf-8") if path.is_file() else "# Methods side by side\n"
-    return text.partition("\n## ")[0]
+    return introduction_before("## ", path, "Methods side by side", LAST_HEADING)
 
 
 def whole_document(introduction: str, folder: Path = FOLDER) -> str:
@@ -25,7 +25,7 @@ def whole_document(introduction: str, folder: Path = FOLDER) -> str:
     parts = [introduction.rstrip("\n"), ""]
     for board in BOARDS.values():
         parts += _section(board, folder)
-    parts += ["## Not in the table", "", "| system | why |", "|---|---|"]
+    parts += [LAST_HEADING, "", "| system | why |", "|---|---|"]
     parts += [f"| {system.title} | {system.why} |" for system in absent()]
     return "\n".join([*parts, ""])
 
@@ -35,7 +35,7 @@ def _section(board: Board, folder: Path) -> list[str]:
     if not lines:
         return []
     counts = tasks_by_condition(lines)
-    tasks = ", ".join(f"{count:,} tasks with {TITLES[name]}" for name, count in counts.items())
+    tasks = ", ".join(f"{count} tasks with {TITLES[name]}" for name, count in counts.items())
     headings = [
         "method",
         *(f"{HEADINGS[name]}, %" for name in board.conditions),

@@ -84,9 +84,13 @@ def missing(board: Board, folder: Path = FOLDER) -> list[str]:
     ]
 
 
-def tasks_by_condition(lines: list[Line]) -> dict[str, int]:
-    """How many tasks were measured. Not every row has all conditions."""
-    return {name: measured.tasks for line in lines for name, measured in line.measured.items()}
+def tasks_by_condition(lines: list[Line]) -> dict[str, str]:
+    """How many tasks were measured, for people. Not every row has all conditions, or as many tasks as the others."""
+    counts: dict[str, set[int]] = {}
+    for line in lines:
+        for name, measured in line.measured.items():
+            counts.setdefault(name, set()).add(measured.tasks)
+    return {name: " to ".join(f"{n:,}" for n in sorted({min(found), max(found)})) for name, found in counts.items()}
 
 
 def _can_be_measured(row: Row, board: Board) -> bool:

@@ -12,7 +12,7 @@ from trident.data.store import ImageStore, class_table
 from trident.data.store_format import new_hash
 from trident.engines.execution import device_name
 from trident.files import short_digest
-from trident.leaderboard.boards import CONDITIONS, TASKS_ALONE, Board
+from trident.leaderboard.boards import CONDITIONS, FEWER_TASKS_ALONE, Board
 from trident.leaderboard.field import Row
 from trident.leaderboard.results import Measured
 from trident.leaderboard.subjects import Features, always_alone, checkpoint_of, n_parameters, under, with_features
@@ -55,7 +55,7 @@ def measure(
     for condition in board.conditions:
         if condition == "alone" and not whole.recipe.method.any_queries:
             continue
-        n_tasks = max(2, tasks // TASKS_ALONE) if condition == "alone" else tasks
+        n_tasks = max(2, tasks // FEWER_TASKS_ALONE) if condition == "alone" else tasks
         # A method that classifies each query alone anyway gives the same answers to all at once, in less time.
         alone = condition == "alone" and always_alone(whole, row)
         began = clock()

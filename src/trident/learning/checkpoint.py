@@ -27,7 +27,7 @@ from trident.weights import weight_names, weights_file
 LAST = "last.safetensors"
 BEST = "best.safetensors"
 MOMENTS = ("exp_avg", "exp_avg_sq")  # Adam's state
-_MOST_LETTERS = 200  # of an error of somebody else's, in a message
+_MOST_LETTERS = 200  # of another library's error message that is repeated in ours
 _DAMAGE = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError)  # RecursionError is one too
 _FORMAT = "trident-checkpoint-2"
 

@@ -45,7 +45,7 @@ def _locked(path: Path, run: Path) -> BinaryIO:
     while True:
         file = path.open("a+b")
         try:
-            # Other than flock, it is not inherited by processes that this one starts, which may live longer.
+            # Unlike flock, lockf is not inherited by child processes, which may live longer than this one.
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
             with file:

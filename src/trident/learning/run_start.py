@@ -30,6 +30,8 @@ def check_run(recipe: Recipe, store: ImageStore) -> None:
         )
     if recipe.protocol.queries_at_once == "one":
         raise TridentError("protocol.queries_at_once is 'one': it serves evaluation only; train with 'all'")
+    if about.trained_on == "classes" and recipe.protocol.batch_norm == "support":
+        raise TridentError("protocol.batch_norm is 'support': single images have no support set; train with 'running'")
     recipe.backbone.check_store(store)
     recipe.method.check_training(recipe.backbone)
     known, found = recipe.method.n_training_classes, len(store.classes_of("train"))

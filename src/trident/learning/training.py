@@ -198,7 +198,7 @@ def training_source(recipe: Recipe, store: ImageStore, device: torch.device | st
     """What the recipe's method is trained on: tasks, or batches of images of all training classes."""
     settings = recipe.training
     if recipe.method.about.trained_on == "classes":
-        noise = recipe.method.batch_noise(settings.images_per_step)
+        noise = recipe.method.batch_noise()
         return ClassSource(store, settings.images_per_step, settings.seed, device, settings.augmentation, noise)
     training = recipe.in_training()
     return TaskSource(

@@ -5,11 +5,13 @@ import struct
 from pathlib import Path
 from typing import Any
 
+from trident.errors import is_shown
+
 _MOST_HEADER = 2**24  # bytes; those of the included weights have about 20,000
-_MOST_BYTES = 2**32  # of a file: three times the parameters that a recipe may have fit in
+_MOST_BYTES = 2**32  # of a file: enough for the largest network that is allowed and Adam's two moments
 _MOST_STEPS = 2**48
 _MOST_LETTERS = 1000
-_MOST_STARTS = 20  # runs that started from runs that started from runs
+_MOST_STARTS = 20  # longest chain of runs, each started from the one before
 _TEMPERATURES = (1e-3, 1e3)
 
 
@@ -81,7 +83,7 @@ def _check_texts(value: Any, depth: int = 0) -> None:
     if depth > 3 * _MOST_STARTS:
         raise ValueError("what it says about itself is nested too deeply")
     if isinstance(value, str):
-        if len(value) > _MOST_LETTERS or not value.isprintable():
+        if len(value) > _MOST_LETTERS or not is_shown(value):
             raise ValueError("what it says about itself has control characters or very long texts")
     elif isinstance(value, dict):
         for key, part in value.items():

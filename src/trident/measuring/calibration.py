@@ -153,7 +153,8 @@ def fit_temperature(predictions: Predictions) -> float:
     """The temperature that makes the labels most likely.
 
     The log-likelihood of softmax(b * log p) is concave in the inverse temperature b, so bisection finds where its slope
-    is zero. If all predictions are right, or all are wrong, the result is an end of the range.
+    is zero. If all predictions are right, the result is the coldest temperature allowed; if the true classes have, on
+    average, a smaller log-probability than the mean over the classes, it is the hottest.
     """
     log_p, labels = _flat(predictions)
     behind = log_p[np.arange(len(labels)), labels][:, None] - log_p  # (query, n_way): 0 for the true class

@@ -119,8 +119,7 @@ def decoupling(
     tasks_per_chunk: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Decoupling:
-    recipe = checkpoint.recipe
-    learner, parameters, source = set_up(checkpoint, store, split, seed, device, engine, precision)
+    learner, parameters, source, recipe = set_up(checkpoint, store, split, seed, device, engine, precision)
     shown: TaskLatents | None = None
     scores: dict[str, list[tuple[float, float]]] = {name: [] for name in LATENTS}
     chunks = chunks_of(tasks, tasks_per_chunk or default_chunk(recipe, device))

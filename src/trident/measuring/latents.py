@@ -19,6 +19,7 @@ from trident.methods.trident.latents import Latents
 from trident.methods.trident.network import Network
 from trident.nn.batch_norm import BatchNormStatistics
 from trident.nn.parameters import Parameters, on_device
+from trident.recipes.recipe import Recipe
 from trident.settings import require
 from trident.tasks.source import TaskSource
 from trident.tasks.task import Task
@@ -41,6 +42,7 @@ class Setup(NamedTuple):
     learner: LatentLearner
     parameters: Parameters
     source: TaskSource
+    recipe: Recipe  # as it is measured: with latent means
 
 
 def as_array(tensor: Tensor) -> np.ndarray:
@@ -77,7 +79,7 @@ def set_up(
     learner = with_latents(model.learner(execution_for(device, engine, precision, recipe)))
     shapes = recipe.model.noise_shapes(recipe.episode, 1)
     source = task_source(model, store, split, seed, str(device), None, shapes)
-    return Setup(learner, on_device(checkpoint.parameters, device), source)
+    return Setup(learner, on_device(checkpoint.parameters, device), source, recipe)
 
 
 def query_latents(learner: LatentLearner, adapted: Parameters, task: Task) -> Latents:

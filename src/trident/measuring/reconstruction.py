@@ -24,6 +24,7 @@ class Reconstructions(NamedTuple):
     chosen: np.ndarray  # (chosen,) which queries: the first of each class
     squared_error: float  # summed over an image, mean over the queries
     squared_error_of_mean: float  # if every image is replaced by the mean query image, for comparison
+    protocol: str = ""
 
     def describe(self) -> str:
         better = "better" if self.squared_error < self.squared_error_of_mean else "worse"
@@ -44,13 +45,14 @@ def reconstruct_task(learner: LatentLearner, parameters: Parameters, batch: Batc
     context, n = found.n_context, len(chosen)
 
     def decode(label: Tensor, semantic: Tensor) -> Tensor:
-        """Decode latents (task, image, latent), together with the support images if batch norm needs them."""
-        semantic = torch.cat([found.z_semantic[:, :context], semantic], 1)
-        label = torch.cat([found.z_label[:, :context], label], 1)
+        """Decode latents (task, image, latent) of queries."""
+        whole = found._replace(
+            z_label=torch.cat([found.z_label[:, :context], label], 1),
+            z_semantic=torch.cat([found.z_semantic[:, :context], semantic], 1),
+        )
         with torch.no_grad():
-            codes = torch.cat([semantic, label], 2)
-            images, _ = learner.model.decoder(adapted, codes, learner.statistics(task))
-        return images[0, context:]
+            images, _ = learner.model.decode(adapted, whole, learner.statistics(task))
+        return images[0]
 
     z_label, z_semantic = found.z_label[:, context:], found.z_semantic[:, context:]
     rows, columns = np.repeat(chosen, n), np.tile(chosen, n)
@@ -77,11 +79,12 @@ def reconstructions(
     task: int = 0,
     device: torch.device | str = "cpu",
 ) -> Reconstructions:
-    learner, parameters, source = set_up(checkpoint, store, split, seed, device)
+    learner, parameters, source, recipe = set_up(checkpoint, store, split, seed, device, "plain", "fp32")
     found = reconstruct_task(learner, parameters, source.batch([task]))
     if not np.isfinite(found.squared_error):
         raise NotFiniteError(f"{split} task {task}: the reconstruction is not finite")
-    return found
+    episode = f"{recipe.episode.describe()}, {recipe.episode.describe_queries()}"
+    return found._replace(protocol=f"{store.dataset} {split}, {episode}, {recipe.describe_protocol()}")
 
 
 def _squared_error(images: Tensor, other: Tensor) -> float:

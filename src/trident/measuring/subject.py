@@ -64,6 +64,8 @@ class TrainedModel:
 
     def effective(self, protocol: Protocol) -> Protocol:
         """The protocol, with defaults for settings that this model ignores."""
+        if not self.recipe.backbone.has_batch_norm:
+            protocol = replace(protocol, batch_norm=Protocol().batch_norm)
         return protocol if self.recipe.model.noise_shapes(self.episode, 1) else without_latents(protocol)
 
     def describe_protocol(self) -> str:

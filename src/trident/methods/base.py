@@ -95,7 +95,7 @@ class Method(ABC):
         """Number of training classes, if training needs to know it; otherwise 0."""
         return 0
 
-    def batch_noise(self, n_images: int) -> NoiseShapes:
+    def batch_noise(self) -> NoiseShapes:
         """The noise that a training batch of single images needs, for methods trained on all classes."""
         return {}
 

@@ -93,10 +93,10 @@ class InnerLoopMethod(Method):
     adapts_to_support_alone: ClassVar[bool] = False  # whether no query changes the adapted parameters
 
     inner_optimizer: Literal["sgd", "adam"] = setting(
-        "sgd", "optimiser of the inner steps: plain gradient steps (Algorithm 2, released code) or Adam", True
+        "sgd", "optimiser of the inner steps: plain gradient steps, or Adam", True
     )
-    inner_rate: float = setting(1e-3, "learning rate of the inner steps, the paper's alpha", True)
-    inner_steps: int = setting(5, "inner steps, the paper's n", True, most=100)
+    inner_rate: float = setting(1e-3, "learning rate of the inner steps", True)
+    inner_steps: int = setting(5, "inner steps", True, most=100)
     inner_order: Literal["second", "first"] = setting(
         "second", "second: differentiate through the inner steps; first: do not, which is cheaper", True
     )

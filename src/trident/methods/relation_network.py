@@ -15,8 +15,6 @@ from trident.nn.parameters import Parameters, uniform
 from trident.settings import require_at_least, setting
 from trident.tasks.task import Labels, Task
 
-BLOCKS = 2
-
 
 @dataclass(frozen=True)
 class RelationNetwork(HeadOnFeatures):

@@ -58,7 +58,7 @@ class S2M2(BaselinePlusPlus):
         rotations = Linear("rotations", n_features, ROTATIONS)
         return super().initial(n_features, generator) | rotations.initial(generator)
 
-    def batch_noise(self, n_images: int) -> NoiseShapes:
+    def batch_noise(self) -> NoiseShapes:
         return {MIXING: (1, 4)}
 
     def mixing(self, noise: Tensor) -> tuple[Tensor, Tensor]:

@@ -21,14 +21,14 @@ class ScikitLearnHead(HeadOnFeatures):
     """Base of heads that fit an estimator of scikit-learn to the support set of each task."""
 
     @abstractmethod
-    def estimator(self) -> Any: ...
+    def estimator(self, n_support: int) -> Any: ...
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         unit = F.normalize(features.detach(), dim=2)
         rows = unit.cpu().double().numpy()
         found = []
         for one, labels in zip(rows, task.support_labels.cpu().numpy(), strict=True):
-            fitted = self.estimator().fit(one[task.support], labels)
+            fitted = self.estimator(task.n_support).fit(one[task.support], labels)
             found.append(torch.from_numpy(fitted.predict_proba(one[task.queries])))
         return torch.stack(found).clamp(min=1e-12).log().to(features)
 
@@ -49,7 +49,7 @@ class LogisticRegressionHead(ScikitLearnHead):
     def __post_init__(self) -> None:
         require_positive(self, "method", "inverse_penalty")
 
-    def estimator(self) -> Any:
+    def estimator(self, n_support: int) -> Any:
         return _imported("linear_model").LogisticRegression(
             C=self.inverse_penalty, class_weight="balanced", max_iter=1000
         )
@@ -65,13 +65,15 @@ class NearestNeighbours(ScikitLearnHead):
     about = About(
         "k nearest neighbours", "Cover & Hart 1967", "Nearest Neighbor Pattern Classification", trained_on="nothing"
     )
-    neighbours: int = setting(1, "how many support images vote", after_training=True, most=10_000)
+    neighbours: int = setting(
+        1, "how many support images vote; all of them, if there are fewer", after_training=True, most=10_000
+    )
 
     def __post_init__(self) -> None:
         require_at_least(self, "method", 1, "neighbours")
 
-    def estimator(self) -> Any:
-        return _imported("neighbors").KNeighborsClassifier(self.neighbours)
+    def estimator(self, n_support: int) -> Any:
+        return _imported("neighbors").KNeighborsClassifier(min(self.neighbours, n_support))
 
 
 def _imported(name: str) -> Any:

@@ -97,5 +97,6 @@ class ConvLayer:
     def _convolution(self, images: Tensor, weight: Tensor) -> Tensor:
         if not self.from_patches:
             return convolve(images, weight)
-        patches = patches_of(images) if images.shape[4] == self.inputs else images  # a slice holds images
+        # With many images these are pixels, to save memory; with few, `first_layer_input` has made patches of them.
+        patches = patches_of(images) if images.shape[4] == self.inputs else images
         return convolve_patches(patches, weight)

@@ -3,9 +3,7 @@
 import torch
 from torch import Tensor
 
-ROUNDING = (
-    100  # times the smallest relative difference of numbers: what a penalty must at least be of the sum of squares
-)
+ROUNDING = 100  # smallest penalty, in units of the rounding error: eps times the sum of squares
 
 
 def ridge_reconstructions(rows: Tensor, queries: Tensor, penalties: Tensor) -> Tensor:

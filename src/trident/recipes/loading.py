@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trident.backbones import BACKBONES
-from trident.errors import TridentError
+from trident.errors import TridentError, is_shown
 from trident.importing import imported
 from trident.methods.base import Method
 from trident.methods.registry import method_class, method_name
@@ -236,7 +236,7 @@ def _checked(value: Any, hint: Any, key: str) -> Any:
     if type(value) is not hint:
         names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
         raise TridentError(f"{key} is {_short(value)}: it must be {names[hint]}")
-    if isinstance(value, str) and (len(value) > MOST_LETTERS or not value.isprintable()):
+    if isinstance(value, str) and (len(value) > MOST_LETTERS or not is_shown(value)):
         raise TridentError(
             f"{key} is {_short(value)}: it must be text without control characters, {MOST_LETTERS} letters at most"
         )

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from trident.errors import TridentError
+from trident.report.documents import introduction_before
 from trident.report.figures import to_svg
 from trident.report.page import render
 from trident.reproduction.panels import Reproduction
@@ -20,16 +20,7 @@ LATENTS = "Latents of one task's queries before and after adaptation: two princi
 
 
 def introduction_of(path: Path) -> str:
-    """What stands in the document before its first table; this part is written by hand."""
-    if not path.is_file():
-        return "# The paper, run again\n"
-    try:
-        introduction, heading, _ = path.read_text("utf-8").partition(f"\n{HEADING}")
-    except UnicodeDecodeError:
-        heading = ""
-    if not heading:
-        raise TridentError(f"{path} is another document: it has no heading '{HEADING}', so it is left as it is")
-    return introduction
+    return introduction_before(HEADING, path, "The paper, run again", HEADING)
 
 
 def whole_document(introduction: str, reproduction: Reproduction, folder: Path = FOLDER) -> str:

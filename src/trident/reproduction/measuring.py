@@ -94,8 +94,9 @@ def _calibrated(found: Calibration) -> Calibrated:
     return Calibrated(found.ece, found.mce, found.brier, found.temperature)
 
 
-def _source(store: ImageStore, tasks: int, device: str, seconds: float, execution: Execution | None = None) -> Source:
-    engine, precision = (execution.engine, execution.precision) if execution else ("plain", "fp32")
+def _source(store: ImageStore, tasks: int, device: str, seconds: float, execution: Execution | None) -> Source:
+    """`execution` is None if nothing could be measured."""
+    engine, precision = (execution.engine, execution.precision) if execution else ("", "")
     return Source(tasks, store.fingerprint, device_name(device), engine, precision, seconds)
 
 
@@ -117,7 +118,7 @@ def latents(checkpoint: Checkpoint, store: ImageStore, tasks: int, device: str, 
     }
     shown = found["shuffled"]
     labels = [int(label) for label in shown.shown.labels[0]]
-    source = _source(store, tasks, device, time.perf_counter() - began)
+    source = _source(store, tasks, device, time.perf_counter() - began, Execution(device))
     return Latents({order: one.to_json() for order, one in found.items()}, _points(shown), labels, source)
 
 
@@ -141,20 +142,18 @@ def reconstructed(
 ) -> Reconstructed:
     """On the first tasks only; `tasks` is how many the panel asks for."""
     began, used = time.perf_counter(), min(RECONSTRUCTED_TASKS, tasks)
-    orders, swapped = {}, np.zeros(0)
+    orders, swapped, protocol = {}, np.zeros(0), ""
     for place, order in enumerate(ORDERS):
         model, errors = in_order(checkpoint, order), []
         for task in range(used):
             found = reconstructions(model, store, split="test", seed=0, task=task, device=device)
             errors.append((found.squared_error, found.squared_error_of_mean))
-            swapped = found.swapped if task == 0 else swapped
+            swapped, protocol = (found.swapped, found.protocol) if task == 0 else (swapped, protocol)
             counted(progress, place * used, len(ORDERS) * used)(task + 1, used)
         ours, of_mean = np.array(errors).T  # (task,) each
         orders[order] = Decoded(float(ours.mean()), float(of_mean.mean()), *mean_and_interval(ours / of_mean))
-    recipe = checkpoint.recipe
-    protocol = f"{store.dataset} test, {recipe.episode.describe()}, {recipe.describe_protocol()}, {used} tasks, seed 0"
-    source = _source(store, tasks, device, time.perf_counter() - began)
-    return Reconstructed(orders, protocol, _as_jpeg(swapped), source)
+    source = _source(store, tasks, device, time.perf_counter() - began, Execution(device))
+    return Reconstructed(orders, f"{protocol}, {used} tasks, seed 0", _as_jpeg(swapped), source)
 
 
 def _as_jpeg(images: np.ndarray) -> str:

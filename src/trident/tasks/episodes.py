@@ -135,7 +135,7 @@ class EpisodeSampler:
         """The classes' shares of the queries."""
         if self.protocol.balance == "one_absent":
             present = self.spec.n_way - 1
-            return np.array([1 / present] * present + [0.0])  # the classes are in random order
+            return generator.permutation([1 / present] * present + [0.0])  # any label may be that of the absent class
         return np.asarray(generator.dirichlet([self.protocol.dirichlet_alpha] * self.spec.n_way))
 
 

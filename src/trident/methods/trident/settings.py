@@ -17,6 +17,11 @@ from trident.settings import require, require_at_least, setting
 
 @dataclass(frozen=True)
 class TridentSettings(InnerLoopMethod, ObjectiveSettings, ABC):
+    inner_optimizer: Literal["sgd", "adam"] = setting(
+        "sgd", "optimiser of the inner steps: plain gradient steps (Algorithm 2, released code) or Adam", True
+    )
+    inner_rate: float = setting(1e-3, "learning rate of the inner steps, the paper's alpha", True)
+    inner_steps: int = setting(5, "inner steps, the paper's n", True, most=100)
     label_latents: int = setting(64, "size of z_label", most=4096)
     semantic_latents: int = setting(64, "size of z_semantic", most=4096)
     semantic_channels: int | None = setting(

@@ -1,0 +1,21 @@
+"""Documents whose first part is written by hand, and the rest from kept results."""
+
+from pathlib import Path
+
+from trident.errors import TridentError
+
+
+def introduction_before(first: str, path: Path, title: str, heading: str) -> str:
+    """The part written by hand: what stands before `first`. A new document has a title only.
+
+    A document that has no such `heading` is another one, and must not be overwritten.
+    """
+    if not path.is_file():
+        return f"# {title}\n"
+    try:
+        text = path.read_text("utf-8")
+    except UnicodeDecodeError:
+        text = ""
+    if f"\n{heading}\n" not in text:
+        raise TridentError(f"{path} is another document: it has no heading '{heading}', so it is left as it is")
+    return text.partition(f"\n{first}")[0]
