@@ -1,6 +1,7 @@
 """`trident reproduce`: the list of panels, running them, and what is written from the results."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -223,7 +224,7 @@ def test_states_and_rows_say_what_was_run(tmp_path: Path) -> None:
     put(models[1], kept(models[1], 4, error="step 5: the loss is not finite"), tmp_path)
     bad = BothOrders({}, dict.fromkeys(ORDERS, "task 3 is not finite"), None, None, SOURCE)
     put(models[2], replace(kept(models[2]), measured={"mini-imagenet": bad}), tmp_path)
-    assert state(reproduction, panel, tmp_path) == "2 of 6 run, 1 of 6 with fewer steps"
+    assert state(reproduction, panel, tmp_path) == "2 of 5 run, 1 of 5 with fewer steps"
     rows = section(reproduction, panel, tmp_path).rows
     assert "2,000 of 82,000" in rows[0] and "step 5: the loss is not finite" in rows[1]
     assert "no result: task 3 is not finite" in rows[2] and "not run" in rows[3]
@@ -283,11 +284,39 @@ def test_correlations_follow_the_published_order(sign: int, tmp_path: Path) -> N
     assert "Spearman" in page(reproduction, tmp_path)
 
 
+def test_what_is_run_is_shown_without_stores_and_writes_nothing(
+    trident_here: Callable[..., Answer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "fitted on validation tasks" in trident_here("reproduce", "calibration").stdout
+    found = json.loads(trident_here("reproduce", "parameters", "calibration", "--json").stdout)
+    assert [(one["name"], one["state"]) for one in found] == [("parameters", "nothing to run"), ("calibration", "run")]
+    assert found[1]["rows"][0]["ECE"] == "0.0036"
+    assert list(tmp_path.iterdir()) == []
+    assert trident_here("reproduce", "--figures", "new").returncode == 0
+    assert (tmp_path / "new" / "reproduction-order.svg").is_file()
+
+
+def test_own_results_are_listed_and_a_fresh_start_has_none(
+    small: Path, trident_here: Callable[..., Answer], tmp_path: Path
+) -> None:
+    own = ("--file", str(small / "panels.toml"), "--out", str(small / "runs"))
+    (small / "runs" / "results").symlink_to(small / "results")  # where they are unless --results says otherwise
+    assert re.search(r"^accuracy +run ", trident_here("reproduce", *own).stdout, re.M)
+    calibration = ("reproduce", "calibration", "--fresh", "--out", str(tmp_path / "again"))
+    assert_one_line_error(trident_here(*calibration), "needs the store of mini-imagenet")
+    assert not (tmp_path / "again").exists()
+
+
 def test_errors_are_one_line(small: Path, reproduce: Reproduce, trident_here: Callable[..., Answer]) -> None:
     def told(*arguments: str, words: str) -> None:
         assert_one_line_error(trident_here("reproduce", *arguments, "--out", f"{small}/other"), words)
 
-    told("calibration", words="needs the store of mini-imagenet")
+    told("attfex", words="needs the store of mini-imagenet: give it with --data STORE")
+    told("attfex", "--data", "glyphs", words="needs the store of mini-imagenet")
+    told("ablation", words="there are ablation-training, ablation-latents, ablation-attfex-width")
+    told("--budget", "0.5", words="run what? Name a table or figure")
+    told("--results", "nowhere", words="there is no folder of results at nowhere")
     told("calibratoin", words="did you mean")
     told("accuracy", "--cub", "glyphs", words="holds glyphs, not cub")
     told("--document", "/nowhere/d.md", words="the folder /nowhere does not exist")

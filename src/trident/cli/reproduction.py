@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -32,12 +32,15 @@ def reproduce(
         str | None,
         typer.Option(metavar="auto|ADDRESS", help="Spread trainings over a Ray cluster, as 'trident ablate' does."),
     ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Begin without the results that come along.")] = False,
     document: Annotated[
-        Path | None, typer.Option(help="Write this document (Markdown); its introduction stays.")
+        Path | None, typer.Option(help="Write this document (Markdown); if there is one, its introduction stays.")
     ] = None,
     page: Annotated[Path | None, typer.Option(help="Write this HTML page.")] = None,
     figures: Annotated[Path | None, typer.Option(help="Write the figures as SVG files into this folder.")] = None,
-    results: Annotated[Path | None, typer.Option(help="Folder of results; default: those that come along.")] = None,
+    results: Annotated[
+        Path | None, typer.Option(help="Folder of results; default: OUT/results, or those that come along.")
+    ] = None,
     file: Annotated[Path | None, typer.Option(help="Another list of tables and figures, a TOML file.")] = None,
     device: Device = "auto",
     as_json: Json = False,
@@ -46,30 +49,45 @@ def reproduce(
 
     \b
     trident reproduce                                    list them, and which are run
-    trident reproduce calibration --data mini.store      run what one still lacks; run it again to resume
+    trident reproduce calibration                        show one, if nothing is missing
+    trident reproduce stand-in --data tiny.store         run what one still lacks; run it again to resume
+    trident reproduce calibration --data mini.store --fresh --out runs/again      run all of it again
     trident reproduce --document d.md --page p.html      write both from the kept results, without computing
 
     Models are measured with queries sorted by class, as the paper's released code does, and with the same queries
     shuffled. Several processes may work on one table at a time: give each the same command. New results are kept in
-    OUT/results, which begins with those that come along.
+    OUT/results, which begins with those that come along. Trainings take three to ten minutes each on an H200, and
+    many hours on a CPU.
     """
     from trident.reproduction.panels import FILE, load_panels
     from trident.reproduction.results import FOLDER
 
     reproduction = load_panels(file or FILE)
-    kept = results or (out / "results" if names else FOLDER)
+    own = out / "results"
+    kept = results or (own if names or own.is_dir() else FOLDER)
     _check_outputs(document, page, figures)
     if names:
         panels = [reproduction.panel(name) for name in dict.fromkeys(names)]
-        shop = _workshop(data or [], cub, out, kept, device, budget)
-        for panel in panels:  # before any training
-            for model in reproduction.models_of(panel):
-                for dataset in (model.data[0], *panel.datasets_of(model)):
-                    shop.store(dataset)
-        shop.prepare()
+        shop = _workshop(data or [], cub, out, kept, device, budget, fresh)
+        lacking = [one for panel in panels for one in _lacking(reproduction, panel, shop)]
+        for model, dataset in lacking:  # before any training
+            shop.store(model.data[0])
+            shop.store(dataset)
+        if lacking:
+            shop.prepare()
+        elif not kept.is_dir():
+            kept = FOLDER
         for panel in panels:
             _run(reproduction, panel, shop, cluster)
-            _show(reproduction, panel, kept)
+            if not as_json:
+                _show(reproduction, panel, kept)
+        if as_json:
+            print(json.dumps([_as_json(reproduction, panel, kept) for panel in panels]))
+    else:
+        if data or cub or cluster or fresh or budget != 1:
+            raise TridentError("run what? Name a table or figure; without names, 'trident reproduce' lists them")
+        if results is not None and not results.is_dir():
+            raise TridentError(f"there is no folder of results at {results}")
     if document or page or figures:
         _write(reproduction, kept, document, page, figures)
     elif not names:
@@ -80,14 +98,18 @@ def _check_outputs(document: Path | None, page: Path | None, figures: Path | Non
     from trident.files import check_writable
     from trident.reproduction.document import introduction_of
 
-    for path in (document, page, figures / "x.svg" if figures else None):
+    if figures is not None and figures.exists() and not figures.is_dir():
+        raise TridentError(f"--figures {figures} is a file: it must be a folder")
+    for path in (document, page, figures if figures and not figures.exists() else None):
         if path is not None:
             check_writable(path)
     if document is not None:
         introduction_of(document)
 
 
-def _workshop(sources: list[str], cub: str | None, out: Path, kept: Path, device: str, budget: float) -> "Workshop":
+def _workshop(
+    sources: list[str], cub: str | None, out: Path, kept: Path, device: str, budget: float, fresh: bool
+) -> "Workshop":
     from trident.cli.console import TrainingProgress, counting, stderr
     from trident.reproduction.running import Workshop
 
@@ -103,19 +125,21 @@ def _workshop(sources: list[str], cub: str | None, out: Path, kept: Path, device
     def say(text: str) -> None:
         stderr.print(text, soft_wrap=True)
 
-    return Workshop(stores, out, kept, device_of(device), budget, say, TrainingProgress, counting)
+    return Workshop(stores, out, kept, fresh, device_of(device), budget, say, TrainingProgress, counting)
+
+
+def _lacking(reproduction: "Reproduction", panel: "Panel", shop: "Workshop") -> "list[tuple[Model, str]]":
+    """Models of a panel, and datasets that they are not measured on yet."""
+    return [
+        (model, dataset)
+        for model in reproduction.models_of(panel)
+        for dataset in panel.datasets_of(model)
+        if not shop.complete(panel, model, dataset, reproduction.tasks[dataset])
+    ]
 
 
 def _run(reproduction: "Reproduction", panel: "Panel", shop: "Workshop", cluster: str | None) -> None:
-    def lacking() -> "list[tuple[Model, str]]":
-        return [
-            (model, dataset)
-            for model in reproduction.models_of(panel)
-            for dataset in panel.datasets_of(model)
-            if not shop.complete(panel, model, dataset, reproduction.tasks[dataset])
-        ]
-
-    wanted = lacking()
+    wanted = _lacking(reproduction, panel, shop)
     if not wanted:
         shop.say(f"{panel.name}: nothing is missing")
         return
@@ -123,7 +147,7 @@ def _run(reproduction: "Reproduction", panel: "Panel", shop: "Workshop", cluster
     for dataset in sorted({model.data[0] for model in trained.values()}):
         for model in _train([one for one in trained.values() if one.data[0] == dataset], shop, cluster):
             # Each is measured before the next is trained. Another process may have been faster.
-            for same, measured_on in lacking():
+            for same, measured_on in _lacking(reproduction, panel, shop):
                 if same.name == model.name:
                     shop.measure(reproduction, panel, model, measured_on)
     for model, dataset in wanted:
@@ -162,6 +186,14 @@ def _show(reproduction: "Reproduction", panel: "Panel", kept: Path) -> None:
     print("\n".join(lines))
 
 
+def _as_json(reproduction: "Reproduction", panel: "Panel", kept: Path) -> dict[str, Any]:
+    from trident.reproduction.sections import section
+
+    found = section(reproduction, panel, kept)
+    rows = [dict(zip(found.headings, row, strict=True)) for row in found.rows]
+    return _described(panel, found.state) | {"rows": rows, "notes": found.notes}
+
+
 def _write(
     reproduction: "Reproduction", kept: Path, document: Path | None, page: Path | None, figures: Path | None
 ) -> None:
@@ -182,14 +214,19 @@ def _write(
         from trident.reproduction.plots import all_plots
 
         for name, figure in all_plots(reproduction, kept).items():
+            figures.mkdir(exist_ok=True)
             save_figure(figure, figures / f"reproduction-{name}.svg")
 
 
 def _list(reproduction: "Reproduction", kept: Path, as_json: bool) -> None:
     from trident.reproduction.states import state
 
-    rows = [(panel.name, panel.place, panel.title, state(reproduction, panel, kept)) for panel in reproduction.panels]
+    found = [_described(panel, state(reproduction, panel, kept)) for panel in reproduction.panels]
     if as_json:
-        print(json.dumps([dict(zip(("name", "place", "title", "state"), row, strict=True)) for row in rows]))
+        print(json.dumps(found))
         return
-    print("\n".join(aligned([(name, state, f"{place}: {title}") for name, place, title, state in rows])))
+    print("\n".join(aligned([(one["name"], one["state"], f"{one['place']}: {one['title']}") for one in found])))
+
+
+def _described(panel: "Panel", state: str) -> dict[str, Any]:
+    return {"name": panel.name, "place": panel.place, "title": panel.title, "state": state}

@@ -113,7 +113,9 @@ class Reproduction:
 
     def panel(self, name: str) -> Panel:
         names = [panel.name for panel in self.panels]
-        require(name in names, f"the paper has no panel '{name}'{nearest(name, names)}")
+        longer = [one for one in names if one.startswith(name)]
+        hint = f": there are {', '.join(longer)}" if longer else nearest(name, names)
+        require(name in names, f"no table or figure of the paper is called '{name}'{hint}")
         return self.panels[names.index(name)]
 
     def models_of(self, panel: Panel) -> list[Model]:

@@ -33,6 +33,7 @@ class Workshop:
     stores: dict[str, tuple[str, ImageStore]]  # by dataset: how to find it again, and the store
     runs: Path  # folder of trainings
     results: Path
+    fresh: bool  # whether to begin without the results that come along
     device: str
     budget: float
     say: Callable[[str], None]
@@ -40,19 +41,24 @@ class Workshop:
     bar: Callable[[str], AbstractContextManager[Progress]]
 
     def store(self, dataset: str) -> ImageStore:
-        require(dataset in self.stores, f"this needs the store of {dataset}: give it with --data STORE")
+        given = [name for name in self.stores if name != "glyphs"]
+        found = f"; the stores given hold {' and '.join(given)}" if given else ""
+        option = "--cub" if dataset == "cub" else "--data"
+        require(dataset in self.stores, f"this needs the store of {dataset}: give it with {option} STORE{found}")
         return self.stores[dataset][1]
 
     def prepare(self) -> None:
-        """Make the folder of results, and begin with those that come along."""
+        """Make the folder of results, with those that come along."""
         require(not self.results.is_file(), f"--results {self.results} is a file: it must be a folder")
         self.results.mkdir(parents=True, exist_ok=True)
-        for path in FOLDER.glob("*.json"):
+        for path in [] if self.fresh else FOLDER.glob("*.json"):
             if not (self.results / path.name).exists():
                 shutil.copyfile(path, self.results / path.name)
 
     def complete(self, panel: Panel, model: Model, dataset: str, tasks: int) -> bool:
         kept, store = read(model.name, self.results), self.stores.get(dataset)
+        if kept is None and not self.fresh:
+            kept = read(model.name, FOLDER)
         fingerprint = store[1].fingerprint if store else None
         return kept is not None and is_complete(kept, panel, model, dataset, tasks, self.budget, fingerprint)
 

@@ -170,8 +170,8 @@ def _latents(reproduction: Reproduction, panel: Panel, folder: Path) -> Table:
 
 
 def _reconstructions(reproduction: Reproduction, panel: Panel, folder: Path) -> Table:
-    headings = ["trained on queries", "shots", "measured on queries", "squared error of an image"]
-    headings += ["of the task's mean image", "mean of the tasks' ratios"]
+    headings = ["trained on queries", "shots", "measured on queries", "decoder's squared error"]
+    headings += ["error of the task's mean image", "ratio, mean over tasks"]
     rows, notes = [], []
     for model, kept in _kept(reproduction, panel, folder):
         if kept is None or panel.dataset not in kept.reconstructions:
@@ -182,5 +182,5 @@ def _reconstructions(reproduction: Reproduction, panel: Panel, folder: Path) -> 
             errors = [f"{one.squared_error:.0f}", f"{one.squared_error_of_mean:.0f}"]
             ratio = f"{one.mean_ratio:.3f} ± {one.mean_ratio_ci95:.3f}"
             rows.append([ORDER_NAMES[kept.trained_order], str(kept.n_shot), ORDER_NAMES[order], *errors, ratio])
-        notes.append(f"{found.protocol}; and with the other order.")
+        notes.append(f"{found.protocol}; the same with the other order.")
     return headings, rows, notes

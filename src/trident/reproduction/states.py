@@ -28,7 +28,10 @@ def is_complete(
 
 def state(reproduction: Reproduction, panel: Panel, results: Path) -> str:
     """How much of a panel is run, in words."""
-    wanted = [(model, dataset) for model in reproduction.models_of(panel) for dataset in panel.datasets_of(model)]
+    models = reproduction.models_of(panel)
+    if panel.kind == "ablation":  # rows that the paper does not have are an extra
+        models = [row.model for row in reproduction.ablation(panel) if row.paper]
+    wanted = [(model, dataset) for model in models for dataset in panel.datasets_of(model)]
     if not wanted:
         return NOTHING
     whole = shorter = 0
