@@ -66,13 +66,13 @@ def test_queries_are_seen_alone_unless_the_method_says_otherwise(name: str) -> N
     features, labels = some_features(1)
     n, head = labels.shape[1], HEADS[name]
     together = probabilities(logits_of(head, features, labels))
-    assert not head.for_few_queries().about.transductive
+    assert not head.for_few_queries().classifies_together
     if name == "SSR":
         with pytest.raises(TridentError, match="as many queries at once as in training"):
             logits_of(head, features[:, : n + 1], labels)
         return
     alone = probabilities(logits_of(head, features[:, : n + 1], labels))
-    assert np.allclose(together[:, :1], alone, atol=1e-6) != head.about.transductive
+    assert np.allclose(together[:, :1], alone, atol=1e-6) != head.classifies_together
 
 
 @heads

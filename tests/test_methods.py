@@ -108,7 +108,7 @@ EQUATIONS: dict[str, Equations] = {
 }
 heads = pytest.mark.parametrize("name", list(HEADS))
 heads_with_equations = pytest.mark.parametrize("name", list(EQUATIONS))
-inductive_heads = pytest.mark.parametrize("name", [name for name in HEADS if not HEADS[name].about.transductive])
+inductive_heads = pytest.mark.parametrize("name", [name for name in HEADS if not HEADS[name].classifies_together])
 
 
 def learner_of(name: str, batch_norm: str = "transductive") -> tuple[HeadLearner, Parameters]:

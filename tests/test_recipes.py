@@ -9,7 +9,7 @@ from trident.errors import TridentError
 from trident.methods.ensemble import Ensemble
 from trident.methods.protonet import ProtoNet
 from trident.methods.trident.method import Trident
-from trident.recipes.files import recipe_names
+from trident.recipes.files import FOLDER, read_toml, recipe_names
 from trident.recipes.loading import (
     full_key,
     load_recipe,
@@ -179,3 +179,16 @@ def test_a_base_must_be_an_included_recipe(tmp_path: Path) -> None:
     path.write_text('base = "../secret"\n', "utf-8")
     with pytest.raises(TridentError, match=r"base is '../secret': it must be one of features-"):
         load_recipe(str(path))
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_no_recipe_repeats_what_its_base_says(name: str) -> None:
+    own = read_toml(FOLDER / f"{name}.toml")
+    if "base" not in own:
+        return
+    base = recipe_values(load_recipe(own["base"]))
+    for table, values in own.items():
+        other_method = table == "method" and values.get("name", base["method"]["name"]) != base["method"]["name"]
+        if isinstance(values, dict) and not other_method:  # another method inherits nothing
+            repeated = [key for key, value in values.items() if key != "name" and base[table].get(key) == value]
+            assert not repeated, f"[{table}] {', '.join(repeated)}"

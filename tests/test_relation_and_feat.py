@@ -132,7 +132,6 @@ def test_feat_is_what_it_says(transductive: bool) -> None:
 
 
 def test_feat_says_whether_it_is_transductive() -> None:
-    assert [Feat(transductive=t).about.transductive for t in (False, True)] == [False, True]
-    assert not Feat.about.transductive
+    assert [Feat(transductive=t).classifies_together for t in (False, True)] == [False, True]
     assert Feat() == Feat() != Feat(transductive=True)
     assert Feat(transductive=True).for_few_queries() == Feat()

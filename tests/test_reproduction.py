@@ -314,7 +314,7 @@ def test_errors_are_one_line(small: Path, reproduce: Reproduce, trident_here: Ca
 
     told("attfex", words="needs the store of mini-imagenet: give it with --data STORE")
     told("attfex", "--data", "glyphs", words="needs the store of mini-imagenet")
-    told("ablation", words="there are ablation-training, ablation-latents, ablation-attfex-width")
+    told("ablation", words="did you mean 'ablation-training' or 'ablation-latents' or 'ablation-attfex-width'?")
     told("--budget", "0.5", words="run what? Name a table or figure")
     told("--results", "nowhere", words="there is no folder of results at nowhere")
     told("calibratoin", words="did you mean")

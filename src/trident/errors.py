@@ -1,6 +1,8 @@
 """Exceptions for mistakes of the user. Their message is one line."""
 
+import difflib
 import re
+from collections.abc import Iterable
 
 # Control characters, line breaks, what turns the direction of writing, and bytes of names that are not UTF-8.
 _NOT_SHOWN = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -21,6 +23,16 @@ def _escaped(found: re.Match[str]) -> str:
     if 0xDC80 <= code <= 0xDCFF:
         return f"\\x{code - 0xDC00:02x}"  # how Python keeps such a byte
     return found[0].encode("unicode_escape").decode()
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of an error message: the few known names that begin like this, the most similar one, or all of them."""
+    known = list(known)
+    longer = [one for one in known if one.startswith(name)]
+    close = longer if 1 <= len(longer) <= 5 else difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    if not close:
+        return f": there are {', '.join(known)}"
+    return f": did you mean {' or '.join(repr(one) for one in close)}?"
 
 
 class TridentError(Exception):

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trident.errors import TridentError
-from trident.recipes.files import nearest, read_toml
+from trident.errors import TridentError, did_you_mean
+from trident.recipes.files import read_toml
 from trident.settings import require, require_at_least
 
 FOLDER = Path(__file__).parent
@@ -103,7 +103,7 @@ def read_grid(name: str) -> tuple[GridFile, Path]:
     own = name.endswith(".toml")
     path = Path(name) if own else FOLDER / f"{name}.toml"
     require(path.is_file() or not own, f"no grid file at {path}")
-    require(path.is_file(), f"no grid is called '{name}'{nearest(name, grid_names())}")
+    require(path.is_file(), f"no grid is called '{name}'{did_you_mean(name, grid_names())}")
     values = read_toml(path)
     with errors_in(path):
         return checked(GridFile, values), path
@@ -139,7 +139,7 @@ def checked(kind: Any, value: Any, where: str = "") -> Any:
         return {key: checked(inner[1], entry, under + key) for key, entry in value.items()}
     hints = typing.get_type_hints(kind)
     for key in value:
-        require(key in hints, f"unknown key '{under}{key}'{nearest(key, list(hints))}")
+        require(key in hints, f"unknown key '{under}{key}'{did_you_mean(key, list(hints))}")
     for entry in dataclasses.fields(kind):
         needed = entry.default is dataclasses.MISSING and entry.default_factory is dataclasses.MISSING
         require(not needed or entry.name in value, f"'{under}{entry.name}' is missing")

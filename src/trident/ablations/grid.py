@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trident.ablations.files import GridFile, Measurement, Paper, checked, errors_in, read_grid
-from trident.recipes.files import nearest
+from trident.errors import did_you_mean
 from trident.recipes.loading import full_key, load_recipe, recipe_from, recipe_values, setting_of, shown, with_overrides
 from trident.recipes.recipe import Recipe
 from trident.settings import require
@@ -115,7 +115,7 @@ def _check_names(names: Sequence[str], paper: Paper) -> None:
         require(bool(fits), f"'{name}' cannot be a cell's name: use up to 120 letters, digits and . _ -")
         require(lower.count(name.lower()) == 1, f"two cells are called '{name}': every cell needs a name of its own")
     for cell, figures in itertools.chain(*(part.items() for part in paper.accuracy.values())):
-        require(cell in names, f"paper.accuracy names the unknown cell '{cell}'{nearest(cell, names)}")
+        require(cell in names, f"paper.accuracy names the unknown cell '{cell}'{did_you_mean(cell, names)}")
         require(len(figures) == 2, f"paper.accuracy of {cell} is {figures}: it must be [accuracy, interval]")
 
 

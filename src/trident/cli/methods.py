@@ -71,7 +71,7 @@ def _described(name: str) -> dict[str, Any]:
         "title": about.title,
         "citation": about.citation,
         "paper": about.paper,
-        "transductive": about.transductive,
+        "transductive": method.classifies_together,
         "trained_on": about.trained_on,
         "any_way": method.any_way,
         "latents": "latents" in about.analyses,

@@ -1,6 +1,5 @@
 """A `Learner` runs a method: it predicts the queries of tasks and computes the training gradient."""
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -72,7 +71,7 @@ class AdaptsOnce(Protocol):
 
 
 @dataclass(frozen=True)
-class Setting:
+class LearnerFields:
     """The fields that all learners share. `make_learner` builds learners."""
 
     model: Model
@@ -92,16 +91,6 @@ def only_finite(values: Tensor, finite: Tensor) -> Tensor:
 def accuracy_of(logits: Tensor, labels: Tensor) -> Tensor:
     """Share of queries whose largest logit is their class: (task,)."""
     return (logits.detach().argmax(-1) == labels).float().mean(1)
-
-
-def log_mean(logs: list[Tensor]) -> Tensor:
-    """The logarithm of the mean of probabilities, given their logarithms."""
-    return logs[0] if len(logs) == 1 else torch.logsumexp(torch.stack(logs), 0) - math.log(len(logs))
-
-
-def mean_prediction(draws: list[Tensor]) -> Tensor:
-    """Logits of each draw of noise -> log of the mean probability."""
-    return log_mean([torch.log_softmax(logits, -1) for logits in draws])
 
 
 @contextmanager

@@ -37,7 +37,7 @@ class Line:
     @property
     def together(self) -> bool:
         """Whether it classifies queries together."""
-        return self.row.method_on(self.board).about.transductive or self.row.batch_norm == "transductive"
+        return self.row.method_on(self.board).classifies_together or self.row.batch_norm == "transductive"
 
     @property
     def network(self) -> str:

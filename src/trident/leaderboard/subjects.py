@@ -87,7 +87,7 @@ def under(checkpoint: Checkpoint, row: Row, condition: Protocol) -> Checkpoint:
 def always_alone(checkpoint: Checkpoint, row: Row) -> bool:
     """Whether no query changes the answer to another, under any condition."""
     method = checkpoint.recipe.method
-    return row.batch_norm == "running" and isinstance(method, HeadOnFeatures) and not method.about.transductive
+    return row.batch_norm == "running" and isinstance(method, HeadOnFeatures) and not method.classifies_together
 
 
 def n_parameters(checkpoint: Checkpoint) -> int:

@@ -8,19 +8,19 @@ from torch import Tensor
 
 from trident.engines.learner import (
     Gradient,
-    Setting,
+    LearnerFields,
     accuracy_of,
     matrix_products,
-    mean_prediction,
 )
 from trident.methods.base import HeadModel, Losses
 from trident.methods.inner_loop import Encodings
 from trident.nn.parameters import Parameters, for_each_task
+from trident.nn.probabilities import mean_prediction
 from trident.tasks.task import Batch, Task
 
 
 @dataclass(frozen=True)
-class HeadLearner(Setting):
+class HeadLearner(LearnerFields):
     model: HeadModel
 
     def log_probabilities(self, parameters: Parameters, task: Task) -> Tensor:

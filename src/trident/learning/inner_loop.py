@@ -17,19 +17,19 @@ from torch import Tensor
 from trident.engines.fused.replay import Recordings
 from trident.engines.learner import (
     Gradient,
-    Setting,
+    LearnerFields,
     accuracy_of,
     matrix_products,
-    mean_prediction,
     only_finite,
 )
 from trident.methods.inner_loop import Encodings, InnerLoopMethod, InnerLoopModel, InnerState
 from trident.nn.parameters import Parameters, for_each_task
+from trident.nn.probabilities import mean_prediction
 from trident.tasks.task import Batch, Labels, Task
 
 
 @dataclass(frozen=True)
-class InnerLoopLearner(Setting):
+class InnerLoopLearner(LearnerFields):
     """The plain learner of every method with inner steps, with torch's autograd."""
 
     model: InnerLoopModel

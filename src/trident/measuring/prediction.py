@@ -5,10 +5,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from trident.engines.learner import AdaptsOnce, EncodesAlone, Learner, log_mean
+from trident.engines.learner import AdaptsOnce, EncodesAlone, Learner
 from trident.engines.workers import side_by_side
 from trident.methods.inner_loop import Encodings
 from trident.nn.parameters import Parameters
+from trident.nn.probabilities import log_mean
 from trident.settings import Views
 from trident.tasks.task import Task, queries_alone, rows_alone
 from trident.tasks.views import views_of
@@ -67,18 +68,18 @@ def _one_by_one(
 ) -> Tensor:
     """Log-probabilities of each query of one task: (query, n_way)."""
     if isinstance(learner, EncodesAlone) and learner.encodes_alone:
-        say, n_queries = _from_encodings(learner, parameters, task, index, support)
+        classify, n_queries = _from_encodings(learner, parameters, task, index, support)
     elif isinstance(learner, AdaptsOnce) and learner.adapts_once:
-        say, n_queries = _from_adapted(learner, parameters, task, index), task.n_queries
+        classify, n_queries = _from_adapted(learner, parameters, task, index), task.n_queries
     else:
         n_queries = task.n_queries
         fill = learner.model.method.positional
 
-        def say(queries: Sequence[int]) -> Tensor:
+        def classify(queries: Sequence[int]) -> Tensor:
             return learner.log_probabilities(parameters, queries_alone(task, index, queries, fill))[:, 0]
 
     parts = [range(n_queries)[start : start + at_once] for start in range(0, n_queries, at_once)]
-    return torch.cat(list(side_by_side(say, parts, task.device)))
+    return torch.cat(list(side_by_side(classify, parts, task.device)))
 
 
 def _from_encodings(
@@ -95,12 +96,12 @@ def _from_encodings(
     noise = {name: values[index : index + 1] for name, values in task.noise.items()}
     bare = Task(images.new_zeros(1, n_images, 1, 1, 1), labels, task.n_way, noise)
 
-    def say(queries: Sequence[int]) -> Tensor:
+    def classify(queries: Sequence[int]) -> Tensor:
         rows = rows_alone(n_support, queries)
         own = {name: values[0, rows] for name, values in encodings.items()}
         return learner.log_probabilities_from(parameters, queries_alone(bare, 0, queries), own)[:, 0]
 
-    return say, n_images - n_support
+    return classify, n_images - n_support
 
 
 def _from_adapted(
@@ -109,8 +110,8 @@ def _from_adapted(
     """A function that classifies single queries with parameters that adapted once to the support set."""
     adapted = learner.adapted(parameters, queries_alone(task, index, [0]))
 
-    def say(queries: Sequence[int]) -> Tensor:
+    def classify(queries: Sequence[int]) -> Tensor:
         own = {key: value.expand(len(queries), *value.shape[1:]) for key, value in adapted.items()}
         return learner.log_probabilities_adapted(own, queries_alone(task, index, queries))[:, 0]
 
-    return say
+    return classify

@@ -129,8 +129,8 @@ class PredictFunction:
         return Prepared(source, self._log_probabilities, 1, Execution(), in_parallel=False)
 
     def _log_probabilities(self, task: Task) -> Tensor:
-        say = self._one_by_one if self.protocol.queries_at_once == "one" else self._of_task
-        return torch.stack([say(task, i) for i in range(task.n_tasks)])
+        classify = self._one_by_one if self.protocol.queries_at_once == "one" else self._of_task
+        return torch.stack([classify(task, i) for i in range(task.n_tasks)])
 
     def _one_by_one(self, task: Task, index: int) -> Tensor:
         each = queries_alone(task, index, range(task.n_queries))

@@ -10,13 +10,13 @@ from torch import Tensor
 from trident.backbones.base import Backbone
 from trident.methods.base import About, HeadModel, HeadOnFeatures, Losses, cross_entropy
 from trident.methods.class_noise import class_noise
-from trident.methods.kernel_head import all_labels
 from trident.nn.classes import class_means, squared_distances
 from trident.nn.gaussian import Gaussian
 from trident.nn.parameters import Parameters
+from trident.nn.probabilities import mean_prediction
 from trident.settings import EpisodeSpec, require, require_at_least, require_positive, setting
 from trident.tasks.source import NoiseShapes
-from trident.tasks.task import Labels, Task
+from trident.tasks.task import Labels, Task, all_labels
 
 LOG_VAR_BOUND = 8.0  # log-variances are squashed into (-8, 8), so that none overflows
 
@@ -77,8 +77,7 @@ class BayesianPrototypes(HeadOnFeatures):
         found = prototypes(images, task.support_labels, task.n_way)
         draws = [found.sample(class_noise(noise, task)) for noise in task.noise.values()] or [found.loc]
         queries, scale = images.loc[:, task.queries], parameters["scale"] / found.loc.shape[2]
-        each = [torch.log_softmax(-scale * squared_distances(queries, draw), 2) for draw in draws]
-        return torch.logsumexp(torch.stack(each), 0) - math.log(len(each))
+        return mean_prediction(-scale * squared_distances(queries, draw) for draw in draws)
 
     def training(self, parameters: Parameters, features: Tensor, task: Task, labels: Labels) -> tuple[Tensor, Losses]:
         logits = self.head(parameters, features, task)

@@ -81,6 +81,11 @@ class Method(ABC):
         return True
 
     @property
+    def classifies_together(self) -> bool:
+        """Whether one query can change the answer to another, batch norm aside. It may depend on a setting."""
+        return self.about.transductive
+
+    @property
     def positional(self) -> bool:
         """Whether weights are tied to positions in the task, so that the order of the images matters."""
         return False

@@ -1,6 +1,5 @@
 """Bayesian MAML (Yoon et al. 2018), with particles of the last layer as in Snell & Zemel (2021)."""
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +13,7 @@ from trident.methods.base import About, cross_entropy
 from trident.methods.inner_loop import Encodings, Evaluated, InnerState, Target
 from trident.nn.batch_norm import BatchNormStatistics
 from trident.nn.parameters import Parameters
+from trident.nn.probabilities import mean_prediction
 from trident.nn.svgd import svgd_direction
 from trident.settings import EpisodeSpec, require, require_at_least, require_positive, setting
 from trident.tasks.task import Labels, Task
@@ -106,8 +106,7 @@ class BayesianMamlModel(AdaptedConv4Model):
     ) -> Evaluated:
         features, seen = self.features(parameters, task, target, statistics)
         particles, truth = parameters[PARTICLES], labels_of(task, labels)
-        logits = torch.log_softmax(self.particle_logits(particles, features), -1)
-        mean = torch.logsumexp(logits, 1) - math.log(self.method.particles)  # (task, image, n_way)
+        mean = mean_prediction(self.particle_logits(particles, features).unbind(1))  # (task, image, n_way)
         if target == "support":
             return Evaluated({"total": self.negative_log_posterior(particles, features, truth).sum(1)}, mean, seen)
         losses = {"total": cross_entropy(mean, truth)}

@@ -8,11 +8,11 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal
 
 from trident.methods.base import About, Losses
-from trident.methods.kernel_head import KernelHead, all_labels, one_hot
+from trident.methods.kernel_head import KernelHead, one_hot
 from trident.nn.gaussian_process import solve
 from trident.nn.parameters import Parameters
 from trident.settings import require_positive, setting
-from trident.tasks.task import Labels, Task
+from trident.tasks.task import Labels, Task, all_labels
 
 
 @dataclass(frozen=True)

@@ -59,9 +59,11 @@ class Ensemble(SoftKMeans, ClassifierHead):
         require_at_least(self, "method", 1, "branches")
         require_at_least(self, "method", 0, "prototype_weight")
         require_positive(self, "method", "prototype_scale")
-        # Without rounds, and with a centre that only the support set decides, each query is classified alone.
-        together = self.rounds > 0 or self.centre == "task"
-        object.__setattr__(self, "about", replace(type(self).about, transductive=together))
+
+    @property
+    def classifies_together(self) -> bool:
+        """Not without rounds and with a centre that only the support set decides."""
+        return self.rounds > 0 or self.centre == "task"
 
     def describe(self) -> str:
         branches = f"{self.branches} branch{'' if self.branches == 1 else 'es'}"

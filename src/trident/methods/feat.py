@@ -13,7 +13,7 @@ from trident.nn.classes import class_means, members_of, squared_distances, weigh
 from trident.nn.linear import Linear
 from trident.nn.parameters import Parameters
 from trident.settings import require_at_least, require_positive, setting
-from trident.tasks.task import Labels, Task
+from trident.tasks.task import Labels, Task, all_labels
 
 PROJECTIONS = ("asks", "answers", "values")
 
@@ -51,8 +51,10 @@ class Feat(HeadOnFeatures):
     def __post_init__(self) -> None:
         require_positive(self, "method", "temperature", "auxiliary_temperature")
         require_at_least(self, "method", 0, "balance")
-        # The facts about a method are its class's, but this one depends on a setting.
-        object.__setattr__(self, "about", replace(type(self).about, transductive=self.transductive))
+
+    @property
+    def classifies_together(self) -> bool:
+        return self.transductive
 
     def for_few_queries(self) -> Method:
         return replace(self, transductive=False)
@@ -76,7 +78,7 @@ class Feat(HeadOnFeatures):
         features = self._adapted(parameters, features.amax(2), task)
         queries, prototypes = features[:, task.queries], self._prototypes(parameters, features, task)
         logits = -squared_distances(queries, prototypes) / self.temperature
-        known = torch.cat([task.support_labels, labels.queries], 1)  # (task, image)
+        known = all_labels(task, labels)  # (task, image)
         same = known[:, :, None] == known[:, None]  # (task, image, image)
         centres = class_means(_block(parameters, features, features, same), known, task.n_way)
         second = cross_entropy(-squared_distances(features, centres) / self.auxiliary_temperature, known)

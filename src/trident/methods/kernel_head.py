@@ -12,7 +12,7 @@ from trident.methods.base import Losses, cross_entropy
 from trident.methods.normalised import NormalisedHead
 from trident.nn.parameters import Parameters
 from trident.settings import require_positive, setting
-from trident.tasks.task import Labels, Task
+from trident.tasks.task import Labels, Task, all_labels
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,3 @@ def one_hot(labels: Tensor, task: Task, like: Tensor) -> Tensor:
     """(task, image) -> (task, image, n_way)."""
     classes = torch.arange(task.n_way, device=labels.device)
     return (labels[..., None] == classes).to(like)
-
-
-def all_labels(task: Task, labels: Labels) -> Tensor:
-    """Of support set and queries, for a training loss: (task, image)."""
-    return torch.cat([task.support_labels, labels.queries], 1)

@@ -4,12 +4,11 @@ A method in another installed package is found too, if that package declares it 
 `trident.methods`. Weights files name their method, so only names from here are ever imported, never a path from a file.
 """
 
-import difflib
 from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
-from trident.errors import TridentError
+from trident.errors import TridentError, did_you_mean
 from trident.importing import imported
 
 METHODS = {
@@ -75,9 +74,7 @@ def method_class(name: str) -> Any:
 
     paths = method_paths()
     if name not in paths:
-        close = difflib.get_close_matches(name, paths, n=1, cutoff=0.4)
-        hint = f"did you mean '{close[0]}'?" if close else f"there are {', '.join(paths)}"
-        raise TridentError(f"no method is called '{name}': {hint}")
+        raise TridentError(f"no method is called '{name}'{did_you_mean(name, paths)}")
     try:
         found = imported(paths[name])
     except Exception as error:  # whatever another package does when it is imported

@@ -14,7 +14,7 @@ from trident.nn.neighbours import nearest
 from trident.nn.parameters import Parameters
 from trident.nn.propagation import between, propagator
 from trident.settings import require, require_at_least, setting
-from trident.tasks.task import Labels, Task
+from trident.tasks.task import Labels, Task, all_labels
 
 WIDTH = 8  # of the network for the length scales
 
@@ -66,8 +66,7 @@ class Tpn(HeadOnFeatures):
 
     def training(self, parameters: Parameters, features: Tensor, task: Task, labels: Labels) -> tuple[Tensor, Losses]:
         scores = self._scores(parameters, features, task)
-        everyone = torch.cat([task.support_labels, labels.queries], 1)
-        return scores[:, task.queries], {"total": cross_entropy(scores, everyone)}
+        return scores[:, task.queries], {"total": cross_entropy(scores, all_labels(task, labels))}
 
     def _scores(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         """F above: (task, image, cell, channel) -> (task, image, n_way)."""

@@ -1,6 +1,6 @@
 """The classifier of Simple CNAPS and Transductive CNAPS (Bateni et al. 2020, 2022)."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -46,8 +46,10 @@ class TransductiveCnaps(HeadOnFeatures):
     def __post_init__(self) -> None:
         require_at_least(self, "method", 0, "rounds")
         require_positive(self, "method", "length")
-        # The facts about a method are its class's, but this one depends on a setting.
-        object.__setattr__(self, "about", replace(type(self).about, transductive=self.rounds > 0))
+
+    @property
+    def classifies_together(self) -> bool:
+        return self.rounds > 0
 
     def describe(self) -> str:
         return f"{self.rounds} rounds" if self.rounds else "each query alone"

@@ -19,6 +19,7 @@ from trident.nn.attfex import Classes, TaskFeatures
 from trident.nn.gaussian import Gaussian, GaussianHead
 from trident.nn.linear import Linear
 from trident.nn.parameters import Parameters, for_each_task
+from trident.nn.probabilities import mean_prediction
 from trident.settings import EpisodeSpec, require, require_at_least, require_positive, setting
 from trident.tasks.source import NoiseShapes
 from trident.tasks.task import Labels, Task
@@ -223,9 +224,7 @@ class TridentOnFeatures(HeadOnFeatures):
         features = scaled(features)
         trust, mask = self.trust(parameters, features, task), self.mask(parameters, features, task)
         latents = [self.infer(parameters, features, mask, trust, noise_of(task, draw)) for draw in range(draws)]
-        logits = [self.classify(each.z_label, task) for each in latents]
-        log_probabilities = torch.stack([torch.log_softmax(each, 2) for each in logits])
-        return torch.logsumexp(log_probabilities, 0) - math.log(len(logits))
+        return mean_prediction(self.classify(each.z_label, task) for each in latents)
 
     def training(self, parameters: Parameters, features: Tensor, task: Task, labels: Labels) -> tuple[Tensor, Losses]:
         features = scaled(features)

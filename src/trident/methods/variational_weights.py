@@ -19,6 +19,7 @@ from trident.methods.inner_loop import Encodings, Evaluated, Target
 from trident.nn.batch_norm import BatchNormStatistics
 from trident.nn.gaussian import Gaussian
 from trident.nn.parameters import Parameters, joined, split_as
+from trident.nn.probabilities import mean_prediction
 from trident.settings import EpisodeSpec, require_at_least, setting
 from trident.tasks.source import NoiseShapes
 from trident.tasks.task import Labels, Task
@@ -127,7 +128,7 @@ class VariationalWeightsModel(RandomWeightsModel):
         parts = {"classification": torch.stack([one.losses["total"] for one in found]).mean(0)}
         parts |= self.penalties(parameters, posterior, target)
         total = torch.stack(list(parts.values())).sum(0)
-        logits = torch.logsumexp(torch.stack([torch.log_softmax(one.logits, -1) for one in found]), 0)
+        logits = mean_prediction(one.logits for one in found)
         seen = {key: torch.stack([one.seen[key] for one in found]).mean(0) for key in found[0].seen}
         return Evaluated({"total": total, **parts}, logits, seen)
 

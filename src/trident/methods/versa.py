@@ -13,6 +13,7 @@ from trident.nn.classes import class_means
 from trident.nn.gaussian import Gaussian, GaussianHead
 from trident.nn.linear import Linear
 from trident.nn.parameters import Parameters, for_each_task
+from trident.nn.probabilities import mean_prediction
 from trident.settings import EpisodeSpec, require, require_at_least, setting
 from trident.tasks.source import NoiseShapes
 from trident.tasks.task import Task
@@ -91,4 +92,4 @@ class Versa(HeadOnFeatures):
             sampled = [found.sample(each) for each in torch.split(noise, self.width + 1, 2)]
         heads = torch.stack(sampled, 1)  # (task, sample, n_way, width + 1)
         logits = codes[:, None, task.queries] @ heads[..., :-1].mT + heads[..., None, :, -1]
-        return torch.logsumexp(torch.log_softmax(logits, 3), 1) - math.log(len(sampled))
+        return mean_prediction(logits.unbind(1))

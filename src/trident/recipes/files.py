@@ -1,12 +1,10 @@
 """Finds the included recipes. Nothing here imports torch, so that listing them is fast."""
 
-import difflib
 import tomllib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trident.errors import TridentError
+from trident.errors import TridentError, did_you_mean
 
 _MOST_BYTES = 2**20
 FOLDER = Path(__file__).parent
@@ -22,7 +20,7 @@ def read_recipe(name: str) -> tuple[dict[str, Any], Path]:
     if not path.is_file() or (not name.endswith(".toml") and name not in recipe_names()):
         if name.endswith(".toml"):
             raise TridentError(f"no recipe file at {path}")
-        raise TridentError(f"no recipe is called '{name}'{nearest(name, recipe_names())}")
+        raise TridentError(f"no recipe is called '{name}'{did_you_mean(name, recipe_names())}")
     return {"name": path.stem, **_with_base(read_toml(path), path)}, path
 
 
@@ -53,9 +51,3 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:  # TOMLDecodeError is a ValueError, and so is a number of 5000 digits
         raise TridentError(f"{path} is not valid TOML: {error}") from error
-
-
-def nearest(name: str, known: Sequence[str]) -> str:
-    """The end of an error message: the most similar known name, or all of them."""
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f": did you mean '{close[0]}'?" if close else f": there are {', '.join(known)}"

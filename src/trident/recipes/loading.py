@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from trident.backbones import BACKBONES
-from trident.errors import TridentError, is_shown
+from trident.errors import TridentError, did_you_mean, is_shown
 from trident.importing import imported
 from trident.methods.base import Method
 from trident.methods.registry import method_class, method_name
-from trident.recipes.files import nearest, read_recipe
+from trident.recipes.files import read_recipe
 from trident.recipes.recipe import Recipe
 from trident.settings import LARGEST, check_largest, require
 
@@ -83,7 +83,7 @@ def full_key(recipe: Recipe, key: str) -> str:
         raise TridentError(f"{key} is chosen in the recipe's file, it cannot be changed on the command line")
     if not matches:
         short = [known.split(".")[1] for known in keys]
-        raise TridentError(f"unknown setting '{key}'{nearest(key, [*keys, *short])}")
+        raise TridentError(f"unknown setting '{key}'{did_you_mean(key, [*keys, *short])}")
     return matches[0]
 
 
@@ -146,7 +146,7 @@ def _build(kind: Any, values: Any, where: str) -> Any:
     hints = {entry.name: typing.get_type_hints(kind)[entry.name] for entry in dataclasses.fields(kind)}
     unknown = [key for key in values if key not in hints]
     if unknown:
-        raise TridentError(f"unknown setting {_short(where + unknown[0])}{nearest(unknown[0], list(hints))}")
+        raise TridentError(f"unknown setting {_short(where + unknown[0])}{did_you_mean(unknown[0], list(hints))}")
     needed = [entry.name for entry in dataclasses.fields(kind) if _has_no_default(entry)]
     missing = [name for name in needed if name not in values]
     if missing:

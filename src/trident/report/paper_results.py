@@ -5,14 +5,13 @@
 None of them was measured by this package. `PAPER_PROTOCOL` says how the paper measured; show it with the numbers.
 """
 
-import difflib
 import tomllib
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from trident.errors import TridentError
+from trident.errors import TridentError, did_you_mean
 
 FILE = Path(__file__).with_name("paper_results.toml")
 
@@ -90,9 +89,7 @@ def paper_results() -> tuple[PaperResult, ...]:
 def paper_table(name: str) -> PaperTable:
     tables = {table.name: table for table in paper_tables()}
     if name not in tables:
-        close = difflib.get_close_matches(name, tables, n=1, cutoff=0.5)
-        hint = f"did you mean '{close[0]}'?" if close else f"there are {', '.join(tables)}"
-        raise TridentError(f"the paper's figures have no table '{name}': {hint}")
+        raise TridentError(f"the paper's figures have no table '{name}'{did_you_mean(name, tables)}")
     return tables[name]
 
 

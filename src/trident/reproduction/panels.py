@@ -5,7 +5,8 @@ from functools import cache
 from pathlib import Path
 
 from trident.ablations.files import checked, errors_in
-from trident.recipes.files import nearest, read_toml
+from trident.errors import did_you_mean
+from trident.recipes.files import read_toml
 from trident.recipes.loading import load_recipe, setting_of, shown
 from trident.recipes.recipe import Recipe
 from trident.report.paper_results import PaperResult, paper_table, paper_training
@@ -70,7 +71,7 @@ class Panel:
     note: str = ""
 
     def __post_init__(self) -> None:
-        require(self.kind in KINDS, f"the kind of panel {self.name} is '{self.kind}'{nearest(self.kind, list(KINDS))}")
+        require(self.kind in KINDS, f"the kind of panel {self.name} is '{self.kind}'{did_you_mean(self.kind, KINDS)}")
         require(self.kind != "ablation" or self.steps > 0, f"panel {self.name} needs 'steps'")
         single = self.kind in ("calibration", "latents", "reconstructions")
         require(bool(self.dataset) == single, f"panel {self.name} {'needs' if single else 'takes no'} 'dataset'")
@@ -113,9 +114,7 @@ class Reproduction:
 
     def panel(self, name: str) -> Panel:
         names = [panel.name for panel in self.panels]
-        longer = [one for one in names if one.startswith(name)]
-        hint = f": there are {', '.join(longer)}" if longer else nearest(name, names)
-        require(name in names, f"no table or figure of the paper is called '{name}'{hint}")
+        require(name in names, f"no table or figure of the paper is called '{name}'{did_you_mean(name, names)}")
         return self.panels[names.index(name)]
 
     def models_of(self, panel: Panel) -> list[Model]:

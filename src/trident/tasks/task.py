@@ -69,6 +69,11 @@ class Labels(NamedTuple):
     training_classes: Tensor | None = None  # (task, n_queries) int64: indices among all training classes
 
 
+def all_labels(task: Task, labels: Labels) -> Tensor:
+    """Of support set and queries, for a training loss: (task, image)."""
+    return torch.cat([task.support_labels, labels.queries], 1)
+
+
 class Batch(NamedTuple):
     """Tasks and their labels."""
 

@@ -10,14 +10,15 @@ from trident.engines.fused.encoder import Encoded, FusedEncoder
 from trident.engines.fused.layout import Layout
 from trident.engines.fused.replay import Recordings, computing
 from trident.engines.fused.storage import PRODUCTS, pictures_of, slope_of
-from trident.engines.learner import Gradient, Setting, accuracy_of, mean_prediction
+from trident.engines.learner import Gradient, LearnerFields, accuracy_of
 from trident.methods.base import HeadModel
 from trident.nn.parameters import Parameters, for_each_task
+from trident.nn.probabilities import mean_prediction
 from trident.tasks.task import Batch, Task
 
 
 @dataclass(frozen=True)
-class FusedHeadLearner(Setting):
+class FusedHeadLearner(LearnerFields):
     model: HeadModel
     recordings: Recordings = field(init=False, default_factory=Recordings, compare=False, repr=False)
 

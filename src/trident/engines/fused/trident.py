@@ -15,10 +15,11 @@ from torch import Tensor
 from trident.engines.fused.layout import Layout
 from trident.engines.fused.network import FusedEncodings, FusedNetwork, Images, Pass
 from trident.engines.fused.replay import Recordings, computing
-from trident.engines.learner import Gradient, Setting, accuracy_of, mean_prediction, only_finite
+from trident.engines.learner import Gradient, LearnerFields, accuracy_of, only_finite
 from trident.methods.inner_loop import InnerState
 from trident.methods.trident.network import Network
 from trident.nn.parameters import Parameters, for_each_task
+from trident.nn.probabilities import mean_prediction
 from trident.tasks.task import Batch, Task
 
 
@@ -40,7 +41,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class FusedTridentLearner(Setting):
+class FusedTridentLearner(LearnerFields):
     model: Network
     recordings: Recordings = field(init=False, default_factory=Recordings, compare=False, repr=False)
 
