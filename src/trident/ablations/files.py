@@ -1,6 +1,7 @@
 """Reads and checks grid files. Nothing here imports torch, so that listing grids is fast."""
 
 import dataclasses
+import json
 import math
 import types
 import typing
@@ -116,6 +117,15 @@ def errors_in(where: object) -> Iterator[None]:
         yield
     except TridentError as error:
         raise TridentError(f"{where}: {error}") from None
+
+
+def read_json(kind: Any, path: Path) -> Any:
+    """A JSON file as a value of this type."""
+    with errors_in(f"{path} is damaged"):
+        try:
+            return checked(kind, json.loads(path.read_text("utf-8")))
+        except ValueError as error:
+            raise TridentError(str(error)) from None
 
 
 def checked(kind: Any, value: Any, where: str = "") -> Any:

@@ -1,14 +1,12 @@
 """The results of a grid's finished cells: `result.json` in each cell's folder."""
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import trident
-from trident.ablations.files import checked, errors_in
+from trident.ablations.files import read_json
 from trident.ablations.grid import Grid
-from trident.errors import TridentError
 from trident.recipes.loading import flat_values, recipe_from, shown
 from trident.recipes.recipe import Recipe
 from trident.settings import require
@@ -49,21 +47,12 @@ def read_results(grid: Grid, out: Path) -> dict[str, Result]:
     for cell in grid.cells:
         folder = out / cell.name
         if (folder / RESULT).is_file():
-            result = results[cell.name] = _read(folder / RESULT)
+            result = results[cell.name] = read_json(Result, folder / RESULT)
             check_same(recipe_from(result.recipe, str(folder / RESULT)), cell.recipe, folder)
             before = result.evaluation.protocol if result.evaluation else asdict(grid.evaluation)
             for key, value in asdict(grid.evaluation).items():
                 require(before.get(key) == value, f"{folder} was measured with {key}={before.get(key)}, not {value}")
     return results
-
-
-def _read(path: Path) -> Result:
-    with errors_in(f"{path} is damaged"):
-        try:
-            result: Result = checked(Result, json.loads(path.read_text("utf-8")))
-        except ValueError as error:
-            raise TridentError(str(error)) from None
-        return result
 
 
 def check_same(before: Recipe, after: Recipe, folder: Path) -> None:

@@ -1,13 +1,11 @@
 """The kept results: one JSON file for each row, and what can be said about two rows on the same tasks."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from trident.errors import TridentError
+from trident.ablations.files import read_json
 from trident.files import atomic_file
 from trident.measuring.evaluate import mean_and_interval
 from trident.measuring.hits import unpacked
@@ -47,14 +45,8 @@ def difference(one: Measured, other: Measured, n_queries: int) -> tuple[float, f
 def read(name: str, folder: Path = FOLDER) -> Results:
     """The results of a row; empty if it was not measured yet."""
     path = folder / f"{name}.json"
-    if not path.is_file():
-        return {}
-    with _damaged(path):
-        content = json.loads(path.read_text("utf-8"))
-        return {
-            board: {condition: Measured(**values) for condition, values in conditions.items()}
-            for board, conditions in content.items()
-        }
+    results: Results = read_json(Results, path) if path.is_file() else {}
+    return results
 
 
 def add(name: str, board: str, found: dict[str, Measured], folder: Path = FOLDER) -> None:
@@ -66,11 +58,3 @@ def add(name: str, board: str, found: dict[str, Measured], folder: Path = FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     with atomic_file(folder / f"{name}.json") as file:
         file.write((json.dumps(content, indent=1) + "\n").encode())
-
-
-@contextmanager
-def _damaged(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (ValueError, TypeError, AttributeError) as error:
-        raise TridentError(f"{path} is damaged: delete it and measure this row again") from error

@@ -11,14 +11,12 @@ from trident.backbones.base import Backbone
 from trident.methods.base import About, HeadModel, HeadOnFeatures, Losses, cross_entropy
 from trident.methods.class_noise import class_noise
 from trident.nn.classes import class_means, squared_distances
-from trident.nn.gaussian import Gaussian
+from trident.nn.gaussian import LOG_VAR_BOUND, Gaussian
 from trident.nn.parameters import Parameters
 from trident.nn.probabilities import mean_prediction
 from trident.settings import EpisodeSpec, require, require_at_least, require_positive, setting
 from trident.tasks.source import NoiseShapes
 from trident.tasks.task import Labels, Task, all_labels
-
-LOG_VAR_BOUND = 8.0  # log-variances are squashed into (-8, 8), so that none overflows
 
 
 @dataclass(frozen=True)

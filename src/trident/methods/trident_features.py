@@ -16,7 +16,7 @@ from trident.methods.scikit_learn import LogisticRegressionHead
 from trident.methods.soft_kmeans import SoftKMeans
 from trident.nn.activation import activate
 from trident.nn.attfex import Classes, TaskFeatures
-from trident.nn.gaussian import Gaussian, GaussianHead
+from trident.nn.gaussian import LOG_VAR_BOUND, Gaussian, GaussianHead
 from trident.nn.linear import Linear
 from trident.nn.parameters import Parameters, for_each_task
 from trident.nn.probabilities import mean_prediction
@@ -26,7 +26,6 @@ from trident.tasks.task import Labels, Task
 
 ACTIVATION = "leaky_relu"
 IMAGES_AT_ONCE = 4096
-LOG_VAR_BOUND = 8.0  # log-variances are squashed into (-8, 8), so that none overflows
 TERMS = ("classification", "reconstruction", "label_kl", "semantic_kl")  # of the loss
 TRAINING_MEAN = "training_mean"  # of the training images' features of unit length
 

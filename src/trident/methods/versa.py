@@ -10,15 +10,13 @@ from torch import Tensor
 from trident.methods.base import About, HeadOnFeatures
 from trident.methods.class_noise import class_noise
 from trident.nn.classes import class_means
-from trident.nn.gaussian import Gaussian, GaussianHead
+from trident.nn.gaussian import LOG_VAR_BOUND, Gaussian, GaussianHead
 from trident.nn.linear import Linear
 from trident.nn.parameters import Parameters, for_each_task
 from trident.nn.probabilities import mean_prediction
 from trident.settings import EpisodeSpec, require, require_at_least, setting
 from trident.tasks.source import NoiseShapes
 from trident.tasks.task import Task
-
-LOG_VAR_BOUND = 8.0  # log-variances are squashed into (-8, 8), so that none overflows
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ from torch import Tensor
 from trident.nn.linear import Linear
 from trident.nn.parameters import Parameters
 
+LOG_VAR_BOUND = 8.0  # of methods that squash log-variances into (-8, 8), so that none overflows
+
 
 class Gaussian(NamedTuple):
     loc: Tensor  # (task, image, latent)

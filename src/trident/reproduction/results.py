@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import trident
-from trident.ablations.files import checked, errors_in
-from trident.errors import TridentError
+from trident.ablations.files import read_json
 from trident.files import atomic_file
 
 FOLDER = Path(__file__).with_name("results")
@@ -128,14 +127,8 @@ def part_of(kind: str) -> str:
 def read(name: str, folder: Path = FOLDER) -> Kept | None:
     """The results of a model; None if it has none."""
     path = folder / f"{name}.json"
-    if not path.is_file():
-        return None
-    with errors_in(f"{path} is damaged"):
-        try:
-            kept: Kept = checked(Kept, json.loads(path.read_text("utf-8")))
-        except ValueError as error:
-            raise TridentError(str(error)) from None
-        return kept
+    kept: Kept | None = read_json(Kept, path) if path.is_file() else None
+    return kept
 
 
 def keep(name: str, change: Callable[[Kept | None], Kept], folder: Path = FOLDER) -> None:
