@@ -1,6 +1,5 @@
 """Amortised Bayesian prototype meta-learning, ABPML (Sun et al. 2021)."""
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,7 +13,7 @@ from trident.nn.classes import class_means, squared_distances
 from trident.nn.gaussian import LOG_VAR_BOUND, Gaussian
 from trident.nn.parameters import Parameters
 from trident.nn.probabilities import mean_prediction
-from trident.settings import EpisodeSpec, require, require_at_least, require_positive, setting
+from trident.settings import EpisodeSpec, require_at_least, require_finite, require_positive, setting
 from trident.tasks.source import NoiseShapes
 from trident.tasks.task import Labels, Task, all_labels
 
@@ -54,9 +53,7 @@ class BayesianPrototypes(HeadOnFeatures):
     def __post_init__(self) -> None:
         require_positive(self, "method", "initial_scale")
         require_at_least(self, "method", 0, "kl_weight")
-        require(
-            math.isfinite(self.initial_log_var), f"method.initial_log_var is {self.initial_log_var}: it must be finite"
-        )
+        require_finite(self, "method", "initial_log_var")
 
     def model(self, backbone: Backbone, episode: EpisodeSpec) -> "PrototypeModel":
         return PrototypeModel(self, backbone)

@@ -20,7 +20,7 @@ from trident.nn.gaussian import LOG_VAR_BOUND, Gaussian, GaussianHead
 from trident.nn.linear import Linear
 from trident.nn.parameters import Parameters, for_each_task
 from trident.nn.probabilities import mean_prediction
-from trident.settings import EpisodeSpec, require, require_at_least, require_positive, setting
+from trident.settings import EpisodeSpec, require, require_at_least, require_finite, require_positive, setting
 from trident.tasks.source import NoiseShapes
 from trident.tasks.task import Labels, Task
 
@@ -99,9 +99,7 @@ class TridentOnFeatures(HeadOnFeatures):
         require_at_least(self, "method", 1, "attfex_width_m", "attfex_width_n")
         require_at_least(self, "method", 0, *(f"{name}_weight" for name in TERMS))
         require_positive(self, "method", "scale")
-        require(
-            math.isfinite(self.initial_log_var), f"method.initial_log_var is {self.initial_log_var}: it must be finite"
-        )
+        require_finite(self, "method", "initial_log_var")
         require(
             -math.inf < self.trust_from < self.trust_to < math.inf,
             f"method.trust_from is {self.trust_from}: it must be below method.trust_to, which is {self.trust_to}",

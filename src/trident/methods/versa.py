@@ -1,6 +1,5 @@
 """VERSA (Gordon et al. 2019)."""
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +13,7 @@ from trident.nn.gaussian import LOG_VAR_BOUND, Gaussian, GaussianHead
 from trident.nn.linear import Linear
 from trident.nn.parameters import Parameters, for_each_task
 from trident.nn.probabilities import mean_prediction
-from trident.settings import EpisodeSpec, require, require_at_least, setting
+from trident.settings import EpisodeSpec, require_at_least, require_finite, setting
 from trident.tasks.source import NoiseShapes
 from trident.tasks.task import Task
 
@@ -44,9 +43,7 @@ class Versa(HeadOnFeatures):
 
     def __post_init__(self) -> None:
         require_at_least(self, "method", 1, "width", "samples")
-        require(
-            math.isfinite(self.initial_log_var), f"method.initial_log_var is {self.initial_log_var}: it must be finite"
-        )
+        require_finite(self, "method", "initial_log_var")
 
     def describe(self) -> str:
         return f"{self.samples} classifiers in a sample"

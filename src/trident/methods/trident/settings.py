@@ -12,7 +12,7 @@ from trident.backbones.conv4 import Conv4Backbone
 from trident.methods.inner_loop import InnerLoopMethod
 from trident.methods.trident.objective import ObjectiveSettings
 from trident.methods.trident.priors import PRIORS
-from trident.settings import require, require_at_least, setting
+from trident.settings import require, require_at_least, require_finite, setting
 
 
 @dataclass(frozen=True)
@@ -95,10 +95,7 @@ class TridentSettings(InnerLoopMethod, ObjectiveSettings, ABC):
             self.inner_steps > 0 or not self.unlabelled_weight,
             "method.unlabelled_weight needs method.inner_steps: without inner steps there is no loss at test",
         )
-        require(
-            self.initial_log_var is None or math.isfinite(self.initial_log_var),
-            f"method.initial_log_var is {self.initial_log_var}: it must be finite, or 'none'",
-        )
+        require_finite(self, "method", "initial_log_var")
         require(
             self.log_var_bound is None or 0 < self.log_var_bound < math.inf,
             f"method.log_var_bound is {self.log_var_bound}: it must be above 0, or 'none'",
