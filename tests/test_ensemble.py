@@ -22,7 +22,7 @@ from trident.methods.relation_network import RelationNetwork
 from trident.methods.soft_kmeans import SoftKMeans
 from trident.nn.batch_norm import BatchNormStatistics
 from trident.nn.cell_attention import HEADS, attend, initial_attention
-from trident.nn.parameters import Parameters, for_each_task
+from trident.nn.parameters import Parameters, for_each_task, stacked
 from trident.settings import EpisodeSpec, Protocol
 from trident.tasks.task import Labels, Task
 
@@ -219,3 +219,10 @@ def test_numbers_of_branches_that_do_not_fit_are_errors() -> None:
         Ensemble(5, branches=2, attention=True).model(FrozenBackbone("features", 8), EPISODE)
     with pytest.raises(TridentError, match="branches is 0"):
         Conv4Backbone(branches=0)
+
+
+def test_stacked_values_are_those_of_torch() -> None:
+    values = [torch.randn(3, 2) for _ in range(4)]
+    assert torch.equal(stacked(values), torch.stack(values))
+    with torch.device("meta"):
+        assert stacked([torch.empty(3, 2)] * 4).shape == (4, 3, 2)

@@ -18,7 +18,7 @@ from trident.nn.conv4 import Conv4
 from trident.nn.conv_layer import ConvLayer
 from trident.nn.convolution import LARGE, convolve, convolve_patches, patches_of
 from trident.nn.gaussian import Gaussian
-from trident.nn.parameters import Parameters, for_each_task, stacked
+from trident.nn.parameters import Parameters, for_each_task
 from trident.nn.resampling import max_pool, upsample
 
 TASKS, IMAGES, CHANNELS = 2, 3, 4
@@ -394,10 +394,3 @@ def test_both_orders_in_a_block_give_the_same_numbers(activation: str) -> None:
     torch.testing.assert_close(actual, expected)
     torch.testing.assert_close(seen, expected_seen)
     assert seen.keys() == encoder.initial_running().keys()
-
-
-def test_stacked_values_are_those_of_torch() -> None:
-    values = [torch.randn(3, 2) for _ in range(4)]
-    assert torch.equal(stacked(values), torch.stack(values))
-    with torch.device("meta"):
-        assert stacked([torch.empty(3, 2)] * 4).shape == (4, 3, 2)

@@ -56,8 +56,8 @@ def reproduce(
 
     Models are measured with queries sorted by class, as the paper's released code does, and with the same queries
     shuffled. Several processes may work on one table at a time: give each the same command. New results are kept in
-    OUT/results, which begins with those that come along. Trainings take three to ten minutes each on an H200, and
-    many hours on a CPU.
+    OUT/results, which begins with those that come along. A training takes three to five minutes alone on an H200, and
+    far longer on a CPU.
     """
     from trident.reproduction.panels import FILE, load_panels
     from trident.reproduction.results import FOLDER
@@ -213,8 +213,8 @@ def _write(
         from trident.report.figures import save_figure
         from trident.reproduction.plots import all_plots
 
+        figures.mkdir(exist_ok=True)
         for name, figure in all_plots(reproduction, kept).items():
-            figures.mkdir(exist_ok=True)
             save_figure(figure, figures / f"reproduction-{name}.svg")
 
 

@@ -6,9 +6,9 @@ from trident.errors import TridentError
 
 
 def introduction_before(first: str, path: Path, title: str, heading: str) -> str:
-    """The part written by hand: what stands before `first`. A new document has a title only.
+    """The part written by hand: what stands before `first`. A document that is not there yet gets a title.
 
-    A document that has no such `heading` is another one, and must not be overwritten.
+    A file without this `heading` is some other document, and must not be overwritten.
     """
     if not path.is_file():
         return f"# {title}\n"

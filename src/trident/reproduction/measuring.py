@@ -148,7 +148,7 @@ def reconstructed(
         for task in range(used):
             found = reconstructions(model, store, split="test", seed=0, task=task, device=device)
             errors.append((found.squared_error, found.squared_error_of_mean))
-            swapped, protocol = (found.swapped, found.protocol) if task == 0 else (swapped, protocol)
+            swapped, protocol = found.swapped if task == 0 else swapped, found.protocol
             counted(progress, place * used, len(ORDERS) * used)(task + 1, used)
         ours, of_mean = np.array(errors).T  # (task,) each
         orders[order] = Decoded(float(ours.mean()), float(of_mean.mean()), *mean_and_interval(ours / of_mean))

@@ -48,7 +48,7 @@ class Workshop:
         return self.stores[dataset][1]
 
     def prepare(self) -> None:
-        """Make the folder of results, with those that come along."""
+        """Make the folder of results, with those that come along unless this is a fresh start."""
         require(not self.results.is_file(), f"--results {self.results} is a file: it must be a folder")
         self.results.mkdir(parents=True, exist_ok=True)
         for path in [] if self.fresh else FOLDER.glob("*.json"):
