@@ -71,6 +71,11 @@ class Checkpoint:
         return int(start["step"]) + int(start.get("steps_before", 0)) if start else 0
 
     @property
+    def all_steps(self) -> int:
+        """With those of the weights that this run started from."""
+        return self.steps_before + self.step
+
+    @property
     def trained_on_before(self) -> list[str]:
         """Other datasets that the starting weights were trained on: their classes are not new."""
         start = self.provenance.get("start")

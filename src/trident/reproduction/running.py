@@ -98,8 +98,7 @@ class Workshop:
         """What is to be kept of a model, and its weights; None if its training ended with an error."""
         if model.weights:
             checkpoint = load_checkpoint(model.weights)
-            recipe, steps = checkpoint.recipe, checkpoint.steps_before + checkpoint.step
-            return _about(model, recipe, 0, steps, steps, checkpoint), checkpoint
+            return _about(model, checkpoint.recipe, 0, checkpoint, checkpoint), checkpoint
         name = model.run_name(self.budget)
         folder, recipe = self.runs / name, model.trained_recipe(self.budget)
         results = read_results(self.grid([model]), self.runs)
@@ -109,24 +108,25 @@ class Workshop:
         # An error after the last step is of the grid's own measurement, which is of no use here.
         error = result.error if last.step < asked else None
         best = None if error else load_checkpoint(folder)
-        about = _about(model, recipe, asked, last.step, best.step if best else None, best or last)
+        about = _about(model, recipe, asked, last, best)
         device = str(last.provenance.get("device_name", last.provenance.get("device", "")))
         about = replace(about, error=error, training_seconds=training_seconds(folder), training_device=device)
         return (about if best else replace(about, digest="")), best
 
 
-def _about(model: Model, recipe: Recipe, asked: int, steps: int, best_step: int | None, checkpoint: Checkpoint) -> Kept:
-    assert checkpoint.path is not None
+def _about(model: Model, recipe: Recipe, asked: int, last: Checkpoint, best: Checkpoint | None) -> Kept:
+    measured = best or last
+    assert measured.path is not None
     return Kept(
         made_from=model.made_from,
-        digest=short_digest(checkpoint.path),
+        digest=short_digest(measured.path),
         n_shot=recipe.episode.n_shot,
         trained_order=recipe.protocol.query_order,
         asked_steps=asked,
-        steps=steps,
-        best_step=best_step,
+        steps=last.all_steps,
+        best_step=best.all_steps if best else None,
         paper_steps=_paper_steps(model, recipe),
-        parameters=sum(value.numel() for value in checkpoint.parameters.values()),
+        parameters=sum(value.numel() for value in measured.parameters.values()),
     )
 
 
