@@ -23,7 +23,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 import trident
 import trident.learning.inner_loop
 from trident.cli import main
-from trident.learning import training
+from trident.learning import step_gradient
 from trident.measuring import evaluate
 from trident.spread.torchrun import launched
 from trident.tasks.images import Images
@@ -48,16 +48,16 @@ def in_doubles() -> None:
 
 def killing(rank: int, step: int, number: int) -> None:
     """Before it computes a step, one process sends itself a signal. Only in the first attempt."""
-    place, of = launched(), training._Batches.of
+    place, of = launched(), step_gradient.Batches.of
     if place is None or place.rank != rank or place.restarts:
         return
 
-    def then(self: training._Batches, now: int) -> Any:
+    def then(self: step_gradient.Batches, now: int) -> Any:
         if now == step:
             os.kill(os.getpid(), number)
         return of(self, now)
 
-    training._Batches.of = then  # type: ignore[method-assign, assignment]
+    step_gradient.Batches.of = then  # type: ignore[method-assign, assignment]
 
 
 def killing_later(rank: int, seconds: float) -> None:

@@ -25,7 +25,8 @@ from trident.learning.checkpoint import load_checkpoint
 from trident.learning.inner_loop import InnerLoopLearner
 from trident.learning.learners import make_learner
 from trident.learning.run_start import start_run
-from trident.learning.training import train, training_source
+from trident.learning.step_gradient import training_source
+from trident.learning.training import train
 from trident.measuring.evaluate import evaluate
 from trident.measuring.prediction import predict_one_by_one
 from trident.measuring.validation import validate

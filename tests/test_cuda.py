@@ -18,7 +18,8 @@ from trident.engines.execution import Execution
 from trident.learning.inner_loop import InnerLoopLearner
 from trident.learning.learners import make_learner
 from trident.learning.run_start import start_run
-from trident.learning.training import train, training_source
+from trident.learning.step_gradient import training_source
+from trident.learning.training import train
 from trident.measuring.validation import validate
 from trident.nn.parameters import on_device
 from trident.recipes.loading import load_recipe

@@ -333,7 +333,7 @@ import resource, sys
 from trident.data.glyphs import open_glyphs
 from trident.engines.execution import Execution
 from trident.learning.learners import make_learner
-from trident.learning.training import training_source
+from trident.learning.step_gradient import training_source
 from trident.recipes.loading import load_recipe
 recipe = load_recipe("glyphs", [f"method.inner_steps={sys.argv[1]}"])
 learner = make_learner(recipe, Execution())

@@ -15,12 +15,12 @@ from short_runs import QUICK, Interrupting, assert_same_weights, log_of, resume,
 from trident.cli.console import TrainingProgress
 from trident.engines.execution import Execution
 from trident.errors import TridentError
-from trident.learning import training
+from trident.learning import run_state
 from trident.learning.checkpoint import BEST, LAST, Checkpoint, load_checkpoint
 from trident.learning.heads import HeadLearner
 from trident.learning.learners import make_learner
 from trident.learning.meta_update import make_optimizer, update
-from trident.learning.training import training_source
+from trident.learning.step_gradient import training_source
 from trident.methods.base import Losses, cross_entropy
 from trident.methods.protonet import ProtoNet
 from trident.methods.registry import METHODS
@@ -86,7 +86,7 @@ def test_the_gradient_is_a_mean_over_the_tasks_that_are_kept(
             assert value.grad is not None
             torch.testing.assert_close(value.grad, gradient[key] / tasks)
 
-    monkeypatch.setattr(training, "update", watched)
+    monkeypatch.setattr(run_state, "update", watched)
     run(tmp_path / "run", with_training(QUICK, steps=6, most_left_out=0.5, clip_norm=None))
     assert counts == [1 if step == poisoned else 2 for step in range(1, 7)]
 

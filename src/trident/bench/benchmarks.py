@@ -22,7 +22,7 @@ from trident.engines.workers import side_by_side
 from trident.errors import NotFiniteError
 from trident.learning.learners import make_learner
 from trident.learning.run_start import check_run
-from trident.learning.training import training_source
+from trident.learning.step_gradient import training_source
 from trident.measuring.evaluate import chunks_of
 from trident.measuring.prediction import predict
 from trident.measuring.subject import TrainedModel, default_chunk

@@ -6,36 +6,27 @@ the validation classes), `log.jsonl` and, if TensorBoard is installed, its event
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 
 from trident.data.store import ImageStore
 from trident.engines.execution import Execution, execution_for
 from trident.engines.learner import Gradient, only_finite
-from trident.errors import LostProcessError, NotFiniteError
-from trident.learning.checkpoint import BEST, LAST, Checkpoint, save_checkpoint
+from trident.errors import NotFiniteError
+from trident.learning.checkpoint import LAST, Checkpoint
 from trident.learning.interrupts import watch_for_interrupts
-from trident.learning.learners import make_learner
-from trident.learning.meta_update import make_optimizer, optimizer_state, rate_at, update
+from trident.learning.meta_update import rate_at
 from trident.learning.run_lock import held_by_first
 from trident.learning.run_log import NoLog, RunLog, Validated
-from trident.learning.spreading import summed_over
+from trident.learning.run_state import RunState
+from trident.learning.step_gradient import StepGradient
 from trident.nn.parameters import Parameters
 from trident.progress import Progress, StoppedError
 from trident.recipes.recipe import Recipe
 from trident.settings import TrainingSettings
 from trident.spread.processes import ALONE, Processes, shared
-from trident.tasks.episodes import EpisodeSampler
-from trident.tasks.source import ClassSource, Source, TaskSource
-from trident.tasks.task import Batch
-
-RUNNING_MOMENTUM = 0.01  # weight of a new step in the running statistics
 
 
 class Validate(Protocol):
@@ -81,136 +72,54 @@ def train(
     execution = processes.together(lambda: _execution(start, device, engine, precision))
     kind = torch.device(device).type
     processes.check_same({"the device": kind, "the engine": execution.engine, "the precision": execution.precision})
-    provenance = start.provenance | {"device": device, "engine": execution.engine, "precision": execution.precision}
-    if not processes.alone:
-        provenance["processes"] = processes.size
-    learner = make_learner(recipe.in_training(), execution)
-    n_tasks = tasks_per_step(recipe)
-    places = processes.block(range(n_tasks))
-    # A process without a task computes the first one, for the shapes of the results. It is not counted.
-    batches = _Batches(training_source(recipe, store, device), n_tasks, places or range(1), settings)
-    parameters = {key: value.to(device).requires_grad_() for key, value in start.parameters.items()}
-    running = {key: value.to(device) for key, value in start.running.items()}
-    optimizer = make_optimizer(parameters, start)
-    best, step, validated = start.best, start.step, start.validated_step
-
-    def current() -> Checkpoint:
-        return replace(
-            start,
-            parameters=parameters,
-            running=running,
-            provenance=provenance,
-            step=step,
-            optimizer=optimizer_state(parameters, optimizer),
-            best=best,
-            validated_step=validated,
-        )
-
-    def save() -> None:
-        # Processes on different kinds of hardware round differently, and would slowly drift apart.
-        state = current()
-        processes.copy_from_first([*parameters.values(), *state.optimizer.values(), *running.values()])
-        if processes.first:
-            save_checkpoint(out / LAST, state)
-
-    def go_on(done: int, total: int) -> None:
-        if interrupted():
-            raise StoppedError
-
-    def computed() -> tuple[Gradient, Tensor | None]:
-        own = _summed([learner.gradient(parameters, batch) for batch in batches.of(step)])
-        return (own, None) if processes.alone else summed_over(processes, own, places, n_tasks, interrupted())
-
-    @contextmanager
-    def kept_if_a_process_is_lost() -> Iterator[None]:
-        try:
-            yield
-        except LostProcessError as error:
-            if processes.first:
-                save_checkpoint(out / LAST, current())
-            kept = f"the state after step {step} is kept in {out / LAST}"
-            raise shared(LostProcessError(f"{error}; {kept}")) from error
-
-    def best_is_lost() -> bool:
-        return processes.from_first(lambda: best is not None and not (out / BEST).is_file())
-
-    if best_is_lost():  # the next validation writes it anew, at once if this step has one
-        best, validated = None, min(validated, step - 1)
+    gradient = StepGradient(recipe, store, device, execution, processes)
+    state = RunState(start, out, device, _provenance(start, device, execution, processes), processes)
     make_log = RunLog if processes.first else NoLog
     with (
         held_by_first(out, processes),
-        make_log(out, step, validated) as log,
+        make_log(out, state.step, state.validated_step) as log,
         watch_for_interrupts(says_so=processes.alone) as interrupted,
-        kept_if_a_process_is_lost(),
+        state.kept_if_a_process_is_lost(),
     ):
+
+        def go_on(done: int, total: int) -> None:
+            if interrupted():
+                raise StoppedError
+
         stop = False
         while not stop and not (processes.alone and interrupted()):
-            if step > validated and (step % settings.validate_every == 0 or step == settings.steps):
+            if _validation_is_due(state, settings):
                 # Save first: a run that is stopped during validation resumes with this validation.
-                save()
-                weights = {key: value.detach() for key, value in parameters.items()}
+                state.save()
+                weights = {key: value.detach() for key, value in state.parameters.items()}
                 try:
-                    evaluation = validate(recipe, weights, running, store, execution, go_on, processes)
+                    evaluation = validate(recipe, weights, state.running, store, execution, go_on, processes)
                 except StoppedError:
                     break
-                validated = step
-                is_best = best is None or best_is_lost() or evaluation.accuracy > best["accuracy"]
-                if is_best:
-                    best = {"step": step, **evaluation.to_json()}
-                    if processes.first:
-                        save_checkpoint(out / BEST, replace(current(), optimizer={}))
-                log.validation(step, evaluation)
-                observer.on_validation(step, evaluation, is_best)
-            if step >= settings.steps:
+                is_best = state.validated(evaluation)
+                log.validation(state.step, evaluation)
+                observer.on_validation(state.step, evaluation, is_best)
+            if state.step >= settings.steps:
                 break
             began = time.perf_counter()
-            result, stops = computed()
-            batches.draw(step + 1)  # while the GPU is busy
+            result, asked_to_stop = gradient.of(state.step, state.parameters, interrupted())
+            gradient.prepare(state.step + 1)  # while the GPU is busy
             values = _summary(result)
-            stop = stops is not None and bool(stops)
+            stop = asked_to_stop()
             norm, omitted = values["gradient_norm"], int(values["left_out"])
-            if omitted > _most_omitted(settings, n_tasks) or not math.isfinite(norm):
-                save()
-                message = (
-                    f"step {step + 1}: the {_culprit(result)} is not finite. The state after step {step} is kept in "
-                    f"{out / LAST}; try a new run with a lower training.rate or inner rate, or a log_var_bound"
-                )
-                raise shared(NotFiniteError(message))
-            rate = rate_at(settings, step)
-            update(parameters, optimizer, result.gradient, norm, n_tasks - omitted, rate, settings)
-            running = _moved(running, result, step, bool(omitted))
-            step += 1
+            if omitted > _most_omitted(settings, gradient.n_tasks) or not math.isfinite(norm):
+                state.save()
+                raise shared(NotFiniteError(_not_finite(result, state.step, out)))
+            rate = rate_at(settings, state.step)
+            state.update(result, norm, omitted, rate)
             values |= {"rate": rate, "seconds": time.perf_counter() - began}
-            log.step(step, values, last_of_window=step % settings.log_every == 0 or step == settings.steps)
-            observer.on_step(step, values)
-            if step % settings.save_every == 0:
-                save()
-        save()
-    return current()
-
-
-def tasks_per_step(recipe: Recipe) -> int:
-    """A batch of single images counts as one task."""
-    return recipe.training.tasks_per_step if recipe.method.about.trained_on == "episodes" else 1
-
-
-def training_source(recipe: Recipe, store: ImageStore, device: torch.device | str) -> Source:
-    """What the recipe's method is trained on: tasks, or batches of images of all training classes."""
-    settings = recipe.training
-    if recipe.method.about.trained_on == "classes":
-        noise = recipe.method.batch_noise()
-        return ClassSource(store, settings.images_per_step, settings.seed, device, settings.augmentation, noise)
-    training = recipe.in_training()
-    return TaskSource(
-        EpisodeSampler(store, "train", training.episode, training.protocol),
-        training.model.noise_shapes(training.episode, 1),
-        settings.seed,
-        "train",
-        sampled=settings.noise,
-        device=device,
-        augmentation=settings.augmentation,
-        with_training_classes=recipe.method.n_training_classes > 0,
-    )
+            last_of_window = state.step % settings.log_every == 0 or state.step == settings.steps
+            log.step(state.step, values, last_of_window=last_of_window)
+            observer.on_step(state.step, values)
+            if state.step % settings.save_every == 0:
+                state.save()
+        state.save()
+    return state.checkpoint()
 
 
 def _execution(start: Checkpoint, device: str, engine: str, precision: str) -> Execution:
@@ -222,60 +131,15 @@ def _execution(start: Checkpoint, device: str, engine: str, precision: str) -> E
     return execution_for(device, engine, precision, start.recipe.in_training())
 
 
-class _Batches:
-    """Each step's tasks for this process, in chunks. Those of the next step can be drawn ahead.
-
-    `places` are those of this process among the `n_tasks` of a step.
-    """
-
-    def __init__(self, source: Source, n_tasks: int, places: range, settings: TrainingSettings):
-        self.source = source
-        self.n_tasks = n_tasks
-        self.places = places
-        self.settings = settings
-        self.drawn: dict[int, list[Callable[[], Batch]]] = {}
-
-    def of(self, step: int) -> list[Batch]:
-        self.draw(step)
-        return [ready() for ready in self.drawn.pop(step)]
-
-    def draw(self, step: int) -> None:
-        if step not in self.drawn and step < self.settings.steps:
-            first, n_own = step * self.n_tasks + self.places.start, len(self.places)
-            indices = range(first, first + n_own)
-            at_once = self.settings.tasks_per_chunk or n_own
-            chunks = [indices[start : start + at_once] for start in range(0, n_own, at_once)]
-            self.drawn[step] = [self.source.ahead(chunk) for chunk in chunks]
+def _provenance(start: Checkpoint, device: str, execution: Execution, processes: Processes) -> dict[str, Any]:
+    """Where these weights come from, with what this part of the training runs on."""
+    here = {"device": device, "engine": execution.engine, "precision": execution.precision}
+    return start.provenance | here | ({} if processes.alone else {"processes": processes.size})
 
 
-def _summed(chunks: list[Gradient]) -> Gradient:
-    """The gradient of one step's tasks, from those of its chunks."""
-    if len(chunks) == 1:
-        return chunks[0]
-
-    def joined(parts: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-        return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
-
-    return Gradient(
-        {key: torch.stack([chunk.gradient[key] for chunk in chunks]).sum(0) for key in chunks[0].gradient},
-        joined([chunk.losses for chunk in chunks]),
-        torch.cat([chunk.accuracy for chunk in chunks]),
-        joined([chunk.statistics for chunk in chunks]),
-        torch.cat([chunk.finite for chunk in chunks]),
-    )
-
-
-def _moved(running: Parameters, result: Gradient, step: int, omitted: bool) -> Parameters:
-    """Running statistics after a step: a plain average at first, so that the initial values do not count."""
-    if not result.statistics:
-        return running
-    seen = {key: value[result.finite] if omitted else value for key, value in result.statistics.items()}
-    moved = torch._foreach_lerp(
-        [running[key] for key in seen],
-        [value.mean(0) for value in seen.values()],
-        max(RUNNING_MOMENTUM, 1 / (step + 1)),
-    )
-    return running | dict(zip(seen, moved, strict=True))
+def _validation_is_due(state: RunState, settings: TrainingSettings) -> bool:
+    at_its_turn = state.step % settings.validate_every == 0 or state.step == settings.steps
+    return state.step > state.validated_step and at_its_turn
 
 
 def _summary(result: Gradient) -> dict[str, Any]:
@@ -300,7 +164,11 @@ def _most_omitted(settings: TrainingSettings, n_tasks: int) -> int:
     return min(max(1, int(settings.most_left_out * n_tasks)), n_tasks - 1)
 
 
-def _culprit(result: Gradient) -> str:
-    """What is not finite: a part of the loss if possible, else the total or the meta-gradient."""
+def _not_finite(result: Gradient, step: int, out: Path) -> str:
+    """What is not finite, a part of the loss if possible, and what can be done."""
     bad = [name for name, part in result.losses.items() if not part.isfinite().all()]
-    return f"{next((name for name in bad if name != 'total'), 'total')} loss" if bad else "meta-gradient"
+    loss = f"{next((name for name in bad if name != 'total'), 'total')} loss" if bad else "meta-gradient"
+    return (
+        f"step {step + 1}: the {loss} is not finite. The state after step {step} is kept in {out / LAST}; "
+        "try a new run with a lower training.rate or inner rate, or a log_var_bound"
+    )

@@ -1,0 +1,98 @@
+"""What a training changes from step to step, and how it is kept in the run's folder."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trident.engines.learner import Gradient
+from trident.errors import LostProcessError
+from trident.learning.checkpoint import BEST, LAST, Checkpoint, save_checkpoint
+from trident.learning.meta_update import make_optimizer, optimizer_state, update
+from trident.learning.run_log import Validated
+from trident.nn.parameters import Parameters
+from trident.spread.processes import Processes, shared
+
+RUNNING_MOMENTUM = 0.01  # weight of a new step in the running statistics
+
+
+class RunState:
+    """Weights, running statistics, optimizer and the best validation so far. The first process writes the files."""
+
+    def __init__(self, start: Checkpoint, out: Path, device: str, provenance: dict[str, Any], processes: Processes):
+        self.start = replace(start, provenance=provenance)
+        self.out = out
+        self.processes = processes
+        self.parameters = {key: value.to(device).requires_grad_() for key, value in start.parameters.items()}
+        self.running = {key: value.to(device) for key, value in start.running.items()}
+        self.optimizer = make_optimizer(self.parameters, start)
+        self.step = start.step
+        self.best = start.best
+        self.validated_step = start.validated_step
+        if self._best_is_lost():  # the next validation writes it anew, at once if this step has one
+            self.best, self.validated_step = None, min(self.validated_step, self.step - 1)
+
+    def checkpoint(self) -> Checkpoint:
+        return replace(
+            self.start,
+            parameters=self.parameters,
+            running=self.running,
+            step=self.step,
+            optimizer=optimizer_state(self.parameters, self.optimizer),
+            best=self.best,
+            validated_step=self.validated_step,
+        )
+
+    def save(self) -> None:
+        # Processes on different kinds of hardware round differently, and would slowly drift apart.
+        state = self.checkpoint()
+        self.processes.copy_from_first([*self.parameters.values(), *state.optimizer.values(), *self.running.values()])
+        if self.processes.first:
+            save_checkpoint(self.out / LAST, state)
+
+    @contextmanager
+    def kept_if_a_process_is_lost(self) -> Iterator[None]:
+        try:
+            yield
+        except LostProcessError as error:
+            if self.processes.first:
+                save_checkpoint(self.out / LAST, self.checkpoint())
+            kept = f"the state after step {self.step} is kept in {self.out / LAST}"
+            raise shared(LostProcessError(f"{error}; {kept}")) from error
+
+    def validated(self, result: Validated) -> bool:
+        """Note a validation of these weights, and keep them if they are the best so far; says whether they are."""
+        self.validated_step = self.step
+        is_best = self.best is None or self._best_is_lost() or result.accuracy > self.best["accuracy"]
+        if is_best:
+            self.best = {"step": self.step, **result.to_json()}
+            if self.processes.first:
+                save_checkpoint(self.out / BEST, replace(self.checkpoint(), optimizer={}))
+        return is_best
+
+    def _best_is_lost(self) -> bool:
+        return self.processes.from_first(lambda: self.best is not None and not (self.out / BEST).is_file())
+
+    def update(self, result: Gradient, norm: float, omitted: int, rate: float) -> None:
+        """One step along a gradient of that norm, in which some tasks are left out because they are not finite."""
+        counted = len(result.finite) - omitted
+        settings = self.start.recipe.training
+        update(self.parameters, self.optimizer, result.gradient, norm, counted, rate, settings)
+        self.running = _moved(self.running, result, self.step, bool(omitted))
+        self.step += 1
+
+
+def _moved(running: Parameters, result: Gradient, step: int, omitted: bool) -> Parameters:
+    """Running statistics after a step: a plain average at first, so that the initial values do not count."""
+    if not result.statistics:
+        return running
+    seen = {key: value[result.finite] if omitted else value for key, value in result.statistics.items()}
+    moved = torch._foreach_lerp(
+        [running[key] for key in seen],
+        [value.mean(0) for value in seen.values()],
+        max(RUNNING_MOMENTUM, 1 / (step + 1)),
+    )
+    return running | dict(zip(seen, moved, strict=True))

@@ -1,0 +1,110 @@
+"""The gradient of one step of training: its tasks are drawn, computed in chunks, and summed over all processes."""
+
+from collections.abc import Callable
+
+import torch
+
+from trident.data.store import ImageStore
+from trident.engines.execution import Execution
+from trident.engines.learner import Gradient
+from trident.learning.learners import make_learner
+from trident.learning.spreading import summed_over
+from trident.nn.parameters import Parameters
+from trident.recipes.recipe import Recipe
+from trident.settings import TrainingSettings
+from trident.spread.processes import Processes
+from trident.tasks.episodes import EpisodeSampler
+from trident.tasks.source import ClassSource, Source, TaskSource
+from trident.tasks.task import Batch
+
+
+class StepGradient:
+    """Computes the gradient of each step. Each process computes its share of the step's tasks."""
+
+    def __init__(self, recipe: Recipe, store: ImageStore, device: str, execution: Execution, processes: Processes):
+        self.learner = make_learner(recipe.in_training(), execution)
+        self.processes = processes
+        self.n_tasks = tasks_per_step(recipe)
+        self.places = processes.block(range(self.n_tasks))
+        # A process without a task computes the first one, for the shapes of the results. It is not counted.
+        source, own = training_source(recipe, store, device), self.places or range(1)
+        self.batches = Batches(source, self.n_tasks, own, recipe.training)
+
+    def of(self, step: int, parameters: Parameters, stop: bool) -> tuple[Gradient, Callable[[], bool]]:
+        """The gradient, and whether any process asks to stop; asking that waits until the GPU is done."""
+        own = _summed([self.learner.gradient(parameters, batch) for batch in self.batches.of(step)])
+        if self.processes.alone:
+            return own, lambda: False
+        whole, stops = summed_over(self.processes, own, self.places, self.n_tasks, stop)
+        return whole, lambda: bool(stops)
+
+    def prepare(self, step: int) -> None:
+        """Draw the tasks of a later step, while the GPU is busy."""
+        self.batches.draw(step)
+
+
+def tasks_per_step(recipe: Recipe) -> int:
+    """A batch of single images counts as one task."""
+    return recipe.training.tasks_per_step if recipe.method.about.trained_on == "episodes" else 1
+
+
+def training_source(recipe: Recipe, store: ImageStore, device: torch.device | str) -> Source:
+    """What the recipe's method is trained on: tasks, or batches of images of all training classes."""
+    settings = recipe.training
+    if recipe.method.about.trained_on == "classes":
+        noise = recipe.method.batch_noise()
+        return ClassSource(store, settings.images_per_step, settings.seed, device, settings.augmentation, noise)
+    training = recipe.in_training()
+    return TaskSource(
+        EpisodeSampler(store, "train", training.episode, training.protocol),
+        training.model.noise_shapes(training.episode, 1),
+        settings.seed,
+        "train",
+        sampled=settings.noise,
+        device=device,
+        augmentation=settings.augmentation,
+        with_training_classes=recipe.method.n_training_classes > 0,
+    )
+
+
+class Batches:
+    """Each step's tasks for this process, in chunks. Those of the next step can be drawn ahead.
+
+    `places` are those of this process among the `n_tasks` of a step.
+    """
+
+    def __init__(self, source: Source, n_tasks: int, places: range, settings: TrainingSettings):
+        self.source = source
+        self.n_tasks = n_tasks
+        self.places = places
+        self.settings = settings
+        self.drawn: dict[int, list[Callable[[], Batch]]] = {}
+
+    def of(self, step: int) -> list[Batch]:
+        self.draw(step)
+        return [ready() for ready in self.drawn.pop(step)]
+
+    def draw(self, step: int) -> None:
+        if step not in self.drawn and step < self.settings.steps:
+            first, n_own = step * self.n_tasks + self.places.start, len(self.places)
+            indices = range(first, first + n_own)
+            at_once = self.settings.tasks_per_chunk or n_own
+            chunks = [indices[start : start + at_once] for start in range(0, n_own, at_once)]
+            self.drawn[step] = [self.source.ahead(chunk) for chunk in chunks]
+
+
+def _summed(chunks: list[Gradient]) -> Gradient:
+    """The gradient of one step's tasks, from those of its chunks."""
+    if len(chunks) == 1:
+        return chunks[0]
+
+    def joined(parts: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+        return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
+
+    return Gradient(
+        {key: torch.stack([chunk.gradient[key] for chunk in chunks]).sum(0) for key in chunks[0].gradient},
+        joined([chunk.losses for chunk in chunks]),
+        torch.cat([chunk.accuracy for chunk in chunks]),
+        joined([chunk.statistics for chunk in chunks]),
+        torch.cat([chunk.finite for chunk in chunks]),
+    )
