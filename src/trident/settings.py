@@ -161,6 +161,11 @@ class Views:
         False, "predict from the four corners of the images too, each 6/7 wide; with views.mirrored, two are mirrored"
     )
 
+    @property
+    def number(self) -> int:
+        """Of all views, the image itself included."""
+        return 1 + self.mirrored + 4 * self.corners
+
     def describe(self) -> str:
         names = [name for name, used in (("mirror images", self.mirrored), ("corners", self.corners)) if used]
         return f", {' and '.join(names)} too" if names else ""

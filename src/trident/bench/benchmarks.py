@@ -141,7 +141,7 @@ def bench_evaluate(recipe: Recipe, execution: Execution, store: ImageStore, **am
     seed, at_once = recipe.training.seed, recipe.training.tasks_per_chunk or default_chunk(recipe, device)
     parameters = _initial(recipe, device)
     model = TrainedModel(recipe, parameters, running)
-    source = model.prepare(store, "test", seed, device, execution.engine, execution.precision, None).source
+    source = model.source(store, "test", seed, device)
 
     def ours() -> _OnTasks[Tensor]:
         learner = model.learner(execution)

@@ -13,7 +13,7 @@ from trident.errors import TridentError
 from trident.leaderboard.boards import Board
 from trident.leaderboard.field import Row
 from trident.learning.checkpoint import Checkpoint, load_checkpoint
-from trident.learning.frozen_weights import PREFIX, frozen
+from trident.learning.frozen_weights import PREFIX, frozen, on_features
 from trident.learning.other_method import with_method
 from trident.methods.base import HeadOnFeatures
 from trident.progress import Progress
@@ -117,15 +117,7 @@ def with_features(
     if not apart or not isinstance(recipe.backbone, Conv4Backbone):
         return checkpoint, store
     network = frozen(checkpoint, features.device)
-    backbone = FrozenBackbone(network.name, recipe.backbone.n_features, recipe.backbone.n_cells)
-    statistics = recipe.backbone.initial_running()
-    reduced = replace(
-        checkpoint,
-        recipe=replace(recipe, backbone=backbone),
-        parameters={key: value for key, value in checkpoint.parameters.items() if key not in recipe.backbone.names},
-        running={key: value for key, value in checkpoint.running.items() if key not in statistics},
-    )
-    return reduced, features.of(store, network, MEASURED)
+    return on_features(checkpoint, network.name), features.of(store, network, MEASURED)
 
 
 def _frozen_weights(backbone: FrozenBackbone) -> Checkpoint:

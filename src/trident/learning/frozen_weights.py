@@ -42,6 +42,19 @@ def frozen(checkpoint: Checkpoint, device: str = "cpu", name: str | None = None)
     return Pretrained(name, facts, backbone.n_features, fingerprint, _compute(checkpoint, backbone, device), device)
 
 
+def on_features(checkpoint: Checkpoint, name: str) -> Checkpoint:
+    """The method of these weights without their Conv4, for features that it computed, as a network of this name."""
+    backbone = conv4_of(checkpoint.recipe.backbone, f"computing the features of {name}")
+    seen = FrozenBackbone(name, backbone.n_features, backbone.n_cells)
+    statistics = backbone.initial_running()
+    return replace(
+        checkpoint,
+        recipe=replace(checkpoint.recipe, backbone=seen),
+        parameters={key: value for key, value in checkpoint.parameters.items() if key not in backbone.names},
+        running={key: value for key, value in checkpoint.running.items() if key not in statistics},
+    )
+
+
 def joined(checkpoint: Checkpoint) -> Checkpoint:
     """Weights of a method on the features of `weights:NAME`, with the Conv4 of these: they classify pictures then.
 

@@ -30,12 +30,14 @@ class StepGradient:
         source, own = training_source(recipe, store, device), self.places or range(1)
         self.batches = Batches(source, self.n_tasks, own, recipe.training)
 
-    def of(self, step: int, parameters: Parameters, stop: bool) -> tuple[Gradient, Callable[[], bool]]:
-        """The gradient, and whether any process asks to stop; asking that waits until the GPU is done."""
+    def of(
+        self, step: int, parameters: Parameters, interrupted: Callable[[], bool]
+    ) -> tuple[Gradient, Callable[[], bool]]:
+        """The gradient, and whether any process was interrupted; asking that waits until the GPU is done."""
         own = _summed([self.learner.gradient(parameters, batch) for batch in self.batches.of(step)])
         if self.processes.alone:
             return own, lambda: False
-        whole, stops = summed_over(self.processes, own, self.places, self.n_tasks, stop)
+        whole, stops = summed_over(self.processes, own, self.places, self.n_tasks, interrupted())
         return whole, lambda: bool(stops)
 
     def prepare(self, step: int) -> None:

@@ -102,7 +102,7 @@ def train(
             if state.step >= settings.steps:
                 break
             began = time.perf_counter()
-            result, asked_to_stop = gradient.of(state.step, state.parameters, interrupted())
+            result, asked_to_stop = gradient.of(state.step, state.parameters, interrupted)
             gradient.prepare(state.step + 1)  # while the GPU is busy
             values = _summary(result)
             stop = asked_to_stop()

@@ -14,8 +14,10 @@ from trident.engines.execution import Execution, execution_for
 from trident.engines.learner import Learner
 from trident.errors import TridentError
 from trident.learning.checkpoint import Checkpoint
+from trident.learning.frozen_weights import frozen, on_features
 from trident.learning.learners import make_learner
 from trident.measuring.prediction import predict, predict_one_by_one
+from trident.measuring.seen_once import SeenImages, sees_images_apart
 from trident.methods.base import HeadModel
 from trident.nn.parameters import Parameters, on_device
 from trident.recipes.recipe import Recipe
@@ -77,6 +79,12 @@ class TrainedModel:
     def learner(self, execution: Execution) -> Learner:
         return make_learner(self.recipe, execution, on_device(self.running, execution.device))
 
+    def source(self, store: ImageStore, split: str, seed: int, device: str, stream: str | None = None) -> TaskSource:
+        """Its tasks."""
+        predictions = self.protocol.latent_samples if self.protocol.latents == "average" else 1
+        shapes = self.recipe.model.noise_shapes(self.episode, predictions)
+        return task_source(self, store, split, seed, device, stream, shapes)
+
     def prepare(
         self, store: ImageStore, split: str, seed: int, device: str, engine: str, precision: str, stream: str | None
     ) -> Prepared:
@@ -84,11 +92,11 @@ class TrainedModel:
         recipe.backbone.check_store(store)
         execution = execution_for(device, engine, precision, recipe)
         complete = replace(self, running=self.running or training_statistics(recipe, store))
-        learner, parameters = complete.learner(execution), on_device(self.parameters, device)
-        predictions = protocol.latent_samples if protocol.latents == "average" else 1
-        shapes = recipe.model.noise_shapes(recipe.episode, predictions)
-        source = task_source(self, store, split, seed, device, stream, shapes)
-        at_once = default_chunk(recipe, device)
+        source = self.source(store, split, seed, device, stream)
+        if sees_images_apart(recipe, execution):
+            complete, source.images = complete._seen_once(store)
+        learner, parameters = complete.learner(execution), on_device(complete.parameters, device)
+        at_once = default_chunk(complete.recipe, device)
 
         def log_probabilities(task: Task) -> Tensor:
             if protocol.queries_at_once == "one":
@@ -96,6 +104,14 @@ class TrainedModel:
             return predict(learner, parameters, task, recipe.views)
 
         return Prepared(source, log_probabilities, at_once, execution, in_parallel=True)
+
+    def _seen_once(self, store: ImageStore) -> tuple["TrainedModel", SeenImages]:
+        """The method without its Conv4, and the features that this Conv4 computes for it."""
+        whole = Checkpoint(self.recipe, self.parameters, self.running, 0)
+        network = frozen(whole)
+        method = on_features(whole, network.name)
+        seen = SeenImages(store, network, self.recipe.views)
+        return TrainedModel(method.recipe, method.parameters, method.running), seen
 
 
 @dataclass(frozen=True)

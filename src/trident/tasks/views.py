@@ -11,7 +11,13 @@ CORNER = 6 / 7  # of the image's height and width: 72 of 84 pixels
 
 
 def views_of(images: Tensor, views: Views) -> Iterator[Tensor]:
-    """The images (task, image, size, size, channel) in one view after the other."""
+    """The images (task, image, size, size, channel) in one view after the other.
+
+    Features computed beforehand are of all views, one after another: (task, image, view * feature).
+    """
+    if images.ndim == 3:
+        yield from images.chunk(views.number, 2)
+        return
     yield images
     if views.mirrored:
         yield images.flip(3)
