@@ -12,6 +12,7 @@ from trident.methods.adapted_conv4 import SUPPORT_FEATURES, AdaptedConv4, Adapte
 from trident.methods.base import About, cross_entropy
 from trident.methods.inner_loop import Encodings, Evaluated, InnerState, Target
 from trident.nn.batch_norm import BatchNormStatistics
+from trident.nn.linear import Linear
 from trident.nn.parameters import Parameters
 from trident.nn.probabilities import mean_prediction
 from trident.nn.svgd import svgd_direction
@@ -78,13 +79,18 @@ class BayesianMamlModel(AdaptedConv4Model):
 
     def initial(self, generator: torch.Generator) -> Parameters:
         start = self.backbone.initial(generator)
-        layers = [self.head.initial(generator).values() for _ in range(self.method.particles)]
-        return start | {PARTICLES: torch.stack([torch.cat([value.flatten() for value in layer]) for layer in layers])}
+        layer = self.head
+        particles = torch.empty(self.method.particles, layer.outputs * (layer.inputs + 1))
+        for row in particles:
+            # Not torch.cat: for shapes alone it would import torch's compiler, which takes a second.
+            for part, value in zip(_parts(row, layer), layer.initial(generator).values(), strict=True):
+                part.copy_(value.flatten())
+        return start | {PARTICLES: particles}
 
     def particle_logits(self, particles: Tensor, features: Tensor) -> Tensor:
         """(task, particle, number) and (task, image, feature) -> (task, particle, image, n_way)."""
         layer = self.head
-        weight, bias = torch.split(particles, [layer.outputs * layer.inputs, layer.outputs], 2)
+        weight, bias = _parts(particles, layer)
         weight = weight.reshape(*weight.shape[:2], layer.outputs, layer.inputs)
         return features[:, None] @ weight.transpose(2, 3) + bias[:, :, None]
 
@@ -132,3 +138,8 @@ class BayesianMamlModel(AdaptedConv4Model):
         features = self.query_features(parameters, task, encodings, statistics)
         found = self.particle_logits(parameters[PARTICLES], features)
         return list(found.unbind(1))
+
+
+def _parts(particles: Tensor, layer: Linear) -> tuple[Tensor, ...]:
+    """The weights and the biases in particles (..., number)."""
+    return torch.split(particles, [layer.outputs * layer.inputs, layer.outputs], -1)
