@@ -8,11 +8,12 @@ import pytest
 from trident.data.glyphs import open_glyphs
 from trident.data.store import ImageStore
 from trident.learning.checkpoint import Checkpoint, load_checkpoint
-from trident.measuring import subject
+from trident.measuring import seen_once, subject
 from trident.measuring.evaluate import evaluate
-from trident.measuring.seen_once import SeenImages, sees_images_apart
-from trident.measuring.subject import TrainedModel, subject_of
+from trident.measuring.seen_once import SeenImages
+from trident.measuring.subject import subject_of
 from trident.settings import Protocol, Views
+from trident.tasks.images import Images
 
 NAMES = ["glyphs-simpleshot", "glyphs-ensemble", "glyphs-relation-network", "glyphs-feat", "glyphs-protonet"]
 RUNNING = Protocol(batch_norm="running")
@@ -26,6 +27,12 @@ def under(name: str, protocol: Protocol, views: Views = AS_IT_IS) -> Checkpoint:
 
 def log_probabilities(model: Checkpoint, store: ImageStore) -> np.ndarray:
     return evaluate(model, store, split="test", tasks=3, seed=7).predictions.log_probabilities
+
+
+def images_of(name: str, protocol: Protocol) -> Images:
+    """Those that its tasks are drawn from."""
+    found = subject_of(under(name, protocol))
+    return found.prepare(open_glyphs(), "test", 0, "cpu", "auto", "auto", None).source.images
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -53,15 +60,15 @@ def test_an_image_is_computed_when_it_is_first_asked_for_and_never_again(monkeyp
         return features(self, images)
 
     monkeypatch.setattr(SeenImages, "_computed", counted)
-    model, store = under("glyphs-simpleshot", RUNNING), open_glyphs()
-    found = subject_of(model)
-    assert isinstance(found, TrainedModel)
-    source = found.prepare(store, "test", 0, "cpu", "auto", "auto", None).source
+    monkeypatch.setattr(seen_once, "_latest", {})
+    first, again = (images_of("glyphs-simpleshot", RUNNING) for _ in range(2))
     positions = np.array([[5, 900, 5], [31, 900, 40]])
-    first = source.images.at(positions)
-    assert first.shape[:2] == (2, 3) and sum(computed) == 4
-    assert (source.images.at(positions) == first).all() and sum(computed) == 4
-    assert (first[0, 0] == first[0, 2]).all() and not (first[0, 0] == first[1, 0]).all()
+    found = first.at(positions)
+    assert found.shape[:2] == (2, 3) and sum(computed) == 4
+    assert (again.at(positions) == found).all() and sum(computed) == 4
+    assert (found[0, 0] == found[0, 2]).all() and not (found[0, 0] == found[1, 0]).all()
+    other = images_of("glyphs-ensemble", RUNNING)
+    assert other.at(positions).shape != found.shape and sum(computed) == 8
 
 
 def test_images_that_change_each_others_features_are_computed_in_every_task() -> None:
@@ -70,8 +77,4 @@ def test_images_that_change_each_others_features_are_computed_in_every_task() ->
         ("glyphs-simpleshot", Protocol(batch_norm="support")),
         ("glyphs-set", RUNNING),  # TRIDENT's own networks see the task
     ]:
-        found = subject_of(under(name, protocol))
-        assert isinstance(found, TrainedModel)
-        prepared = found.prepare(open_glyphs(), "test", 0, "cpu", "auto", "auto", None)
-        assert not sees_images_apart(found.recipe, prepared.execution)
-        assert not isinstance(prepared.source.images, SeenImages)
+        assert not isinstance(images_of(name, protocol), SeenImages)

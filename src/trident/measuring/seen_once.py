@@ -24,6 +24,15 @@ def sees_images_apart(recipe: Recipe, execution: Execution) -> bool:
     return apart and isinstance(recipe.backbone, Conv4Backbone) and torch.device(execution.device).type == "cpu"
 
 
+def seen_images(store: ImageStore, network: Pretrained, views: Views) -> "SeenImages":
+    """The latest ones are kept, because an audit measures the same weights on the same images several times."""
+    key = (store.fingerprint, network.fingerprint, views)
+    if key not in _latest:
+        _latest.clear()
+        _latest[key] = SeenImages(store, network, views)
+    return _latest[key]
+
+
 class SeenImages(Images):
     """The features of a store's images in some views, each image's computed when it is first asked for.
 
@@ -53,3 +62,6 @@ class SeenImages(Images):
     def _computed(self, images: np.ndarray) -> np.ndarray:
         shown = views_of(torch.from_numpy(images)[None], self.views)  # (1, image, size, size, channel) each
         return np.concatenate([self.network.features(view[0].numpy()) for view in shown], 1)
+
+
+_latest: dict[tuple[str, str, Views], SeenImages] = {}  # one at most

@@ -17,7 +17,7 @@ from trident.learning.checkpoint import Checkpoint
 from trident.learning.frozen_weights import frozen, on_features
 from trident.learning.learners import make_learner
 from trident.measuring.prediction import predict, predict_one_by_one
-from trident.measuring.seen_once import SeenImages, sees_images_apart
+from trident.measuring.seen_once import SeenImages, seen_images, sees_images_apart
 from trident.methods.base import HeadModel
 from trident.nn.parameters import Parameters, on_device
 from trident.recipes.recipe import Recipe
@@ -110,7 +110,7 @@ class TrainedModel:
         whole = Checkpoint(self.recipe, self.parameters, self.running, 0)
         network = frozen(whole)
         method = on_features(whole, network.name)
-        seen = SeenImages(store, network, self.recipe.views)
+        seen = seen_images(store, network, self.recipe.views)
         return TrainedModel(method.recipe, method.parameters, method.running), seen
 
 
