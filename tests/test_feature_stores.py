@@ -129,6 +129,10 @@ def test_the_included_recipe_says_what_to_do_and_takes_other_features(stores: Pa
         ),
         (["evaluate", "features-trident", "--data", "features.store"], ["takes features of efficientnet-lite0"]),
         (["evaluate", "soft-kmeans.toml"], ["--data STORE"]),
+        (
+            ["evaluate", "soft-kmeans.toml", "--data", "features.store", "views.mirrored=true"],
+            ["mirror images too", "features have no views"],
+        ),
         (["evaluate", "conv4.toml", "--data", "pictures.store"], ["backbone without weights"]),
         (["evaluate", "nowhere.toml", "--data", "pictures.store"], ["nowhere.toml"]),
     ],

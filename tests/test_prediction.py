@@ -67,7 +67,7 @@ def given(way: str, batch_norm: str, latents: str = "average", **settings: Any) 
     shapes = {key: value.shape for key, value in recipe.model.initial_running().items()}
     running = {key: 0.02 + 0.1 * torch.rand(shape, generator=generator) for key, shape in shapes.items()}
     model = TrainedModel(recipe, recipe.initial(3), running)
-    source = model.prepare(tiny_store(), "test", 1, "cpu", "auto", "auto", None).source
+    source = model.source(tiny_store(), "test", 1, "cpu")
     return Given(model.learner(Execution()), model.parameters, source)
 
 

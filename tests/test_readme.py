@@ -141,7 +141,7 @@ def test_make_targets_exist() -> None:
 def test_files_that_are_named_exist(document: str) -> None:
     """Those of docs/extending.md are still to be written, and docs/log.md tells of old ones."""
     if document not in ("docs/extending.md", "docs/log.md"):
-        for name in re.findall(r"`([a-z_]+/[a-z_/]+\.[a-z]+)`", (ROOT / document).read_text("utf-8")):
+        for name in re.findall(r"`([\w-]+/[\w/.-]+\.py)`", (ROOT / document).read_text("utf-8")):
             assert (ROOT / name).exists() or (ROOT / "src" / "trident" / name).exists(), name
 
 

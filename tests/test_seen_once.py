@@ -1,16 +1,22 @@
 """Features computed once for each image give the predictions that computing them in every task gives."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from trident.backbones.conv4 import Conv4Backbone
 from trident.data.glyphs import open_glyphs
-from trident.data.store import ImageStore
+from trident.data.store import ImageStore, open_store, write_store
+from trident.engines.execution import Execution
+from trident.errors import TridentError
 from trident.learning.checkpoint import Checkpoint, load_checkpoint
-from trident.measuring import seen_once, subject
+from trident.measuring import subject
+from trident.measuring.audit import audit
 from trident.measuring.evaluate import evaluate
-from trident.measuring.seen_once import SeenImages
+from trident.measuring.seen_once import SeenImages, can_be_kept
 from trident.measuring.subject import subject_of
 from trident.settings import Protocol, Views
 from trident.tasks.images import Images
@@ -18,6 +24,7 @@ from trident.tasks.images import Images
 NAMES = ["glyphs-simpleshot", "glyphs-ensemble", "glyphs-relation-network", "glyphs-feat", "glyphs-protonet"]
 RUNNING = Protocol(batch_norm="running")
 AS_IT_IS = Views()
+GLYPHS = open_glyphs()
 
 
 def under(name: str, protocol: Protocol, views: Views = AS_IT_IS) -> Checkpoint:
@@ -29,10 +36,9 @@ def log_probabilities(model: Checkpoint, store: ImageStore) -> np.ndarray:
     return evaluate(model, store, split="test", tasks=3, seed=7).predictions.log_probabilities
 
 
-def images_of(name: str, protocol: Protocol) -> Images:
+def images_of(model: Checkpoint, store: ImageStore = GLYPHS) -> Images:
     """Those that its tasks are drawn from."""
-    found = subject_of(under(name, protocol))
-    return found.prepare(open_glyphs(), "test", 0, "cpu", "auto", "auto", None).source.images
+    return subject_of(model).prepare(store, "test", 0, "cpu", "auto", "auto", None).source.images
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -45,9 +51,11 @@ def images_of(name: str, protocol: Protocol) -> Images:
     ],
 )
 def test_predictions_are_the_same(name: str, protocol: Protocol, views: Views, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, store = under(name, protocol, views), open_glyphs()
+    model, store = under(name, protocol, views), GLYPHS
     once = log_probabilities(model, store)
-    monkeypatch.setattr(subject, "sees_images_apart", lambda *_: False)
+    assert isinstance(images_of(model), SeenImages)
+    monkeypatch.setattr(subject, "can_be_kept", lambda *_: False)
+    assert not isinstance(images_of(model), SeenImages)
     np.testing.assert_allclose(np.exp(once), np.exp(log_probabilities(model, store)), atol=1e-4)
 
 
@@ -60,15 +68,15 @@ def test_an_image_is_computed_when_it_is_first_asked_for_and_never_again(monkeyp
         return features(self, images)
 
     monkeypatch.setattr(SeenImages, "_computed", counted)
-    monkeypatch.setattr(seen_once, "_latest", {})
-    first, again = (images_of("glyphs-simpleshot", RUNNING) for _ in range(2))
-    positions = np.array([[5, 900, 5], [31, 900, 40]])
-    found = first.at(positions)
+    images = images_of(under("glyphs-simpleshot", RUNNING))
+    start = GLYPHS.classes_of("test")[0].start
+    positions = start + np.array([[5, 100, 5], [31, 100, 40]])
+    found = images.at(positions)
     assert found.shape[:2] == (2, 3) and sum(computed) == 4
-    assert (again.at(positions) == found).all() and sum(computed) == 4
+    assert (images.at(positions) == found).all() and sum(computed) == 4
     assert (found[0, 0] == found[0, 2]).all() and not (found[0, 0] == found[1, 0]).all()
-    other = images_of("glyphs-ensemble", RUNNING)
-    assert other.at(positions).shape != found.shape and sum(computed) == 8
+    with pytest.raises(IndexError):
+        images.at(np.array([GLYPHS.classes_of("train")[0].start]))
 
 
 def test_images_that_change_each_others_features_are_computed_in_every_task() -> None:
@@ -77,4 +85,40 @@ def test_images_that_change_each_others_features_are_computed_in_every_task() ->
         ("glyphs-simpleshot", Protocol(batch_norm="support")),
         ("glyphs-set", RUNNING),  # TRIDENT's own networks see the task
     ]:
-        assert not isinstance(images_of(name, protocol), SeenImages)
+        assert not isinstance(images_of(under(name, protocol)), SeenImages)
+
+
+def test_features_are_not_kept_on_a_gpu_or_of_too_many_images_or_by_another_backbone() -> None:
+    class Another(Conv4Backbone):
+        pass
+
+    recipe = under("glyphs-simpleshot", RUNNING).recipe
+    assert can_be_kept(recipe, Execution("cpu"), 10_000)
+    assert not can_be_kept(recipe, Execution("cuda"), 10_000)
+    assert not can_be_kept(recipe, Execution("cpu"), 100_000_000)
+    assert not can_be_kept(replace(recipe, backbone=Another(**vars(recipe.backbone))), Execution("cpu"), 10_000)
+
+
+def test_features_that_are_not_finite_cost_an_audit_one_line() -> None:
+    model = under("glyphs-protonet", Protocol())
+    damaged = {key: torch.full_like(value, torch.nan) for key, value in model.running.items()}
+    found = audit(replace(model, running=damaged), GLYPHS, split="test", tasks=2, seed=0)
+    assert "running batch norm" in found.without_result and len(found.rows) > 3
+
+
+def test_damaged_images_are_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "damaged.store"
+    write_store(path, "glyphs", GLYPHS.classes, GLYPHS.images)
+    with path.open("r+b") as file:
+        file.seek(-len(GLYPHS.images) // 4, 2)  # in an image of the test classes, which come last
+        file.write(b"damaged")
+    with pytest.raises(TridentError, match="damaged"):
+        log_probabilities(under("glyphs-simpleshot", RUNNING), open_store(path))
+
+
+def test_weights_in_training_can_be_measured() -> None:
+    model = under("glyphs-simpleshot", RUNNING)
+    learning = {key: value.clone().requires_grad_() for key, value in model.parameters.items()}
+    np.testing.assert_array_equal(
+        log_probabilities(replace(model, parameters=learning), GLYPHS), log_probabilities(model, GLYPHS)
+    )

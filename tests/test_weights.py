@@ -106,7 +106,7 @@ def test_weights_to_share(trident_here: Callable, tmp_path: Path, monkeypatch: p
     save_checkpoint(tmp_path / "first" / "best.safetensors", replace(first, step=7))
     begun_with = load_checkpoint(tmp_path / "first")
     second = start_run(TINY_RECIPE, store, "/some/where.store", tmp_path / "second", "cpu", start_from=begun_with)
-    assert second.steps_before == 7
+    assert second.steps_before == 7 and second.all_steps == 7 + second.step
     assert "for 0 steps, after 7 steps of the run it started from" in second.described()
     assert trident_here("export", "second", "--to", "mine.safetensors").returncode == 0
     content = (tmp_path / "mine.safetensors").read_bytes()

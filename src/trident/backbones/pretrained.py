@@ -104,14 +104,19 @@ class Pretrained:
 
     def features(self, pixels: np.ndarray) -> np.ndarray:
         """(picture, size, size, 3) uint8 -> (picture, feature) float32. Each picture's features are its own."""
-        parts = [self._batch(pixels[start : start + BATCH]) for start in range(0, len(pixels), BATCH)]
-        return np.concatenate(parts) if parts else np.zeros((0, self.n_features), np.float32)
-
-    def _batch(self, pixels: np.ndarray) -> np.ndarray:
-        filled = np.concatenate([pixels, np.zeros((BATCH - len(pixels), *pixels.shape[1:]), np.uint8)])
-        found = self.compute(filled)[: len(pixels)]
+        if not len(pixels):
+            return np.zeros((0, self.n_features), np.float32)
+        found = in_batches(self.compute, pixels)
         _check_finite(self.name, found)
         return found
+
+
+def in_batches(compute: Compute, pixels: np.ndarray) -> np.ndarray:
+    """Compute features of one picture or more. The last batch is filled up, so that all have the same size."""
+    parts = [pixels[start : start + BATCH] for start in range(0, len(pixels), BATCH)]
+    empty = np.zeros((BATCH - len(parts[-1]), *pixels.shape[1:]), np.uint8)
+    parts[-1] = np.concatenate([parts[-1], empty])
+    return np.concatenate([compute(part) for part in parts])[: len(pixels)]
 
 
 def find_backbone(name: str, device: str = "cpu") -> Pretrained:

@@ -13,6 +13,7 @@ from trident.learning.checkpoint import Checkpoint, load_checkpoint
 from trident.methods.ensemble import Ensemble
 from trident.nn.batch_norm import BatchNormStatistics
 from trident.nn.parameters import for_each_task, on_device
+from trident.settings import Views
 from trident.tasks.task import Task
 
 PREFIX = "weights:"
@@ -38,8 +39,8 @@ def frozen(checkpoint: Checkpoint, device: str = "cpu", name: str | None = None)
     facts = Facts(backbone.image_size, (0.0,) * 3, (255.0,) * 3, "MIT", str(checkpoint.provenance.get("dataset")))
     kept = {key: checkpoint.parameters[key] for key in sorted(backbone.names)}
     kept |= {key: checkpoint.running[key] for key in sorted(backbone.initial_running())}
-    fingerprint = fingerprint_of(facts, b"".join(value.cpu().numpy().tobytes() for value in kept.values()))
-    return Pretrained(name, facts, backbone.n_features, fingerprint, _compute(checkpoint, backbone, device), device)
+    fingerprint = fingerprint_of(facts, b"".join(value.detach().cpu().numpy().tobytes() for value in kept.values()))
+    return Pretrained(name, facts, backbone.n_features, fingerprint, conv4_features(checkpoint, device), device)
 
 
 def on_features(checkpoint: Checkpoint, name: str) -> Checkpoint:
@@ -49,7 +50,7 @@ def on_features(checkpoint: Checkpoint, name: str) -> Checkpoint:
     statistics = backbone.initial_running()
     return replace(
         checkpoint,
-        recipe=replace(checkpoint.recipe, backbone=seen),
+        recipe=replace(checkpoint.recipe, backbone=seen, views=Views()),
         parameters={key: value for key, value in checkpoint.parameters.items() if key not in backbone.names},
         running={key: value for key, value in checkpoint.running.items() if key not in statistics},
     )
@@ -74,7 +75,9 @@ def joined(checkpoint: Checkpoint) -> Checkpoint:
     )
 
 
-def _compute(checkpoint: Checkpoint, backbone: Conv4Backbone, device: str) -> Compute:
+def conv4_features(checkpoint: Checkpoint, device: str = "cpu") -> Compute:
+    """A function that computes features with the Conv4 of these weights and batch norm's statistics of training."""
+    backbone = conv4_of(checkpoint.recipe.backbone, "computing features with these weights")
     parameters = for_each_task(on_device(checkpoint.parameters, device), 1)
     statistics = BatchNormStatistics("running", 0, on_device(checkpoint.running, device))
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from trident.backbones.conv4 import Conv4Backbone
-from trident.backbones.pretrained import BATCH, Pretrained
+from trident.backbones.pretrained import BATCH, Compute, in_batches
 from trident.data.store import ImageStore
 from trident.engines.execution import Execution
 from trident.methods.base import HeadOnFeatures
@@ -17,51 +17,52 @@ from trident.settings import Views
 from trident.tasks.images import Images
 from trident.tasks.views import views_of
 
-
-def sees_images_apart(recipe: Recipe, execution: Execution) -> bool:
-    """Whether an image has the same features in every task, and they are worth keeping: a GPU computes them at once."""
-    apart = recipe.protocol.batch_norm == "running" and isinstance(recipe.method, HeadOnFeatures)
-    return apart and isinstance(recipe.backbone, Conv4Backbone) and torch.device(execution.device).type == "cpu"
+MOST_BYTES = 2 * 2**30  # of the features of all images
+BYTES_PER_NUMBER = 4
 
 
-def seen_images(store: ImageStore, network: Pretrained, views: Views) -> "SeenImages":
-    """The latest ones are kept, because an audit measures the same weights on the same images several times."""
-    key = (store.fingerprint, network.fingerprint, views)
-    if key not in _latest:
-        _latest.clear()
-        _latest[key] = SeenImages(store, network, views)
-    return _latest[key]
+def can_be_kept(recipe: Recipe, execution: Execution, n_images: int) -> bool:
+    """Whether an image has the same features in every task, and those of so many images are worth keeping.
+
+    They are not on a GPU, which computes them as fast as it would find them.
+    """
+    backbone = recipe.backbone
+    # Another package's backbone may look at the task.
+    if type(backbone) is not Conv4Backbone or not isinstance(recipe.method, HeadOnFeatures):
+        return False
+    size = BYTES_PER_NUMBER * n_images * recipe.views.number * backbone.n_features
+    on_cpu = torch.device(execution.device).type == "cpu"
+    return recipe.protocol.batch_norm == "running" and on_cpu and size <= MOST_BYTES
 
 
 class SeenImages(Images):
-    """The features of a store's images in some views, each image's computed when it is first asked for.
+    """The features of one split's images in some views, each image's computed when it is first asked for.
 
     Several threads may ask at the same time. Two of them may compute the same features, which come out the same.
     """
 
-    def __init__(self, store: ImageStore, network: Pretrained, views: Views):
+    def __init__(self, store: ImageStore, split: str, compute: Compute, n_features: int, views: Views):
         super().__init__(store, "cpu")
-        self.network = network
+        self.compute = compute
         self.views = views
-        n_images = len(store.images)
-        self._known = np.zeros(n_images, bool)
-        # The system gives memory for those rows only that are written.
-        self._features = np.empty((n_images, views.number * network.n_features), np.float32)
+        entries = store.classes_of(split)
+        positions = np.concatenate([np.arange(entry.start, entry.start + entry.count) for entry in entries])
+        self._row_of = np.full(len(store.images), len(positions))  # of `_features`; too large in other splits
+        self._row_of[positions] = np.arange(len(positions))
+        self._known = np.zeros(len(store.images), bool)
+        self._features = np.empty((len(positions), views.number * n_features), np.float32)
 
     def at(self, positions: np.ndarray) -> Tensor:
         """(...) -> (..., view * feature) float32."""
         asked = np.unique(positions)
         missing = asked[~self._known[asked]]
         for start in range(0, len(missing), BATCH):
-            rows = missing[start : start + BATCH]
-            self.store.check(rows)
-            self._features[rows] = self._computed(np.asarray(self.store.images[rows]))
-            self._known[rows] = True
-        return torch.from_numpy(self._features[positions])
+            part = missing[start : start + BATCH]
+            self.store.check(part)
+            self._features[self._row_of[part]] = self._computed(np.asarray(self.store.images[part]))
+            self._known[part] = True
+        return torch.from_numpy(self._features[self._row_of[positions]])
 
     def _computed(self, images: np.ndarray) -> np.ndarray:
         shown = views_of(torch.from_numpy(images)[None], self.views)  # (1, image, size, size, channel) each
-        return np.concatenate([self.network.features(view[0].numpy()) for view in shown], 1)
-
-
-_latest: dict[tuple[str, str, Views], SeenImages] = {}  # one at most
+        return np.concatenate([in_batches(self.compute, view[0].numpy()) for view in shown], 1)

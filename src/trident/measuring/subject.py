@@ -14,10 +14,10 @@ from trident.engines.execution import Execution, execution_for
 from trident.engines.learner import Learner
 from trident.errors import TridentError
 from trident.learning.checkpoint import Checkpoint
-from trident.learning.frozen_weights import frozen, on_features
+from trident.learning.frozen_weights import PREFIX, conv4_features, on_features
 from trident.learning.learners import make_learner
 from trident.measuring.prediction import predict, predict_one_by_one
-from trident.measuring.seen_once import SeenImages, seen_images, sees_images_apart
+from trident.measuring.seen_once import SeenImages, can_be_kept
 from trident.methods.base import HeadModel
 from trident.nn.parameters import Parameters, on_device
 from trident.recipes.recipe import Recipe
@@ -81,6 +81,7 @@ class TrainedModel:
 
     def source(self, store: ImageStore, split: str, seed: int, device: str, stream: str | None = None) -> TaskSource:
         """Its tasks."""
+        self.recipe.backbone.check_store(store)
         predictions = self.protocol.latent_samples if self.protocol.latents == "average" else 1
         shapes = self.recipe.model.noise_shapes(self.episode, predictions)
         return task_source(self, store, split, seed, device, stream, shapes)
@@ -89,12 +90,11 @@ class TrainedModel:
         self, store: ImageStore, split: str, seed: int, device: str, engine: str, precision: str, stream: str | None
     ) -> Prepared:
         recipe, protocol = self.recipe, self.recipe.protocol
-        recipe.backbone.check_store(store)
         execution = execution_for(device, engine, precision, recipe)
-        complete = replace(self, running=self.running or training_statistics(recipe, store))
         source = self.source(store, split, seed, device, stream)
-        if sees_images_apart(recipe, execution):
-            complete, source.images = complete._seen_once(store)
+        complete = replace(self, running=self.running or training_statistics(recipe, store))
+        if can_be_kept(recipe, execution, sum(entry.count for entry in store.classes_of(split))):
+            complete, source.images = complete._seen_once(store, split)
         learner, parameters = complete.learner(execution), on_device(complete.parameters, device)
         at_once = default_chunk(complete.recipe, device)
 
@@ -105,12 +105,12 @@ class TrainedModel:
 
         return Prepared(source, log_probabilities, at_once, execution, in_parallel=True)
 
-    def _seen_once(self, store: ImageStore) -> tuple["TrainedModel", SeenImages]:
+    def _seen_once(self, store: ImageStore, split: str) -> tuple["TrainedModel", SeenImages]:
         """The method without its Conv4, and the features that this Conv4 computes for it."""
         whole = Checkpoint(self.recipe, self.parameters, self.running, 0)
-        network = frozen(whole)
-        method = on_features(whole, network.name)
-        seen = seen_images(store, network, self.recipe.views)
+        method = on_features(whole, f"{PREFIX}{self.recipe.name}")
+        n_features = method.recipe.backbone.n_features
+        seen = SeenImages(store, split, conv4_features(whole), n_features, self.recipe.views)
         return TrainedModel(method.recipe, method.parameters, method.running), seen
 
 

@@ -7,11 +7,12 @@ import torch
 
 from trident.backbones.base import Backbone
 from trident.backbones.conv4 import Conv4Backbone
+from trident.backbones.frozen import FrozenBackbone
 from trident.errors import TridentError
 from trident.methods.base import Method, Model
 from trident.methods.trident.method import Trident
 from trident.nn.parameters import Parameters
-from trident.settings import EpisodeSpec, Protocol, TrainingSettings, Views
+from trident.settings import EpisodeSpec, Protocol, TrainingSettings, Views, require
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,13 @@ class Recipe:
     backbone: Backbone = Conv4Backbone()
     method: Method = field(default_factory=Trident)
     training: TrainingSettings = TrainingSettings()
+
+    def __post_init__(self) -> None:
+        pictures = not isinstance(self.backbone, FrozenBackbone)
+        views = self.views.describe().removeprefix(", ")
+        require(
+            pictures or self.views == Views(), f"[views] asks for {views}: features have no views, only pictures do"
+        )
 
     @cached_property
     def model(self) -> Model:
