@@ -1,0 +1,103 @@
+"""What unlabelled images are worth to TRIDENT: `python tools/measure_unlabelled.py OUT.json STORE [options]`.
+
+Position-free TRIDENT is measured on the very same queries with 0, 20, 50 and 100 further images of each class, whose
+labels it does not get, and with as many of five other classes between them. It uses them in three ways: in the
+refinement of its prototypes alone; with inner steps on the labelled images besides; and with inner steps that learn
+from the unlabelled ones too.
+
+Results are added to the file, and what it has is not measured again: other settings need another file. Without a store,
+the file is printed as tables for `docs/results.md`, with the paired difference to the same without unlabelled images.
+"""
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from trident.data.store import open_store
+from trident.files import atomic_file
+from trident.learning.checkpoint import load_checkpoint
+from trident.measuring.evaluate import evaluate, mean_and_interval
+from trident.recipes.loading import with_overrides
+
+WEIGHTS = {1: "mini-5w1s-set", 5: "mini-5w5s-set"}  # by shots
+INNER_STEPS = 5
+WAYS = {  # to use unlabelled images, and the settings of each
+    "refinement": [],
+    "and inner steps": [f"method.inner_steps={INNER_STEPS}"],
+    "on the unlabelled too": [f"method.inner_steps={INNER_STEPS}", "method.unlabelled_weight=1"],
+}
+AMOUNTS = [(0, 0), *((images, distractors) for distractors in (0, 5) for images in (20, 50, 100))]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("store", nargs="?", type=Path)
+    parser.add_argument("--split", default="test")
+    parser.add_argument("--shots", nargs="+", type=int, default=list(WEIGHTS))
+    parser.add_argument("--tasks", type=int, default=600)
+    parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--precision", default="auto")
+    parser.add_argument("--settings", nargs="*", default=[], help="for all ways, for example method.inner_rate=0.01")
+    asked = parser.parse_args()
+    results = json.loads(asked.out.read_text()) if asked.out.exists() else {}
+    if asked.store is None:
+        print_tables(results)
+        return
+    store = open_store(asked.store)
+    for shots in asked.shots:
+        checkpoint = load_checkpoint(WEIGHTS[shots])
+        for images, distractors in AMOUNTS:
+            for way in asked.ways:
+                key = f"{shots} | {way} | {images} | {distractors}"
+                if key in results:
+                    continue
+                amount = [f"episode.n_unlabelled={images}", f"episode.distractors={distractors}"]
+                recipe = with_overrides(checkpoint.recipe, ["episode.n_query=15", *amount, *WAYS[way], *asked.settings])
+                model = replace(checkpoint, recipe=recipe)
+                found = evaluate(
+                    model,
+                    store,
+                    split=asked.split,
+                    tasks=asked.tasks,
+                    seed=0,
+                    device=asked.device,
+                    precision=asked.precision,
+                )
+                results[key] = {
+                    "protocol": found.describe_protocol(),
+                    "accuracies": found.predictions.accuracies.tolist(),
+                }
+                with atomic_file(asked.out) as file:
+                    file.write(json.dumps(results, indent=1).encode())
+                print(f"{key}: {found.accuracy:.2f} ± {found.ci95:.2f}", flush=True)
+
+
+def print_tables(results: dict[str, dict[str, object]]) -> None:
+    """Accuracy without unlabelled images, and the points that they bring."""
+    accuracies = {key: np.array(result["accuracies"]) for key, result in results.items()}
+    for shots in WEIGHTS:
+        print(f"| {shots}-shot: unlabelled images of each class | {' | '.join(WAYS)} |\n|{'---|' * (len(WAYS) + 1)}")
+        for images, distractors in AMOUNTS:
+            row = [f"{images}{f', and of {distractors} other classes' if distractors else ''}"]
+            for way in WAYS:
+                without = accuracies.get(f"{shots} | {way} | 0 | 0")
+                found = accuracies.get(f"{shots} | {way} | {images} | {distractors}")
+                if found is None or without is None:
+                    row.append("")
+                elif images == 0:
+                    row.append("{:.2f} ± {:.2f} %".format(*mean_and_interval(found)))
+                else:
+                    row.append("{:+.2f} ± {:.2f}".format(*mean_and_interval(found - without)))
+            print(f"| {' | '.join(row)} |")
+        print()
+    protocols = dict.fromkeys(str(result["protocol"]) for result in results.values())
+    print("\n".join(f"- {protocol}" for protocol in protocols))
+
+
+if __name__ == "__main__":
+    main()
