@@ -205,7 +205,7 @@ def test_finding_pictures(tmp_path: Path) -> None:
     (tmp_path / "gone.png").symlink_to(tmp_path / "nowhere.png")
     pictures, unread = find_pictures(tmp_path)
     assert [str(file.path.relative_to(tmp_path)) for file in pictures] == ["a.png", "z.JPG", "b/c.webp"]
-    assert len(unread) == 1
+    assert len(unread) == 2 and "leads nowhere" in unread[str(tmp_path / "gone.png")]
     assert "e.CR2: CR2 pictures cannot be read here" in unread[str(tmp_path / "b" / "e.CR2")]
 
 
@@ -347,6 +347,25 @@ def test_weights_that_are_not_finite_give_an_error_and_no_labels(
         assert last.startswith("trident: error: bad.safetensors: the prediction is not finite"), last
     assert not (folders / "labels.csv").exists() and not (folders / "sorted").exists()
     assert len(list((folders / "pile").rglob("*.jpg"))) == 12
+
+
+def test_labelled_pictures_in_a_list_are_not_labelled_again_nor_moved(trident_here: Callable, folders: Path) -> None:
+    (folders / "link").symlink_to(folders / "support" / "red")
+    listed = ["pile/blue-2.jpg", "./pile/blue-2.jpg", "support/red/0.png", "link/1.png"]
+    (folders / "list.txt").write_text("\n".join(listed))
+    call = (*PREDICT, "--support", "support", "--query", "list.txt", "--move", "sorted", "--yes")
+    found = trident_here(*call)
+    assert found.returncode == 0 and len(labelled_rows(found.stdout)) == 1, found
+    assert "2 pictures of the pile are labelled or sorted already" in found.stderr
+    assert len(list((folders / "support").rglob("*.png"))) == 6
+    (folders / "list.txt").write_text("support/red/0.png")
+    assert_one_line_error(trident_here(*call), "no picture to label (all 1 are labelled or sorted already)")
+
+
+def test_no_class_is_called_none_of_these(trident_here: Callable, folders: Path) -> None:
+    (folders / "support" / "red").rename(folders / "support" / "None of these")
+    call = (*PREDICT, "--support", "support", "--query", "pile")
+    assert_one_line_error(trident_here(*call), "a class cannot be called 'None of these'")
 
 
 def test_a_picture_that_cannot_be_moved_does_not_stop_the_others(trident_here: Callable, folders: Path) -> None:

@@ -214,6 +214,10 @@ def test_corrections_are_read_as_spreadsheets_write_them(tmp_path: Path) -> None
     assert read_corrections(tmp_path / "a.csv") == {"a.png": "red"}
     (tmp_path / "a.csv").write_bytes(b"\xef\xbb\xbfpath;label;correction\r\na,b.png;blue;red\r\n")
     assert read_corrections(tmp_path / "a.csv") == {"a,b.png": "red"}
+    (tmp_path / "a.csv").write_text('path;correction;"p(cat, big)"\na.png;None of These;0.5\n')
+    assert read_corrections(tmp_path / "a.csv") == {"a.png": NONE}
+    (tmp_path / "a.csv").write_text("path\tcorrection\na.png\tred\n")
+    assert read_corrections(tmp_path / "a.csv") == {"a.png": "red"}
     (tmp_path / "b.csv").write_bytes(b"path,correction\ncaf\xe9.png,red\n")
     assert read_corrections(tmp_path / "b.csv") == {os.fsdecode(b"caf\xe9.png"): "red"}
 

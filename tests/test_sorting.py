@@ -84,6 +84,46 @@ def test_leftovers_of_killed_processes_are_removed_and_other_files_stay(tmp_path
     assert all(path.exists() for path in kept)
 
 
+def test_copying_again_copies_nothing_even_if_names_are_taken(tmp_path: Path) -> None:
+    for folder, content in (("a", b"one"), ("b", b"two"), ("c", b"two")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "x.jpg").write_bytes(content)
+    labels = {tmp_path / folder / "x.jpg": "cat" for folder in "abc"}
+    for expected in (3, 0, 0):
+        assert carry_out(plan(labels, tmp_path / "out", False), tmp_path / "out", False).done == expected
+    assert sorted(path.name for path in (tmp_path / "out" / "cat").iterdir()) == ["x-2.jpg", "x-3.jpg", "x.jpg"]
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_file_that_may_not_be_deleted_stays_where_it_was_and_nowhere_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    source, delete = tmp_path / "x.jpg", Path.unlink
+    source.write_bytes(b"one")
+
+    def refused(path: Path, missing_ok: bool = False) -> None:
+        if path == source:
+            raise PermissionError(13, "Permission denied")
+        delete(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refused)
+    if not links:
+        monkeypatch.setattr("trident.labelling.sorting._linked", lambda source, place: False)
+    for _ in range(2):
+        result = carry_out(plan({source: "cat"}, tmp_path / "out", True), tmp_path / "out", True)
+        assert result.done == 0 and "Permission denied" in result.failures[0]
+        assert source.is_file() and not list((tmp_path / "out" / "cat").iterdir())
+
+
+def test_two_names_of_one_picture_are_two_pictures(tmp_path: Path) -> None:
+    first, second = tmp_path / "a.jpg", tmp_path / "b.jpg"
+    first.write_bytes(b"one")
+    second.hardlink_to(first)
+    for labels in ({first: "bus"}, {second: "dog"}):
+        assert carry_out(plan(labels, tmp_path / "out", True), tmp_path / "out", True).done == 1
+    assert (tmp_path / "out" / "bus" / "a.jpg").is_file() and (tmp_path / "out" / "dog" / "b.jpg").is_file()
+
+
 @pytest.mark.parametrize("label", ["cat", "dog"])
 def test_a_move_that_was_killed_half_way_is_finished_whatever_the_label_is_now(
     tmp_path: Path, ended: int, label: str

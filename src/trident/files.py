@@ -24,6 +24,8 @@ def check_writable(path: Path) -> None:
         raise TridentError(f"cannot write {path}: the folder {path.parent} does not exist")
     if path.exists() and not path.is_file():
         raise TridentError(f"cannot write {path}: it exists and is not an ordinary file")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise TridentError(f"cannot write {path}: Permission denied")
 
 
 @contextmanager

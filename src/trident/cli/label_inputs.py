@@ -1,12 +1,13 @@
 """What the labelling commands read: labelled pictures, a pile, a saved classifier, corrections."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trident.errors import TridentError
+from trident.errors import TridentError, one_line
+from trident.labelling.corrections import NONE
 
 if TYPE_CHECKING:
     from trident.data.images import ImageFile, ImageSource
@@ -62,6 +63,9 @@ def labelled_pictures(support: Path) -> "tuple[dict[str, list[ImageFile]], dict[
     if not support.is_dir():
         raise TridentError(f"--support {support}: there is no such folder; it must hold one folder for each class")
     found = {folder.name: find_pictures(folder) for folder in subfolders(support)}
+    for name in found:
+        if name.casefold() == NONE:
+            raise TridentError(f"--support {support}: a class cannot be called '{name}', which means no class at all")
     if not found:
         raise TridentError(f"--support {support} has no class folders: expected {support}/CLASS/PICTURE.jpg")
     by_class = {name: pictures for name, (pictures, _) in found.items()}
@@ -77,17 +81,28 @@ def labelled_pictures(support: Path) -> "tuple[dict[str, list[ImageFile]], dict[
     return by_class, unread
 
 
-def pile_of(query: Path, support: Path | None, without: list[Path]) -> "tuple[Sequence[ImageSource], dict[str, str]]":
-    """The pictures to label, and an error message for each unreadable path. Omits labelled and sorted pictures."""
+def pile_of(
+    query: Path, support: Path | None, without: list[Path], labelled: "Iterable[ImageSource]" = ()
+) -> "tuple[Sequence[ImageSource], dict[str, str]]":
+    """The pictures to label, and an error message for each unreadable path. Omits labelled and sorted pictures.
+
+    Those are the pictures `labelled`, whatever path leads to them, and those in the folders `without`.
+    """
     from trident.ablations.files import errors_in
-    from trident.data.piles import find_pile
+    from trident.cli.console import stderr
+    from trident.data.piles import apart_from, find_pile
 
     if support is not None and query.is_dir() and query.resolve().is_relative_to(support.resolve()):
         raise TridentError(f"--query {query} is inside --support {support}: choose another folder of pictures to label")
     with errors_in(f"--query {query}"):
-        pictures, unread = find_pile(query, without)
+        found, unread = find_pile(query, without)
+    pictures = apart_from(found, labelled, without)
+    omitted = len(found) - len(pictures)
+    if omitted and pictures:
+        stderr.print(f"{omitted} pictures of the pile are labelled or sorted already, and left out", soft_wrap=True)
     if not pictures:
-        why = f" ({next(iter(unread.values()))})" if unread else ""
+        reasons = [f"all {omitted} are labelled or sorted already"] if omitted else list(unread.values())
+        why = f" ({reasons[0]})" if reasons else ""
         raise TridentError(f"--query {query}: it has no picture to label{why}")
     return pictures, unread
 
@@ -135,10 +150,24 @@ def labeller_from_file(
     from trident.cli.console import stderr
     from trident.labelling.saved import load_classifier
 
+    if backbone == "conv4":
+        raise TridentError("--backbone conv4: a saved classifier needs the backbone that it was made with: omit it")
     labeller = load_classifier(model, device, None if backbone == "auto" else backbone, opened_cache(use_cache))
+    new = new_classes(more, labeller.classes)
     labeller = labeller.with_pictures(more)
-    stderr.print(f"{model}: {labeller.described()}, {len(labeller.classes)} classes", soft_wrap=True)
+    text = f"{model}: {labeller.described()}, {len(labeller.classes)} classes{new}"
+    stderr.print(text, soft_wrap=True, markup=False)
     return labeller
+
+
+def new_classes(names: Iterable[str], known: Iterable[str]) -> str:
+    """Names those that are not known, for a message; and the known ones that differ in capital letters only."""
+    alike = {name.casefold(): name for name in known}
+    found = [
+        one_line(name) + (f" (there is {one_line(alike[name.casefold()])} too)" if name.casefold() in alike else "")
+        for name in sorted(set(names) - set(alike.values()) - {NONE})
+    ]
+    return f"; new classes: {', '.join(found)}" if found else ""
 
 
 def opened_cache(wanted: bool) -> "FeatureCache | None":

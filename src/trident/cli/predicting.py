@@ -18,6 +18,7 @@ from trident.cli.label_inputs import (
     labelled_pictures,
     labeller_from_file,
     labeller_from_pictures,
+    new_classes,
     pile_of,
 )
 from trident.cli.label_tables import Row, as_csv, as_json, rows_of, write
@@ -43,7 +44,8 @@ def predict(
         str | None,
         typer.Option(
             help="Classify with this method of 'trident methods' instead of the default one. Methods that need no "
-            "training take pretrained features; others use their included weights.",
+            "training take pretrained features; others use their included weights. Pretrained features of fewer than "
+            "four pictures for each class are compared by logistic regression all the same.",
             show_default=False,
         ),
     ] = None,
@@ -88,6 +90,7 @@ def predict(
     from trident.data.decoding_process import shared
     from trident.data.images import silence_pillow
     from trident.files import check_writable
+    from trident.labelling.sorting import check_folder_names
 
     silence_pillow()
     _check_options(support, model, weights, out, as_json_text, copy, move, really)
@@ -104,15 +107,16 @@ def predict(
         found, unread = labelled_pictures(support)
         by_class.update(found)
     without = [folder for folder in (support, target) if folder is not None]
-    pile, more = pile_of(query, support, without)
+    pile, more = pile_of(query, support, without, [source for sources in by_class.values() for source in sources])
     unread |= more
     if target is not None:
         _check_files(query, pile, moving=move is not None)
     corrected = _corrected(corrections, pile)
     if corrections is not None:
-        new = sorted(set(corrected.values()) - set(by_class) - {NONE}) if support is not None else []
-        classes = f"; new classes: {', '.join(map(one_line, new))}" if new else ""
-        stderr.print(f"{len(corrected)} corrections taken from {corrections}{classes}", soft_wrap=True, markup=False)
+        new = new_classes(corrected.values(), by_class) if support is not None else ""
+        stderr.print(f"{len(corrected)} corrections taken from {corrections}{new}", soft_wrap=True, markup=False)
+    if target is not None:
+        check_folder_names(set(corrected.values()), target)
     pile = [source for source in pile if source not in corrected]
     right = {name: [source for source in corrected if corrected[source] == name] for name in corrected.values()}
     right.pop(NONE, None)
@@ -125,6 +129,10 @@ def predict(
         labeller = labeller_from_pictures(by_class, backbone, weights, device_of(device), not no_cache, method)
     from trident.labelling.labeller import Labeller
 
+    if cluster is not None and isinstance(labeller, Labeller):
+        raise TridentError(
+            f"--cluster needs a pretrained backbone, but {method} brings its own network: omit one of them"
+        )
     if method is not None and isinstance(labeller, Labeller):
         text = f"{method} brings its own small network, trained on miniImageNet, in place of a pretrained one"
         stderr.print(f"{text}: expect fewer right labels", soft_wrap=True)

@@ -27,7 +27,9 @@ _JPEGS = ("JPEG", "MPO")
 _FOUND = frozenset({*_FORMATS, *_JPEGS, "DIB"})
 _HEIC = (b"ftypheic", b"ftypheix", b"ftypmif1", b"ftypmsf1", b"ftypheim", b"ftyphevc")
 MOST_PIXELS = 89_478_485  # of a picture, unless a smaller number is given: where Pillow begins to warn
-IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
+IMAGE_SUFFIXES = frozenset(
+    {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm"}
+)
 
 # The errors that Pillow's decoders raise on damaged files.
 _DECODING_ERRORS = (

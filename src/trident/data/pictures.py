@@ -39,7 +39,11 @@ def find_pictures(folder: Path, without: Iterable[Path] = ()) -> tuple[list[Imag
         folders[:] = [name for name in seen if (Path(where) / name).resolve() not in excluded]
         for name in sorted(files):
             path = Path(where) / name
-            if name.startswith(".") or not path.is_file():
+            if name.startswith("."):
+                continue
+            if not path.is_file():
+                if path.is_symlink() and path.suffix.lower() in IMAGE_SUFFIXES:
+                    unread[str(path)] = f"{path}: a link that leads nowhere"
                 continue
             if path.suffix.lower() in IMAGE_SUFFIXES:
                 pictures.append(ImageFile(path))
@@ -61,7 +65,8 @@ def listed_pictures(path: Path) -> list[ImageFile]:
     if b"\0" in text:
         raise TridentError("that is not a text file; a list of pictures has one path on each line")
     lines = os.fsdecode(text.removeprefix(codecs.BOM_UTF8)).split("\n")
-    return [ImageFile(Path(line)) for line in dict.fromkeys(line.rstrip("\r") for line in lines) if line.strip()]
+    paths = dict.fromkeys(Path(line.rstrip("\r")) for line in lines if line.strip())
+    return [ImageFile(path) for path in paths]
 
 
 class UniqueNames:

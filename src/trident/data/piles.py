@@ -33,6 +33,23 @@ def find_pile(query: Path, without: Iterable[Path] = ()) -> Pile:
     return found, unread | more
 
 
+def apart_from(
+    pile: Sequence[ImageSource], labelled: Iterable[ImageSource], folders: Iterable[Path]
+) -> Sequence[ImageSource]:
+    """The pictures of a pile without those that are labelled, or in some folders, whatever path leads to them."""
+    if not pile or not isinstance(pile[0], ImageFile):
+        return pile  # those of an archive have no path
+    known = {os.path.realpath(source.path) for source in labelled if isinstance(source, ImageFile)}
+    inside = tuple(f"{os.path.realpath(folder)}{os.sep}" for folder in folders)
+
+    def is_known(source: ImageSource) -> bool:
+        assert isinstance(source, ImageFile)
+        real = os.path.realpath(source.path)
+        return real in known or real.startswith(inside)
+
+    return [source for source in pile if not is_known(source)]
+
+
 def are_files(pile: Sequence[ImageSource]) -> bool:
     """Whether the pictures are files of their own, which can be copied and moved."""
     return all(isinstance(source, ImageFile) for source in pile)

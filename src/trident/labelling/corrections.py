@@ -13,24 +13,27 @@ COLUMN = "correction"
 def read_corrections(path: Path) -> dict[str, str]:
     """The corrected class of each corrected picture, by its path as the table has it.
 
-    Spreadsheets may put a byte order mark at the start, or semicolons in place of commas.
+    Spreadsheets may put a byte order mark at the start, semicolons or tabs in place of commas, and capital letters.
     """
     try:
         with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-            head = file.readline()
-            file.seek(0)
-            table = csv.DictReader(file, delimiter=";" if "," not in head and ";" in head else ",")
-            columns = table.fieldnames or []
-            if "path" not in columns or COLUMN not in columns:
+            for delimiter in ",;\t":
+                file.seek(0)
+                table = csv.DictReader(file, delimiter=delimiter)
+                if {"path", COLUMN} <= set(table.fieldnames or []):
+                    break
+            else:
                 raise TridentError(
-                    f"{path} has no columns 'path' and '{COLUMN}': it must be a table that 'trident predict' wrote, "
-                    f"with the right class in '{COLUMN}' where the label is wrong"
+                    f"{path} has no columns 'path' and '{COLUMN}': it must be a CSV table that 'trident predict' "
+                    f"wrote, with the right class in '{COLUMN}' where the label is wrong"
                 )
             found: dict[str, str] = {}
             for row in table:
                 name, wanted = unguarded(row["path"] or ""), unguarded((row[COLUMN] or "").strip())
                 if not wanted:
                     continue
+                if wanted.casefold() == NONE:
+                    wanted = NONE
                 if found.get(name, wanted) != wanted:
                     raise TridentError(f"{path} corrects {name} twice: to '{found[name]}' and to '{wanted}'")
                 found[name] = wanted

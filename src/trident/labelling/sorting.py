@@ -13,7 +13,7 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -45,9 +45,7 @@ def plan(labels: dict[Path, str], target: Path, moving: bool) -> list[Step]:
     """
     if target.exists() and not target.is_dir():
         raise TridentError(f"{target} is a file: give a folder for the pictures")
-    for label in set(labels.values()):
-        if label in ("", ".", "..") or "/" in label or "\0" in label:
-            raise TridentError(f"class {label!r} cannot be the name of a folder in {target}")
+    check_folder_names(labels.values(), target)
     begun = _Begun(target) if moving else None
     taken: set[Path] = set()
     steps = []
@@ -56,15 +54,22 @@ def plan(labels: dict[Path, str], target: Path, moving: bool) -> list[Step]:
             steps.append((source, half_moved))
             continue
         folder = target / label
-        if _same(source, folder / source.name) or (not moving and _copied(source, folder / source.name)):
+        if _same(source, folder / source.name):
             continue
-        names = (_numbered(source, n) for n in count(1))
-        place = next(
-            folder / name for name in names if folder / name not in taken and not os.path.lexists(folder / name)
-        )
+        places = (folder / _numbered(source, n) for n in count(1))
+        free = (place for place in places if place not in taken)
+        # A copy that is there already has the first name with its content, or is still to be made.
+        place = next(place for place in free if not os.path.lexists(place) or (not moving and _copied(source, place)))
         taken.add(place)
-        steps.append((source, place))
+        if not os.path.lexists(place):
+            steps.append((source, place))
     return steps
+
+
+def check_folder_names(labels: Iterable[str], target: Path) -> None:
+    for label in labels:
+        if label in ("", ".", "..") or "/" in label or "\0" in label:
+            raise TridentError(f"class {label!r} cannot be the name of a folder in {target}")
 
 
 def carry_out(steps: list[Step], target: Path, moving: bool, progress: Progress | None = None) -> Sorted:
@@ -77,8 +82,10 @@ def carry_out(steps: list[Step], target: Path, moving: bool, progress: Progress 
     for number, (source, place) in enumerate(steps, 1):
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
-            if moving and (begun.place_of(source) == place or _linked(source, place)):
+            if moving and begun.place_of(source) == place:
                 source.unlink()
+            elif moving and _linked(source, place):
+                _delete_moved(source, place)
             else:
                 _copy(source, place, moving)
         except FileExistsError:
@@ -114,8 +121,10 @@ class _Begun:
             about = source.lstat()
             place = self._places.get((about.st_dev, about.st_ino)) if stat.S_ISREG(about.st_mode) else None
             if place is not None:
-                # The two names must be two entries, and not one that is seen on two ways.
-                return None if source.parent.samefile(place.parent) else place
+                # The two names must be two entries, and not one that is seen on two ways. Another name is a link of
+                # the user's own.
+                moved = not source.parent.samefile(place.parent) and _is_numbered(place, source)
+                return place if moved else None
             names = (_numbered(source, n) for n in range(1, len(self._copies) + 2))
             found = [self._copies[name] for name in names if name in self._copies]
             return next((place for place in found if _copied(source, place)), None)
@@ -151,10 +160,20 @@ def _copy(source: Path, place: Path, moving: bool) -> None:
             temporary.replace(place)
         if moving:
             _flush(place.parent)
-            source.unlink()
+            _delete_moved(source, place)
     finally:  # the temporary name is deleted last: until then it says that the move is not finished
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def _delete_moved(source: Path, place: Path) -> None:
+    """Delete a file that was moved. If that is not allowed, it stays where it was, and nowhere else."""
+    try:
+        source.unlink()
+    except OSError:
+        with suppress(OSError):
+            place.unlink()
+        raise
 
 
 def _linked(source: Path, place: Path) -> bool:
@@ -187,6 +206,12 @@ def _numbered(source: Path, n: int) -> str:
     while len(stem) > 1 and len(os.fsencode(stem + end)) > LONGEST_NAME:
         stem = stem[:-1]
     return stem + end
+
+
+def _is_numbered(place: Path, source: Path) -> bool:
+    """Whether a file's name is one that the source would get."""
+    number = re.fullmatch(r".*-([0-9]{1,9})", place.stem, re.DOTALL)
+    return place.name in (source.name, _numbered(source, int(number[1])) if number else "")
 
 
 def _same(one: Path, other: Path) -> bool:

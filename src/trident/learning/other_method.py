@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from trident.learning.checkpoint import Checkpoint
+from trident.learning.checkpoint import Checkpoint, Temperatures
 from trident.methods.registry import method_name
 from trident.recipes.loading import method_from
 
@@ -18,4 +18,5 @@ def with_method(checkpoint: Checkpoint, name: str) -> Checkpoint:
         recipe=recipe,
         parameters={key: checkpoint.parameters[key] for key in recipe.shapes()},
         running={key: checkpoint.running[key] for key in recipe.running_shapes()},
+        temperatures=Temperatures(),  # they were fitted for the first method
     )

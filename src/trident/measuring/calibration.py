@@ -135,7 +135,7 @@ def reliability(probabilities: np.ndarray, labels: np.ndarray, bins: int = BINS)
     """From probabilities (query, n_way) and labels (query,)."""
     confidence = probabilities.max(1)
     hit = probabilities.argmax(1) == labels
-    place = np.minimum(np.digitize(confidence, np.linspace(0, 1, bins + 1)) - 1, bins - 1)
+    place = np.minimum(np.digitize(confidence, np.arange(bins + 1) / bins) - 1, bins - 1)
     count = np.bincount(place, minlength=bins)
     at_least_one = np.maximum(count, 1)
     return ReliabilityBins(
