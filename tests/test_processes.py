@@ -1,9 +1,11 @@
 """Training and measuring on several processes: the same weights and figures, whatever happens to the processes."""
 
 import json
+import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -278,6 +280,36 @@ def test_mistakes_are_one_line_of_one_process(launcher: Launcher, alone: Checkpo
     assert diverged.error().replace("diverged", "diverged-alone") == alone_too.error()
     measure = ("evaluate", "diverged", "--tasks", 4, "--tasks-per-chunk", 1)
     assert "test task 0: the prediction is not finite" in launcher.run(2, *measure).error()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the names of threads from /proc")
+def test_no_thread_of_a_connection_is_left_at_its_end() -> None:
+    """Such a thread can crash a program that ends, after all its work is done."""
+    program = """
+import pathlib, torch
+from trident.spread.processes import connected
+from trident.spread.torchrun import launched
+
+def threads():
+    return [(path / "comm").read_text() for path in pathlib.Path("/proc/self/task").iterdir()]
+
+with connected(launched(), nccl=False) as processes:
+    weight = torch.ones(1, requires_grad=True)
+    optimizer = torch.optim.AdamW([weight])
+    weight.grad = torch.ones(1)
+    optimizer.step()
+    processes.gather(1)
+    assert any("gloo" in name for name in threads())
+assert not any("gloo" in name for name in threads()), threads()
+"""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    place = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    result = subprocess.run(
+        [sys.executable, "-c", program], env=os.environ | place, capture_output=True, text=True, timeout=100
+    )
+    assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.slow

@@ -13,7 +13,8 @@ from safetensors.torch import save
 
 from conftest import TINY_BACKBONE, TINY_METHOD, TINY_RECIPE, assert_one_line_error, tiny_store
 from trident.leaderboard.card import card_of
-from trident.learning.checkpoint import load_checkpoint, save_checkpoint, shareable
+from trident.learning.checkpoint import Temperatures, load_checkpoint, save_checkpoint, shareable
+from trident.learning.other_method import with_method
 from trident.learning.run_start import start_run
 from trident.methods.ensemble import Ensemble
 from trident.methods.matching import MatchingNetwork
@@ -62,6 +63,13 @@ def test_weights_were_made_by_the_recipe_of_their_name(name: str) -> None:
     )
     differ = {key for key in inside | shipped if inside.get(key) != shipped.get(key)} - FREE
     assert differ == ({"training.start_from"} if name in BEFORE_STAGES else set())
+
+
+def test_another_method_has_no_temperatures_of_the_first() -> None:
+    first = load_checkpoint("glyphs-simpleshot")
+    assert first.temperatures != Temperatures()
+    assert with_method(first, "baseline").temperatures == Temperatures()
+    assert with_method(first, "simpleshot").temperatures == first.temperatures
 
 
 @names

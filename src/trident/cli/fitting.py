@@ -86,7 +86,7 @@ def suggest(
     if (support is None) == (model is None):
         raise TridentError("give the labelled pictures: --support DIR, or --model FILE of 'trident fit', but not both")
     by_class, unread = labelled_pictures(support) if support is not None else ({}, {})
-    pile, more = pile_of(query, support, [support] if support is not None else [])
+    pile, more = pile_of(query, support, [support] if support is not None else [], by_class)
     if model is not None:
         labeller: PictureLabeller = labeller_from_file(model, backbone, device_of(device), not no_cache, {})
     else:

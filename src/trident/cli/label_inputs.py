@@ -82,11 +82,11 @@ def labelled_pictures(support: Path) -> "tuple[dict[str, list[ImageFile]], dict[
 
 
 def pile_of(
-    query: Path, support: Path | None, without: list[Path], labelled: "Iterable[ImageSource]" = ()
+    query: Path, support: Path | None, without: list[Path], by_class: "Mapping[str, Sequence[ImageSource]]"
 ) -> "tuple[Sequence[ImageSource], dict[str, str]]":
     """The pictures to label, and an error message for each unreadable path. Omits labelled and sorted pictures.
 
-    Those are the pictures `labelled`, whatever path leads to them, and those in the folders `without`.
+    Those are the pictures of the classes, whatever path leads to them, and those in the folders `without`.
     """
     from trident.ablations.files import errors_in
     from trident.cli.console import stderr
@@ -96,7 +96,7 @@ def pile_of(
         raise TridentError(f"--query {query} is inside --support {support}: choose another folder of pictures to label")
     with errors_in(f"--query {query}"):
         found, unread = find_pile(query, without)
-    pictures = apart_from(found, labelled, without)
+    pictures = apart_from(found, [source for sources in by_class.values() for source in sources], without)
     omitted = len(found) - len(pictures)
     if omitted and pictures:
         stderr.print(f"{omitted} pictures of the pile are labelled or sorted already, and left out", soft_wrap=True)

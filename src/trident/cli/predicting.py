@@ -107,7 +107,7 @@ def predict(
         found, unread = labelled_pictures(support)
         by_class.update(found)
     without = [folder for folder in (support, target) if folder is not None]
-    pile, more = pile_of(query, support, without, [source for sources in by_class.values() for source in sources])
+    pile, more = pile_of(query, support, without, by_class)
     unread |= more
     if target is not None:
         _check_files(query, pile, moving=move is not None)

@@ -120,6 +120,10 @@ def connected(launched: Launched, nccl: bool) -> Iterator[Processes]:
 
     Objects travel by gloo, between CPUs. Tensors on GPUs travel by NCCL if wanted, which needs a GPU for each process.
     """
+    # The functions of this module have the process group of the moment as a default argument. Imported later, by an
+    # optimiser, they would keep ours alive after its end; its threads may then crash a program that is done.
+    import torch.distributed.nn.functional  # noqa: F401
+
     rank, size, restarts = launched.rank, launched.size, launched.restarts
     with _noticing_losses():
         kept, _, _ = next(rendezvous("env://", rank, size))
