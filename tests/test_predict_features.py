@@ -199,13 +199,14 @@ def test_all_pictures_may_be_corrected(predict: Here, folders: Path) -> None:
         ("path,label\npile/red-000.png,red\n", ["no columns 'path' and 'correction'"]),
         ("", ["no columns 'path' and 'correction'"]),
         ("path,correction\npile/gone.png,red\n", ["pile/gone.png", "not in the pile", "--query"]),
+        ("path,correction\npile/caf\udce9.png,red\n", ["not in the pile", "save the table as UTF-8"]),
         ("path,correction\npile/red-000.png,red\npile/red-000.png,blue\n", ["twice: to 'red' and to 'blue'"]),
         (None, ["cannot read", "nothing.csv"]),
     ],
 )
 def test_bad_corrections(predict: Here, folders: Path, content: str | None, words: list[str]) -> None:
     if content is not None:
-        (folders / "nothing.csv").write_text(content)
+        (folders / "nothing.csv").write_text(content, errors="surrogateescape")
     assert_one_line_error(predict("--support", "support", "--corrections", "nothing.csv"), *words)
 
 

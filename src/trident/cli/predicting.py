@@ -227,9 +227,11 @@ def _corrected(corrections: Path | None, pile: "Sequence[ImageSource]") -> "dict
     by_path = {source.name: source for source in pile}
     missing = [path for path in found if path not in by_path]
     if missing:
+        # A path that is not UTF-8 was read with characters that cannot be written as such.
+        advice = "give the same --query" if missing[0].isprintable() else "save the table as UTF-8 (CSV UTF-8)"
         raise TridentError(
             f"{corrections} corrects {missing[0]}, which is not in the pile: paths must be as 'trident predict' wrote "
-            "them, so give the same --query"
+            f"them, so {advice}"
         )
     return {by_path[path]: name for path, name in found.items()}
 
