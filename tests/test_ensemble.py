@@ -144,21 +144,21 @@ def test_attention_is_that_of_the_equations() -> None:
     features = torch.randn(2, 4, branches, cells * channels, generator=generator, dtype=torch.float64)
     parameters = {key: value.double() for key, value in start.items()}
     torch.testing.assert_close(attend(parameters, features), features)  # at the start nothing is added
-    parameters["attention.outwards"] = torch.randn(2, 8, 8, generator=generator, dtype=torch.float64)
+    parameters["attention.output"] = torch.randn(2, 8, 8, generator=generator, dtype=torch.float64)
     found = attend(parameters, features).numpy().reshape(8, branches, cells, channels)
     maps = features.numpy().reshape(8, branches, cells, channels)
     for branch in range(branches):
-        places, inwards, outwards = (value[branch].numpy() for value in parameters.values())
+        positions, qkv, output = (value[branch].numpy() for value in parameters.values())
         for image in range(8):
-            seen = maps[image, branch] + places
+            seen = maps[image, branch] + positions
             seen = (seen - seen.mean(1, keepdims=True)) / np.sqrt(seen.var(1, keepdims=True) + 1e-5)
-            queries, keys, values = np.split(seen @ inwards, 3, 1)  # (cell, channel) each
+            queries, keys, values = np.split(seen @ qkv, 3, 1)  # (cell, channel) each
             for cell in range(cells):
                 added = []
                 for head in (slice(size * h, size * (h + 1)) for h in range(HEADS)):
                     weights = np.exp(keys[:, head] @ queries[cell, head] / np.sqrt(size))
                     added.append(weights / weights.sum() @ values[:, head])
-                expected = maps[image, branch, cell] + np.concatenate(added) @ outwards
+                expected = maps[image, branch, cell] + np.concatenate(added) @ output
                 np.testing.assert_allclose(found[image, branch, cell], expected, rtol=1e-9)
 
 
@@ -170,7 +170,7 @@ def test_attention_is_used_in_training_and_in_prediction() -> None:
     reduced = method.model(computed_before, EPISODE).initial(generator)
     assert reduced.keys() == parameters.keys() - backbone.names
     assert all(reduced[key].shape == parameters[key].shape for key in reduced)
-    parameters["attention.outwards"] = torch.randn(2, 4, 4, generator=generator)
+    parameters["attention.output"] = torch.randn(2, 4, 4, generator=generator)
     features, task = torch.randn(2, 9, backbone.n_features, generator=generator), some_task()
     apart = attend(parameters, features.reshape(2, 9, 2, -1)).flatten(2)
     for used in (method, method.for_few_queries()):

@@ -54,9 +54,9 @@ def both(recipe: Recipe) -> tuple[Learner, Learner]:
 
 def start_of(recipe: Recipe) -> Parameters:
     start = recipe.initial(0)
-    if "attention.outwards" in start:  # zero at the start of training: attention would change nothing
+    if "attention.output" in start:  # zero at the start of training: attention would change nothing
         generator = torch.Generator().manual_seed(0)
-        start["attention.outwards"] = torch.randn(start["attention.outwards"].shape, generator=generator) / 8
+        start["attention.output"] = torch.randn(start["attention.output"].shape, generator=generator) / 8
     return on_device(start, "cuda")
 
 

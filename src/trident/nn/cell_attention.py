@@ -7,15 +7,15 @@ from torch import Tensor
 from trident.nn.parameters import Parameters, normal, uniform
 
 HEADS = 4
-PLACES = 0.02  # standard deviation of the cells' places at the start
+POSITIONS = 0.02  # standard deviation of the position vectors at the start
 
 
 def initial_attention(branches: int, cells: int, channels: int, generator: torch.Generator) -> Parameters:
-    """Random weights for each branch. `outwards` is zero, so that at the start the features stay as they are."""
+    """Random weights for each branch. `output` is zero, so that at the start the features stay as they are."""
     return {
-        "attention.places": normal((branches, cells, channels), PLACES, generator),
-        "attention.inwards": uniform((branches, channels, 3 * channels), channels, generator),
-        "attention.outwards": torch.zeros(branches, channels, channels),
+        "attention.positions": normal((branches, cells, channels), POSITIONS, generator),
+        "attention.qkv": uniform((branches, channels, 3 * channels), channels, generator),
+        "attention.output": torch.zeros(branches, channels, channels),
     }
 
 
@@ -24,18 +24,18 @@ def attend(parameters: Parameters, features: Tensor) -> Tensor:
 
     Within a branch, with x_i the features of cell i and all heads side by side:
 
-        y_i = layer norm of (x_i + place_i),   (q_i, k_i, v_i) = inwards y_i
-        x_i + outwards sum_j softmax_j(q_i . k_j / sqrt(size of a head)) v_j
+        y_i = layer norm of (x_i + position_i),   (q_i, k_i, v_i) = qkv y_i
+        x_i + output sum_j softmax_j(q_i . k_j / sqrt(size of a head)) v_j
     """
-    places = parameters["attention.places"]  # (branch, cell, channel)
-    branches, n_cells, channels = places.shape
+    positions = parameters["attention.positions"]  # (branch, cell, channel)
+    branches, n_cells, channels = positions.shape
     n_images = features.shape[0] * features.shape[1]
     cells = features.reshape(n_images, branches, n_cells, channels).transpose(0, 1)  # (branch, image, cell, channel)
-    seen = F.layer_norm(cells + places[:, None], (channels,)).flatten(1, 2)  # (branch, image * cell, channel)
-    mixed = torch.bmm(seen, parameters["attention.inwards"]).reshape(
+    seen = F.layer_norm(cells + positions[:, None], (channels,)).flatten(1, 2)  # (branch, image * cell, channel)
+    mixed = torch.bmm(seen, parameters["attention.qkv"]).reshape(
         branches * n_images, n_cells, 3, HEADS, channels // HEADS
     )
     queries, keys, values = mixed.permute(2, 0, 3, 1, 4)  # (branch * image, head, cell, size of a head) each
     found = F.scaled_dot_product_attention(queries, keys, values).transpose(1, 2)  # (branch * image, cell, head, size)
-    added = torch.bmm(found.reshape(branches, -1, channels), parameters["attention.outwards"])
+    added = torch.bmm(found.reshape(branches, -1, channels), parameters["attention.output"])
     return (cells + added.view_as(cells)).transpose(0, 1).reshape(features.shape)
