@@ -31,7 +31,7 @@ CLASSES = [0, 3, 1, 3, 0, 0, 2, 3]  # of a batch: 1 and 2 have one image, 4 has 
 TRAINED = replace(
     with_training(images_per_step=12),
     backbone=Conv4Backbone(image_size=16, image_channels=1, channels=4, branches=3),
-    method=Ensemble(training_classes=5, branches=3, attention=True, prototype_weight=0.5),
+    method=Ensemble(training_classes=5, branches=3, attention=True, prototype_weight=0.5, variation=2),
     protocol=Protocol(batch_norm="running"),
 )
 
@@ -201,7 +201,7 @@ def test_a_training_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert run(tmp_path / "half", TRAINED, store, Interrupting(10)).step == 10
     assert_same_weights(whole, resume(tmp_path / "half", store))
     assert load_checkpoint(tmp_path / "whole").recipe.method.describe() == (
-        "3 branches with attention, 8 rounds, learned class sizes"
+        "3 branches with attention, damping 10, 8 rounds, learned class sizes"
     )
 
 

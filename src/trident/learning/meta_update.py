@@ -42,14 +42,24 @@ def update(
 
 
 def make_optimizer(parameters: Parameters, start: Checkpoint) -> torch.optim.AdamW:
-    settings = start.recipe.training
+    settings, method = start.recipe.training, start.recipe.method
     in_backbone = start.recipe.backbone.names
-    shares = {key: settings.backbone_rate if key in in_backbone else 1.0 for key in parameters}
+    kinds = {  # the share of the rate, and the weight decay
+        key: (
+            settings.backbone_rate if key in in_backbone else 1.0,
+            settings.weight_decay if method.decays(key) else 0.0,
+        )
+        for key in parameters
+    }
     groups = [
-        {"params": [value for key, value in parameters.items() if shares[key] == share], "share": share}
-        for share in sorted(set(shares.values()))
+        {
+            "params": [value for key, value in parameters.items() if kinds[key] == kind],
+            "share": kind[0],
+            "weight_decay": kind[1],
+        }
+        for kind in sorted(set(kinds.values()))
     ]
-    optimizer = torch.optim.AdamW(groups, lr=settings.rate, weight_decay=settings.weight_decay)
+    optimizer = torch.optim.AdamW(groups, lr=settings.rate)
     if start.optimizer:
         state = optimizer.state_dict()
         state["state"] = {
@@ -57,7 +67,7 @@ def make_optimizer(parameters: Parameters, start: Checkpoint) -> torch.optim.Ada
                 "step": torch.tensor(float(start.step)),
                 **{moment: start.optimizer[f"{moment}/{key}"] for moment in MOMENTS},
             }
-            for place, key in enumerate(sorted(parameters, key=lambda key: shares[key]))  # as in the groups
+            for place, key in enumerate(sorted(parameters, key=lambda key: kinds[key]))  # as in the groups
         }
         optimizer.load_state_dict(state)
     return optimizer

@@ -100,6 +100,10 @@ class Method(ABC):
         """Number of training classes, if training needs to know it; otherwise 0."""
         return 0
 
+    def decays(self, name: str) -> bool:
+        """Whether weight decay applies to the parameter of this name."""
+        return True
+
     def batch_noise(self) -> NoiseShapes:
         """The noise that a training batch of single images needs, for methods trained on all classes."""
         return {}

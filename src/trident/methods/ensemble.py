@@ -12,6 +12,7 @@ from trident.backbones.conv4 import Conv4Backbone
 from trident.methods.base import About, ClassifierHead, HeadModel, Losses, cross_entropy
 from trident.methods.soft_kmeans import SoftKMeans
 from trident.nn.cell_attention import HEADS, attend, initial_attention
+from trident.nn.class_variation import initial_variation, negative_log_likelihood, shortened
 from trident.nn.linear import Linear
 from trident.nn.parameters import Parameters, stacked
 from trident.settings import EpisodeSpec, require, require_at_least, require_positive, setting
@@ -33,12 +34,16 @@ class Ensemble(SoftKMeans, ClassifierHead):
                      where m_c is the mean of f / ||f|| over the other images of class c in the batch
 
     With attention, a branch has a layer of self-attention between the cells of its map (`nn/cell_attention.py`), and f
-    is what comes out of it.
+    is what comes out of it. With variation, a Gaussian model of f / ||f|| within a class is learned beside it
+    (`nn/class_variation.py`), which does not change what the branch learns:
+
+        variation    the negative log-likelihood of the images' differences from the mean of their class in the batch
 
     Networks that differ only in their random start make different mistakes, so that together they are better than each
-    of them. At test the features of each branch are scaled to unit length and joined; soft k-means classifies them
-    (`soft_kmeans.py`). Single queries go to the nearest class mean. The published ensemble averages probabilities, and
-    its networks are also trained to agree, or to disagree, with each other.
+    of them. At test the features of each branch are scaled to unit length, damped along the directions of the variation
+    and joined; soft k-means classifies them (`soft_kmeans.py`). Single queries go to the nearest class mean, without
+    damping. The published ensemble averages probabilities, and its networks are also trained to agree, or to disagree,
+    with each other.
     """
 
     about = About(
@@ -52,12 +57,14 @@ class Ensemble(SoftKMeans, ClassifierHead):
     attention: bool = setting(False, "whether the cells of each branch's feature map attend to each other")
     prototype_weight: float = setting(0.0, "weight of the loss of prototypes in training")
     prototype_scale: float = setting(10.0, "of cosines in the loss of prototypes")
+    variation: int = setting(0, "directions in which images of a class differ, found in training", most=4096)
+    damping: float = setting(10.0, "how much features are shortened along these directions", after_training=True)
 
     def __post_init__(self) -> None:
         ClassifierHead.__post_init__(self)
         SoftKMeans.__post_init__(self)
         require_at_least(self, "method", 1, "branches")
-        require_at_least(self, "method", 0, "prototype_weight")
+        require_at_least(self, "method", 0, "prototype_weight", "variation", "damping")
         require_positive(self, "method", "prototype_scale")
 
     @property
@@ -67,19 +74,33 @@ class Ensemble(SoftKMeans, ClassifierHead):
 
     def describe(self) -> str:
         branches = f"{self.branches} branch{'' if self.branches == 1 else 'es'}"
-        return f"{branches}{' with attention' if self.attention else ''}, {super().describe()}"
+        attention = " with attention" if self.attention else ""
+        damped = f"damping {self.damping:g}, " if self._damped else ""
+        return f"{branches}{attention}, {damped}{super().describe()}"
 
     def for_few_queries(self) -> Self:
-        return replace(self, rounds=0, centre="support")
+        return replace(self, rounds=0, centre="support", damping=0.0)
+
+    def decays(self, name: str) -> bool:
+        return not name.startswith("variation.")  # a model of the features as they are, not a part of the network
+
+    @property
+    def _damped(self) -> bool:
+        return self.variation > 0 and self.damping > 0
 
     def model(self, backbone: Backbone, episode: EpisodeSpec) -> "EnsembleModel":
         found = backbone.branches if isinstance(backbone, Conv4Backbone) else self.branches
         require(self.branches == found, f"method.branches is {self.branches}: it must be {found}, as backbone.branches")
         whole = backbone.n_features % self.branches == 0
         require(whole, f"method.branches is {self.branches}: it must divide the {backbone.n_features} features")
+        maps, channels = backbone.n_cells % self.branches == 0, backbone.n_features // backbone.n_cells
+        for name in ("attention", "variation"):
+            unused = not getattr(self, name)
+            require(unused or maps, f"method.{name} needs the feature maps of {self.branches} networks")
+        features = backbone.n_features // self.branches
+        few = f"method.variation is {self.variation}: a branch has {features} features"
+        require(self.variation <= features, few)
         if self.attention:
-            maps, channels = backbone.n_cells % self.branches == 0, backbone.n_features // backbone.n_cells
-            require(maps, f"method.attention needs the feature maps of {self.branches} networks")
             multiple = f"method.attention needs a multiple of {HEADS} channels, not {channels}: set backbone.channels"
             require(channels % HEADS == 0, multiple)
         return EnsembleModel(self, backbone)
@@ -90,7 +111,9 @@ class Ensemble(SoftKMeans, ClassifierHead):
         return {key: stacked([start[key] for start in starts]) for key in starts[0]}  # (branch, class, ...)
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
-        return super().head(parameters, F.normalize(self._of_branches(parameters, features), dim=3).flatten(2), task)
+        unit = F.normalize(self._of_branches(parameters, features), dim=3)
+        seen = shortened(parameters, unit, self.damping) if self._damped else unit
+        return super().head(parameters, seen.flatten(2), task)
 
     def training_logits(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         """The mean over the branches. Only the accuracy in the log is computed from it."""
@@ -101,10 +124,13 @@ class Ensemble(SoftKMeans, ClassifierHead):
         logits = self._class_logits(parameters, apart)  # (task, image, branch, class)
         truth = labels.queries
         losses = {"classes": cross_entropy(logits.flatten(1, 2), truth.repeat_interleave(self.branches, 1))}
-        total = losses["classes"]
+        total, unit = losses["classes"], F.normalize(apart, dim=3)
         if self.prototype_weight:
-            losses["prototypes"] = self._prototype_loss(F.normalize(apart, dim=3), truth)
+            losses["prototypes"] = self._prototype_loss(unit, truth)
             total = total + self.prototype_weight * losses["prototypes"]
+        if self.variation:
+            losses["variation"] = negative_log_likelihood(parameters, unit.detach(), truth, self.training_classes)
+            total = total + losses["variation"]
         return logits.mean(2), losses | {"total": total}
 
     def _of_branches(self, parameters: Parameters, features: Tensor) -> Tensor:
@@ -134,13 +160,15 @@ class Ensemble(SoftKMeans, ClassifierHead):
 
 @dataclass(frozen=True)
 class EnsembleModel(HeadModel):
-    """An ensemble on a backbone, whose number of cells the attention has to know."""
+    """An ensemble on a backbone, whose number of cells attention and variation have to know."""
 
     method: Ensemble
 
     def initial(self, generator: torch.Generator) -> Parameters:
-        start, branches = super().initial(generator), self.method.branches
-        if not self.method.attention:
-            return start
-        cells = self.backbone.n_cells // branches
-        return start | initial_attention(branches, cells, self.n_features // branches // cells, generator)
+        method, start = self.method, super().initial(generator)
+        cells, channels = self.backbone.n_cells // method.branches, self.backbone.n_features // self.backbone.n_cells
+        if method.attention:
+            start |= initial_attention(method.branches, cells, channels, generator)
+        if method.variation:
+            start |= initial_variation(method.branches, method.variation, cells, channels, generator)
+        return start

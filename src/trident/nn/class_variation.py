@@ -1,0 +1,70 @@
+"""How images of one class differ: a Gaussian of low rank for the features of several networks side by side.
+
+A network that was trained as a classifier varies most along directions that tell its training classes apart. Distances
+between images of new classes are dominated by them, so it helps to make features shorter along them.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trident.nn.parameters import Parameters, normal
+
+RANK = 4  # of a direction, as a matrix of cells and channels: it has few parameters then
+LENGTH = 0.5  # of the vectors that make up a direction, at the start
+LOG_NOISE = -8.0  # at the start
+
+
+def initial_variation(
+    branches: int, directions: int, cells: int, channels: int, generator: torch.Generator
+) -> Parameters:
+    return {
+        "variation.cells": normal((branches, directions, RANK, cells), LENGTH / cells**0.5, generator),
+        "variation.channels": normal((branches, directions, RANK, channels), LENGTH / channels**0.5, generator),
+        "variation.log_noise": torch.full((branches,), LOG_NOISE),
+    }
+
+
+def directions_of(parameters: Parameters) -> Tensor:
+    """Not of unit length: their squared lengths are variances. (branch, direction, cell * channel)."""
+    cells, channels = parameters["variation.cells"], parameters["variation.channels"]
+    return torch.einsum("bdrc,bdrk->bdck", cells, channels).flatten(2)
+
+
+def negative_log_likelihood(parameters: Parameters, unit: Tensor, classes: Tensor, n_classes: int) -> Tensor:
+    """Of what images differ by from the mean of their class in the batch, if that is Gaussian with the covariance
+
+        sum over directions d of d d^T  +  noise I,
+
+    per feature and without constants. Features (task, image, branch, feature), classes (task, image) -> (task,). A
+    class with n images in the batch has n - 1 degrees of freedom; a class with one image does not count.
+    """
+    one_hot = F.one_hot(classes, n_classes).to(unit)  # (task, image, class)
+    counts = one_hot.sum(1)  # (task, class)
+    means = torch.einsum("tic,tibf->tcbf", one_hot / counts.clamp(min=1)[:, None], unit)
+    residuals = unit - torch.einsum("tic,tcbf->tibf", one_hot, means)
+    freedom = (counts - 1).clamp(min=0).sum(1)  # (task,)
+
+    directions, log_noise = directions_of(parameters), parameters["variation.log_noise"]  # (branch, ...) each
+    noise = log_noise.exp()
+    n_directions, n_features = directions.shape[1:]
+    identity = torch.eye(n_directions, dtype=unit.dtype, device=unit.device)
+    # By Woodbury's identity, only a matrix of the directions' products has to be factorised.
+    factor: Tensor = torch.linalg.cholesky_ex(directions @ directions.mT + noise[:, None, None] * identity).L
+    products = torch.einsum("bdf,tibf->tbdi", directions, residuals)
+    explained = torch.linalg.solve_triangular(factor, products, upper=False).square().sum((2, 3))  # (task, branch)
+    squares = (residuals.square().sum((1, 3)) - explained) / noise  # (task, branch)
+    log_determinant = (n_features - n_directions) * log_noise + 2 * factor.diagonal(dim1=1, dim2=2).log().sum(1)
+    each = squares / freedom.clamp(min=1)[:, None] + log_determinant * (freedom > 0)[:, None]
+    return each.mean(1) / (2 * n_features)
+
+
+def shortened(parameters: Parameters, features: Tensor, damping: float) -> Tensor:
+    """Features (..., branch, feature), divided by sqrt(1 + damping * variance / largest variance) along each
+    principal direction of the variation."""
+    # Directions are the rows of U S V^T: V has the principal ones, S^2 their variances.
+    _, deviations, principal = torch.linalg.svd(directions_of(parameters), full_matrices=False)
+    shares = (deviations / deviations.amax(1, keepdim=True)).square()  # (branch, direction)
+    removed = 1 - (1 + damping * shares).rsqrt()
+    along = torch.einsum("...bf,bdf->...bd", features, principal)
+    return features - torch.einsum("...bd,bd,bdf->...bf", along, removed, principal)
