@@ -118,8 +118,8 @@ def single_conv4(backbone: Backbone, who: str) -> Conv4Backbone:
 
 
 def first_layer_input(task: Task) -> Tensor:
-    """What the first layer reads: patches, made once for all inner steps, or pixels where they need too much memory."""
-    return task.pixels if many(task.images.shape[1]) else task.once("patches", patches_of)
+    """The first layer's input: patches, cached for all inner steps, or pixels if patches need too much memory."""
+    return task.pixels if many(task.images.shape[1]) else task.cached("patches", patches_of)
 
 
 def _channels(number: int) -> str:

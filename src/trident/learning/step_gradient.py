@@ -92,7 +92,7 @@ class Batches:
             indices = range(first, first + n_own)
             at_once = self.settings.tasks_per_chunk or n_own
             chunks = [indices[start : start + at_once] for start in range(0, n_own, at_once)]
-            self.drawn[step] = [self.source.ahead(chunk) for chunk in chunks]
+            self.drawn[step] = [self.source.prefetch(chunk) for chunk in chunks]
 
 
 def _summed(chunks: list[Gradient]) -> Gradient:

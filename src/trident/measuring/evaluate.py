@@ -10,7 +10,7 @@ import torch
 
 from trident.data.store import ImageStore
 from trident.engines.execution import Execution
-from trident.engines.workers import side_by_side
+from trident.engines.workers import parallel_map
 from trident.errors import NotFiniteError, TridentError, one_line
 from trident.measuring.subject import Measurable, Prepared, Subject, subject_of
 from trident.progress import Progress, StoppedError
@@ -192,8 +192,8 @@ def _predicted(prepared: Prepared, chunks: list[range]) -> Iterator[Found]:
         return _counted(found.double().cpu().numpy(), batch.labels.queries.cpu().numpy())
 
     if prepared.in_parallel and not source.images.gathers:
-        return side_by_side(lambda indices: predicted(source.batch(indices)), chunks, source.device)
-    return map(predicted, source.in_turn(chunks))
+        return parallel_map(lambda indices: predicted(source.batch(indices)), chunks, source.device)
+    return map(predicted, source.prefetched(chunks))
 
 
 def _counted(log_probabilities: np.ndarray, labels: np.ndarray) -> Found:

@@ -16,8 +16,8 @@ from trident.errors import TridentError
 from trident.learning.checkpoint import Checkpoint
 from trident.learning.frozen_weights import PREFIX, conv4_features, on_features
 from trident.learning.learners import make_learner
+from trident.measuring.cached_features import CachedFeatures, can_be_cached
 from trident.measuring.prediction import predict, predict_one_by_one
-from trident.measuring.seen_once import SeenImages, can_be_kept
 from trident.methods.base import HeadModel
 from trident.nn.parameters import Parameters, on_device
 from trident.recipes.recipe import Recipe
@@ -93,8 +93,8 @@ class TrainedModel:
         execution = execution_for(device, engine, precision, recipe)
         source = self.source(store, split, seed, device, stream)
         complete = replace(self, running=self.running or training_statistics(recipe, store))
-        if can_be_kept(recipe, execution, sum(entry.count for entry in store.classes_of(split))):
-            complete, source.images = complete._seen_once(store, split)
+        if can_be_cached(recipe, execution, sum(entry.count for entry in store.classes_of(split))):
+            complete, source.images = complete._with_cached_features(store, split)
         learner, parameters = complete.learner(execution), on_device(complete.parameters, device)
         at_once = default_chunk(complete.recipe, device)
 
@@ -105,13 +105,13 @@ class TrainedModel:
 
         return Prepared(source, log_probabilities, at_once, execution, in_parallel=True)
 
-    def _seen_once(self, store: ImageStore, split: str) -> tuple["TrainedModel", SeenImages]:
-        """The method without its Conv4, and the features that this Conv4 computes for it."""
+    def _with_cached_features(self, store: ImageStore, split: str) -> tuple["TrainedModel", CachedFeatures]:
+        """The method without its Conv4, and a cache of the features that this Conv4 computes."""
         whole = Checkpoint(self.recipe, self.parameters, self.running, 0)
         method = on_features(whole, f"{PREFIX}{self.recipe.name}")
         n_features = method.recipe.backbone.n_features
-        seen = SeenImages(store, split, conv4_features(whole), n_features, self.recipe.views)
-        return TrainedModel(method.recipe, method.parameters, method.running), seen
+        cache = CachedFeatures(store, split, conv4_features(whole), n_features, self.recipe.views)
+        return TrainedModel(method.recipe, method.parameters, method.running), cache
 
 
 @dataclass(frozen=True)

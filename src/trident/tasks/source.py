@@ -32,21 +32,21 @@ class Source(ABC):
     @abstractmethod
     def batch(self, indices: Sequence[int]) -> Batch: ...
 
-    def ahead(self, indices: Sequence[int]) -> Callable[[], Batch]:
-        """Draw a batch before it is needed, in the background if its images are gathered from host memory.
+    def prefetch(self, indices: Sequence[int]) -> Callable[[], Batch]:
+        """Draw a batch before it is needed, in a background thread if its images are gathered from host memory.
 
-        The function that is returned gives the batch, and waits for it if necessary.
+        Returns a function that returns the batch, and waits for it if necessary.
         """
         if self.images.gathers:
             return self.images.in_background(lambda: self.batch(indices))
         batch = self.batch(indices)
         return lambda: batch
 
-    def in_turn(self, chunks: Iterable[Sequence[int]]) -> Iterator[Batch]:
-        """One batch after another; each is drawn while the one before is in use."""
+    def prefetched(self, chunks: Iterable[Sequence[int]]) -> Iterator[Batch]:
+        """Yield one batch after another. Each is drawn while the one before it is in use."""
         upcoming: Callable[[], Batch] | None = None
         for indices in chunks:
-            current, upcoming = upcoming, self.ahead(indices)
+            current, upcoming = upcoming, self.prefetch(indices)
             if current is not None:
                 yield current()
         if upcoming is not None:
