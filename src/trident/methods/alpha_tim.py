@@ -47,6 +47,6 @@ class AlphaTim(HeadOnFeatures):
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         features = F.normalize(features, dim=2)
-        loss = InformationLoss(fit=1, sure=1, spread=1, scale=self.scale, alpha=self.alpha)
+        loss = InformationLoss(1, 1, 1, self.scale, self.alpha)
         weights = loss.fitted(features, task.support_labels, task.n_way, self.steps, self.rate)
         return loss.logits(features[:, task.queries], weights)

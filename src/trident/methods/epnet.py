@@ -10,7 +10,7 @@ from trident.methods.base import About, HeadOnFeatures, Method
 from trident.methods.nearest_mean import NearestMean
 from trident.nn.classes import members_of
 from trident.nn.parameters import Parameters
-from trident.nn.propagation import between, propagator
+from trident.nn.propagation import pairwise_squared_distances, propagator
 from trident.settings import require, require_positive, setting
 from trident.tasks.task import Task
 
@@ -61,7 +61,7 @@ class EpNet(HeadOnFeatures):
 
     def _propagator(self, features: Tensor, flow: float) -> Tensor:
         """(task, image, feature) -> (task, image, image)."""
-        distances = between(features)
+        distances = pairwise_squared_distances(features)
         # Only ratios of distances matter. Without this, squares of large distances would overflow.
         distances = distances / distances.detach().amax((1, 2), keepdim=True).clamp(min=1e-30)
         n = distances.shape[1]

@@ -12,7 +12,7 @@ from trident.methods.nearest_mean import NearestMean
 from trident.nn.classes import class_means
 from trident.nn.information import InformationLoss
 from trident.nn.parameters import Parameters
-from trident.nn.rotation import rotated
+from trident.nn.span import span_coordinates
 from trident.settings import require_at_least, require_positive, setting
 from trident.tasks.task import Task
 
@@ -77,7 +77,7 @@ class Tim(HeadOnFeatures):
         if self.solver == "gradient":  # Adam depends on the coordinates, the other solver does not
             weights = loss.fitted(features, task.support_labels, task.n_way, steps, self.rate)
         else:
-            features = rotated(features)
+            features = span_coordinates(features)
             weights = self._alternating(loss, features, task, steps)
         return loss.logits(features[:, task.queries], weights)
 

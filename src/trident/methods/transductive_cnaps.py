@@ -10,7 +10,7 @@ from trident.methods.base import About, HeadOnFeatures, Method
 from trident.methods.nearest_mean import NearestMean
 from trident.nn.classes import weighted_means
 from trident.nn.parameters import Parameters
-from trident.nn.rotation import rotated
+from trident.nn.span import span_coordinates
 from trident.settings import require_at_least, require_positive, setting
 from trident.tasks.task import Task
 
@@ -58,7 +58,7 @@ class TransductiveCnaps(HeadOnFeatures):
         return NearestMean()
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
-        features = rotated(self.length * F.normalize(features, dim=2))  # which changes no answer
+        features = span_coordinates(self.length * F.normalize(features, dim=2))  # which changes no answer
         support, queries = features[:, task.support], features[:, task.queries]
         labels = F.one_hot(task.support_labels, task.n_way).to(features)
         logits = _gaussian_logits(support, labels, queries)
