@@ -22,7 +22,7 @@ from trident.leaderboard.page import page
 from trident.leaderboard.results import Measured, add, difference, read
 from trident.leaderboard.subjects import Features, checkpoint_of, under, with_features
 from trident.learning.checkpoint import load_checkpoint
-from trident.learning.frozen_weights import joined
+from trident.learning.frozen_weights import with_conv4
 from trident.measuring.evaluate import evaluate
 from trident.measuring.hits import packed, unpacked
 from trident.methods.registry import method_class, method_paths
@@ -78,7 +78,7 @@ def test_features_computed_beforehand_give_the_predictions_of_images() -> None:
     }
     found = [
         evaluate(under(checkpoint, row, Protocol()), where, split="test", tasks=6, seed=0).predictions
-        for checkpoint, where in ((whole, store), (reduced, seen), (joined(reduced), store))
+        for checkpoint, where in ((whole, store), (reduced, seen), (with_conv4(reduced), store))
     ]
     for other in found[1:]:
         np.testing.assert_array_equal(found[0].labels, other.labels)  # the very same tasks

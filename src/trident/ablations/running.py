@@ -24,6 +24,7 @@ from trident.learning.training import Observer, train
 from trident.measuring.evaluate import evaluate
 from trident.measuring.hits import hits_of, packed
 from trident.measuring.validation import validate
+from trident.nn.parameters import count
 from trident.progress import Progress
 from trident.recipes.loading import recipe_values
 from trident.settings import require
@@ -117,7 +118,7 @@ class GridRun:
             recipe=recipe_values(cell.recipe),
             steps=last.step,
             best_step=best_step,
-            parameters=sum(value.numel() for value in last.parameters.values()),
+            parameters=count(last.parameters),
             evaluation=checked(Measured, evaluation.to_json()) if evaluation else None,
             protocol=evaluation.describe_protocol() if evaluation else None,
             error=error,

@@ -161,8 +161,8 @@ def _check_finite(name: str, found: np.ndarray) -> None:
         raise TridentError(f"backbone {name} gave NaN or infinity for a picture: its weights may be damaged")
 
 
-def one_line(error: BaseException) -> str:
-    """The message of somebody else's exception, which may have many lines."""
+def short_message(error: BaseException) -> str:
+    """The message of another library's exception, in one line."""
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 

@@ -27,8 +27,8 @@ from trident.backbones.pretrained import (
     IMAGENET_STD,
     Facts,
     Pretrained,
-    one_line,
     read_bytes,
+    short_message,
 )
 from trident.backbones.torch_module import from_module
 from trident.errors import TridentError
@@ -65,7 +65,7 @@ def _made(name: str) -> nn.Module:
     try:
         made = getattr(importlib.import_module(module_name), function_name)()
     except (Exception, SystemExit) as error:  # whatever a stranger's code does
-        raise TridentError(f"backbone {name} failed: {type(error).__name__}: {one_line(error)}") from error
+        raise TridentError(f"backbone {name} failed: {type(error).__name__}: {short_message(error)}") from error
     if not isinstance(made, nn.Module):
         raise TridentError(f"backbone {name} returned {type(made).__name__}: it must return a torch.nn.Module")
     return made
@@ -79,7 +79,7 @@ def _contents(name: str, module: nn.Module) -> bytes:
             digest.update(f"{key} ".encode())
             digest.update(_bytes_of(value))
     except Exception as error:  # odd kinds of tensors, or a state_dict of its own
-        raise TridentError(f"backbone {name}: its weights cannot be read: {one_line(error)}") from error
+        raise TridentError(f"backbone {name}: its weights cannot be read: {short_message(error)}") from error
     for path in _source_files(name, module):
         digest.update(read_bytes(path))
     return digest.digest()

@@ -144,7 +144,7 @@ def predict(
         print(f"trident: stopped{'; the same command goes on where it stopped' if kept else ''}", file=sys.stderr)
         raise typer.Exit(130) from None
     except NotFiniteError as error:
-        network = model or (weights if weights != "auto" else labeller.described())
+        network = model or (weights if weights != "auto" else labeller.describe())
         raise NotFiniteError(f"{network}: {error}") from error
     skipped = {names[place]: why for place, why in labelled.failures.items()} | unread
     known = {source.name: name for source, name in corrected.items()}

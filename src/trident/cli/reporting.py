@@ -70,7 +70,7 @@ def report(
         return
     evaluation = content.calibration.evaluation
     print(f"accuracy {evaluation.accuracy:.2f} ± {evaluation.ci95:.2f} %")
-    print(f"({evaluation.describe_protocol()}; {checkpoint.described()})")
+    print(f"({evaluation.describe_protocol()}; {checkpoint.describe()})")
     print(content.audit.verdict())
     stderr.print(f"report: {page}", soft_wrap=True)
 
@@ -125,6 +125,6 @@ def compare(
             f"ECE {run.calibration.ece:.4f}  {run.parameters:>9,} parameters{difference}"
         )
     for run in result.runs:
-        print(f"({one_line(run.name)}: {run.evaluation.describe_protocol()}; {run.checkpoint.described()})")
+        print(f"({one_line(run.name)}: {run.evaluation.describe_protocol()}; {run.checkpoint.describe()})")
     for key, values in result.differing_settings().items():
         print(one_line(f"{key}: {' | '.join(map(str, values))}"))

@@ -77,6 +77,11 @@ def class_table(counts: Iterable[tuple[str, str, int]]) -> tuple[ClassEntry, ...
     return tuple(table)
 
 
+def positions_of(classes: Iterable[ClassEntry]) -> np.ndarray:
+    """The positions of all images of these classes in the store."""
+    return np.concatenate([np.arange(entry.start, entry.start + entry.count) for entry in classes])
+
+
 def store_in_memory(dataset: str, images: np.ndarray, classes: Sequence[ClassEntry]) -> ImageStore:
     digest = new_hash(classes)
     digest.update(np.ascontiguousarray(images))

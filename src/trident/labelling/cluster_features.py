@@ -25,7 +25,7 @@ from trident.labelling.feature_labeller import FeatureLabeller
 from trident.labelling.labelled import Labelled
 from trident.labelling.picture_features import features_of
 from trident.progress import Progress
-from trident.ray_cluster import connected, one_line
+from trident.ray_cluster import connected, short_message
 
 _LEAST, _MOST = 4 * BATCH, 64 * BATCH  # pictures of a block
 _BLOCKS_FOR_EACH = 16  # actors get at least so many blocks one after the other, if the pile is large enough
@@ -44,7 +44,7 @@ def label_on_cluster(
     """The same as `labeller.label`, with the features computed on a cluster."""
     with connected(cluster, say) as ray:
         features, failures = _Pile(ray, labeller.backbone, pile, labeller.cache, progress).features()
-    return labeller.label_found(features, failures)
+    return labeller.label_computed(features, failures)
 
 
 class _Pile:
@@ -136,7 +136,7 @@ class _Pile:
                     raise TridentError(row["problem"])
                 yield blocks[row["block"]], row
         except self._ray.exceptions.RayError as error:
-            raise TridentError(f"the Ray cluster failed: {one_line(error)}") from error
+            raise TridentError(f"the Ray cluster failed: {short_message(error)}") from error
 
     def _keys(self, places: Sequence[int], row: Row) -> dict[int, bytes]:
         """The keys of a block's pictures. Notes those that cannot be read, and checks that this machine agrees."""

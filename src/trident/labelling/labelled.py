@@ -1,7 +1,7 @@
 """What labelling a pile gives, and what anything that labels piles must be able to do."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -30,6 +30,18 @@ class Labelled:
                 "the prediction is not finite: the weights have a NaN, infinity, or numbers that are too large"
             )
 
+    def with_failures(self, failures: dict[int, str]) -> "Labelled":
+        """The labels of a pile that has unreadable pictures too, at the places of `failures`. They get rows of NaN."""
+        n_pictures = len(self.probabilities) + len(failures)
+        readable = [place for place in range(n_pictures) if place not in failures]
+        probabilities = np.full((n_pictures, len(self.classes)), np.nan)
+        probabilities[readable] = self.probabilities
+        typicality = None
+        if self.typicality is not None:
+            typicality = np.full(n_pictures, np.nan)
+            typicality[readable] = self.typicality
+        return replace(self, probabilities=probabilities, failures=failures, typicality=typicality)
+
     def ranking(self, picture: int) -> list[tuple[str, float]]:
         """Classes with their probabilities, the most likely first."""
         row = self.probabilities[picture]
@@ -53,7 +65,7 @@ class PictureLabeller(Protocol):
     def calibrated(self) -> bool:
         """Whether probabilities were fitted to how often labels are right."""
 
-    def described(self) -> str:
+    def describe(self) -> str:
         """In words, for the user: what labels the pictures."""
 
     def label(self, pile: Sequence[ImageSource], progress: Progress | None = None, together: bool = True) -> Labelled:

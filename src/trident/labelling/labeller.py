@@ -22,7 +22,7 @@ from trident.data.images import ImageSource, Target, UnreadableImageError
 from trident.engines.execution import execution_for
 from trident.engines.learner import Learner
 from trident.errors import TridentError
-from trident.labelling.labelled import Labelled, PictureLabeller, check_labels
+from trident.labelling.labelled import Labelled, check_labels
 from trident.learning.checkpoint import Checkpoint, Temperatures
 from trident.learning.learners import make_learner
 from trident.measuring.calibration import softmax
@@ -97,8 +97,8 @@ class Labeller:
     def calibrated(self) -> bool:
         return self.checkpoint.temperatures != Temperatures()
 
-    def described(self) -> str:
-        return self.checkpoint.described()
+    def describe(self) -> str:
+        return self.checkpoint.describe()
 
     @property
     def _backbone(self) -> Conv4Backbone:
@@ -197,13 +197,6 @@ def read_labelled(
     pictures = [shared.decode(source, target) for sources in by_class.values() for source in sources]
     labels = [place for place, sources in enumerate(by_class.values()) for _ in sources]
     return tuple(by_class), np.stack(pictures), np.array(labels, np.int64)
-
-
-def label_pile(
-    labeller: PictureLabeller, pile: Sequence[ImageSource], progress: Progress | None = None, together: bool = True
-) -> Labelled:
-    """Label all pictures of a pile, together or each alone."""
-    return labeller.label(pile, progress, together)
 
 
 def chunks(n: int, most: int = CHUNK) -> list[list[int]]:

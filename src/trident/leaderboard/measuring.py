@@ -82,7 +82,7 @@ def measure(
 def identity(whole: Checkpoint) -> dict[str, Any]:
     """What was measured, so that results can be told from those of other weights or settings."""
     file = whole.path
-    return whole.describe() | {
+    return whole.summary() | {
         "file": file.name if file else None,  # readers have other folders
         "digest": short_digest(file) if file else None,
         "method": asdict(whole.recipe.method),

@@ -53,8 +53,8 @@ class Checkpoint:
     path: Path | None = None  # the file it was read from
     temperatures: Temperatures = field(default_factory=Temperatures)
 
-    def describe(self) -> dict[str, Any]:
-        """Which weights these are, as part of a result."""
+    def summary(self) -> dict[str, Any]:
+        """Which weights these are, as part of a result's JSON."""
         return {
             "file": str(self.path),
             "recipe": self.recipe.name,
@@ -85,8 +85,9 @@ class Checkpoint:
         earlier = (start["trained_on"], start["provenance"].get("fingerprint"))
         return [*start.get("trained_on_before", []), *([] if own == earlier else [str(start["trained_on"])])]
 
-    def described(self) -> str:
-        about = self.describe()
+    def describe(self) -> str:
+        """The same in words."""
+        about = self.summary()
         if self.recipe.method.about.trained_on == "nothing":
             return one_line(f"recipe {about['recipe']}, not trained")
         trained_on = about["trained_on"] or "unknown data"
@@ -172,7 +173,7 @@ def load_checkpoint(path: Path | str) -> Checkpoint:
             path,
             Temperatures(**{key: weights_header.temperature(value) for key, value in about["temperatures"].items()}),
         )
-        loaded.described()  # reads all of the provenance
+        loaded.describe()  # raises an error if a part of the provenance is missing
     except _DAMAGE as error:
         raise TridentError(f"{path} is damaged: {repr(error)[:_MOST_LETTERS]}") from error
     if without_best and loaded.best:

@@ -28,8 +28,8 @@ class HeadLearner(LearnerFields):
 
     def log_probabilities_from(self, parameters: Parameters, task: Task, encodings: Encodings) -> Tensor:
         with torch.no_grad(), matrix_products(self.precision, task.device):
-            of_head = self.model.of_head(parameters, self.running)
-            return mean_prediction([self.model.method.head(of_head, encodings["features"], task)])
+            parameters = self.model.with_running_statistics(parameters, self.running)
+            return mean_prediction([self.model.method.head(parameters, encodings["features"], task)])
 
     @property
     def encodes_alone(self) -> bool:
@@ -63,7 +63,7 @@ class HeadLearner(LearnerFields):
         task, labels = batch
         method = self.model.method
         features, seen = self.features(parameters, task)
-        logits, losses = method.training(self.model.in_training(parameters, features), features, task, labels)
+        logits, losses = method.training(self.model.with_batch_statistics(parameters, features), features, task, labels)
         statistics = seen | method.labelled_statistics(features.detach(), labels)
         return TrainingStep(losses, accuracy_of(logits, labels.queries), statistics)
 

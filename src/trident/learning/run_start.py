@@ -83,7 +83,7 @@ def start_run(
     if start_from is None and recipe.training.start_from is not None:
         start_from = load_checkpoint(_path_of_start(recipe, out))
     if start_from is not None:
-        provenance["start"] = start_from.describe() | {"provenance": start_from.provenance}
+        provenance["start"] = start_from.summary() | {"provenance": start_from.provenance}
         parameters = _taken_over(parameters, recipe, start_from)
     start = Checkpoint(recipe, parameters, recipe.model.initial_running(), step=0, provenance=provenance)
     existed = out.exists()

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from trident.backbones.conv4 import Conv4Backbone
 from trident.backbones.pretrained import BATCH, Compute, in_batches
-from trident.data.store import ImageStore
+from trident.data.store import ImageStore, positions_of
 from trident.engines.execution import Execution
 from trident.methods.base import HeadOnFeatures
 from trident.recipes.recipe import Recipe
@@ -45,8 +45,7 @@ class CachedFeatures(Images):
         super().__init__(store, "cpu")
         self.compute = compute
         self.views = views
-        entries = store.classes_of(split)
-        positions = np.concatenate([np.arange(entry.start, entry.start + entry.count) for entry in entries])
+        positions = positions_of(store.classes_of(split))
         self._row_of = np.full(len(store.images), len(positions))  # of `_features`; too large in other splits
         self._row_of[positions] = np.arange(len(positions))
         self._known = np.zeros(len(store.images), bool)

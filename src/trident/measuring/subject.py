@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from trident.backbones.frozen import FrozenBackbone
-from trident.data.store import ImageStore
+from trident.data.store import ImageStore, positions_of
 from trident.engines.execution import Execution, execution_for
 from trident.engines.learner import Learner
 from trident.errors import TridentError
 from trident.learning.checkpoint import Checkpoint
-from trident.learning.frozen_weights import PREFIX, conv4_features, on_features
+from trident.learning.frozen_weights import PREFIX, conv4_features, without_conv4
 from trident.learning.learners import make_learner
 from trident.measuring.cached_features import CachedFeatures, can_be_cached
 from trident.measuring.prediction import predict, predict_one_by_one
@@ -108,7 +108,7 @@ class TrainedModel:
     def _with_cached_features(self, store: ImageStore, split: str) -> tuple["TrainedModel", CachedFeatures]:
         """The method without its Conv4, and a cache of the features that this Conv4 computes."""
         whole = Checkpoint(self.recipe, self.parameters, self.running, 0)
-        method = on_features(whole, f"{PREFIX}{self.recipe.name}")
+        method = without_conv4(whole, f"{PREFIX}{self.recipe.name}")
         n_features = method.recipe.backbone.n_features
         cache = CachedFeatures(store, split, conv4_features(whole), n_features, self.recipe.views)
         return TrainedModel(method.recipe, method.parameters, method.running), cache
@@ -212,7 +212,7 @@ def training_statistics(recipe: Recipe, store: ImageStore) -> Parameters:
     training = [entry for entry in store.classes if entry.split == "train"]
     if not training:
         return {}
-    rows = np.concatenate([np.arange(entry.start, entry.start + entry.count) for entry in training])
+    rows = positions_of(training)
     store.check(rows)
     features = torch.from_numpy(np.asarray(store.images[rows]))  # (image, feature)
     return {key: value[0] for key, value in model.method.statistics(model.features(features[None])).items()}

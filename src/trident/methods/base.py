@@ -164,11 +164,11 @@ class HeadOnFeatures(Method):
         return {}
 
     def initial_statistics(self, n_features: int) -> Parameters:
-        """Statistics of the training features that `head` needs; it gets them with its parameters."""
+        """Statistics of the training features that `head` finds among its parameters, before any training."""
         return {}
 
     def statistics(self, features: Tensor) -> Parameters:
-        """These statistics of a training batch, (task, image, feature) -> (task, ...); running means are kept."""
+        """The same of one batch, (task, image, feature) -> (task, ...). Training keeps their running means."""
         return {}
 
     def labelled_statistics(self, features: Tensor, labels: Labels) -> Parameters:
@@ -194,7 +194,7 @@ class HeadOnFeatures(Method):
 
     def model(self, backbone: Backbone, episode: EpisodeSpec) -> "HeadModel":
         if self.takes_cells and isinstance(backbone, Conv4Backbone):
-            single_conv4(backbone, self.about.title)  # maps of several networks are no square
+            single_conv4(backbone, self.about.title)  # the joined maps of several networks are not square
         return HeadModel(self, backbone)
 
 
@@ -233,11 +233,11 @@ class HeadModel(Model):
 
     @property
     def n_features(self) -> int:
-        """What the head calls a feature: of the whole image, or of one cell."""
+        """Number of features that the head gets: of a whole image, or of one cell with `takes_cells`."""
         return self.backbone.n_features // (self.backbone.n_cells if self.method.takes_cells else 1)
 
     def features(self, maps: Tensor) -> Tensor:
-        """What the backbone returns, (task, image, ...), as the head takes it."""
+        """The backbone's output (task, image, ...) in the shape that the head takes."""
         if not self.method.takes_cells:
             return maps.flatten(2)
         return maps.flatten(2, -2) if maps.dim() > 3 else maps[:, :, None]
@@ -245,15 +245,15 @@ class HeadModel(Model):
     def noise_shapes(self, episode: EpisodeSpec, predictions: int) -> NoiseShapes:
         return self.method.noise_shapes(episode, predictions)
 
-    def of_head(self, parameters: Parameters, running: Parameters | None) -> Parameters:
-        """The parameters, and the training statistics that the head needs."""
-        wanted = self.method.initial_statistics(self.n_features)
-        return parameters | {key: value for key, value in (running or {}).items() if key in wanted}
+    def with_running_statistics(self, parameters: Parameters, running: Parameters | None) -> Parameters:
+        """The parameters, with the running statistics that the head needs, for predictions."""
+        needed = self.method.initial_statistics(self.n_features)
+        return parameters | {key: value for key, value in (running or {}).items() if key in needed}
 
-    def in_training(self, parameters: Parameters, features: Tensor) -> Parameters:
-        """The same in training: with the statistics of the batch itself."""
-        own = self.method.statistics(features.detach())  # (task, ...) each
-        return parameters | {key: value.mean(0) for key, value in own.items()}
+    def with_batch_statistics(self, parameters: Parameters, features: Tensor) -> Parameters:
+        """The parameters, with the same statistics of this batch, for training."""
+        statistics = self.method.statistics(features.detach())  # (task, ...) each
+        return parameters | {key: value.mean(0) for key, value in statistics.items()}
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

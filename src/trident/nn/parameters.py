@@ -9,6 +9,11 @@ from torch import Tensor
 Parameters = dict[str, Tensor]
 
 
+def count(parameters: Parameters) -> int:
+    """The number of values in all parameters."""
+    return sum(value.numel() for value in parameters.values())
+
+
 def count_by_part(parameters: Parameters) -> dict[str, int]:
     """The number of values in each part of a network. A part is the first word of a parameter's name."""
     counts: dict[str, int] = {}

@@ -38,7 +38,7 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         return {
             "run": self.name,
-            "weights": self.checkpoint.describe(),
+            "weights": self.checkpoint.summary(),
             **self.calibration.to_json(),
             "temperature_as_paper": self.fitted_as_paper.to_json(),
             "audit": self.audit.to_json(),

@@ -14,6 +14,7 @@ from trident.data.store import ImageStore
 from trident.files import short_digest
 from trident.learning.checkpoint import LAST, Checkpoint, load_checkpoint
 from trident.learning.training import Observer
+from trident.nn.parameters import count
 from trident.progress import Progress
 from trident.recipes.loading import load_recipe
 from trident.recipes.recipe import Recipe
@@ -126,7 +127,7 @@ def _about(model: Model, recipe: Recipe, asked: int, last: Checkpoint, best: Che
         steps=last.all_steps,
         best_step=best.all_steps if best else None,
         paper_steps=_paper_steps(model, recipe),
-        parameters=sum(value.numel() for value in measured.parameters.values()),
+        parameters=count(measured.parameters),
     )
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trident.data.store import ImageStore
+from trident.data.store import ImageStore, positions_of
 from trident.tasks.augmentation import augment, draw_augmentations
 from trident.tasks.episodes import EpisodeSampler, task_generator
 from trident.tasks.images import Images
@@ -122,7 +122,7 @@ class ClassSource(Source):
         entries = store.classes_of("train")
         self.images = Images(store, device)
         self.n_classes = len(entries)
-        self.positions = np.concatenate([np.arange(entry.start, entry.start + entry.count) for entry in entries])
+        self.positions = positions_of(entries)
         self.classes = np.repeat(np.arange(len(entries)), [entry.count for entry in entries])
         self.n_images = min(images_per_step, len(self.positions))
         self.seed = seed

@@ -40,8 +40,8 @@ class FusedHeadLearner(LearnerFields):
     def log_probabilities(self, parameters: Parameters, task: Task) -> Tensor:
         with computing(self.precision, task.device):
             features = self.model.features(_joined(self._encode(for_each_task(parameters, task.n_tasks), task)))
-            logits = self.model.method.head(self.model.of_head(parameters, self.running), features, task)
-            return mean_prediction([logits])
+            parameters = self.model.with_running_statistics(parameters, self.running)
+            return mean_prediction([self.model.method.head(parameters, features, task)])
 
     def gradient(self, parameters: Parameters, batch: Batch) -> Gradient:
         return self.recordings(self.compute, parameters, batch)
@@ -59,7 +59,8 @@ class FusedHeadLearner(LearnerFields):
                 maps = _joined(encoded).requires_grad_()
                 head = {key: value.detach().requires_grad_() for key, value in parameters.items() if key not in own}
                 features = self.model.features(maps)
-                logits, losses = method.training(self.model.in_training(head, features), features, task, labels)
+                complete = self.model.with_batch_statistics(head, features)
+                logits, losses = method.training(complete, features, task, labels)
                 leaves = [maps, *head.values()]
                 for_maps, *for_head = torch.autograd.grad(losses["total"].sum(), leaves, materialize_grads=True)
             layout = Layout(own)
