@@ -8,7 +8,7 @@ import pytest
 from trident.data.glyphs import open_glyphs
 from trident.data.store import ImageStore
 from trident.leaderboard.boards import CONDITIONS, board_called
-from trident.leaderboard.field import rows
+from trident.leaderboard.rows import rows
 from trident.leaderboard.subjects import Features, checkpoint_of, under, with_features
 from trident.measuring.evaluate import evaluate
 from trident.weights import weight_names

@@ -15,11 +15,11 @@ from trident.errors import TridentError
 from trident.files import short_digest
 from trident.leaderboard.boards import BOARDS, board_called
 from trident.leaderboard.document import introduction_of, whole_document
-from trident.leaderboard.field import Row, absent, row_called, rows
 from trident.leaderboard.lines import Line, lines_of, missing, tasks_by_condition
 from trident.leaderboard.measuring import fingerprint_of_test_classes, measure
 from trident.leaderboard.page import page
 from trident.leaderboard.results import Measured, add, difference, read
+from trident.leaderboard.rows import Row, absent, row_called, rows
 from trident.leaderboard.subjects import Features, checkpoint_of, under, with_features
 from trident.learning.checkpoint import load_checkpoint
 from trident.learning.frozen_weights import with_conv4

@@ -1,8 +1,8 @@
 """The model cards of the leaderboard's weights, made from the weights and the kept results."""
 
 from trident.leaderboard.boards import BOARDS
-from trident.leaderboard.field import rows
 from trident.leaderboard.results import read
+from trident.leaderboard.rows import rows
 from trident.learning.checkpoint import Temperatures, load_checkpoint
 from trident.nn.parameters import count
 from trident.weights import model_card

@@ -6,8 +6,8 @@ from pathlib import Path
 from trident.backbones.conv4 import Conv4Backbone
 from trident.backbones.frozen import FrozenBackbone
 from trident.leaderboard.boards import BOARDS, Board
-from trident.leaderboard.field import Row, rows
 from trident.leaderboard.results import FOLDER, Measured, difference, read
+from trident.leaderboard.rows import Row, rows
 from trident.learning.stages import PREFIX as STAGE
 from trident.recipes.files import recipe_names
 

@@ -13,8 +13,8 @@ from trident.data.store_format import new_hash
 from trident.engines.execution import device_name
 from trident.files import short_digest
 from trident.leaderboard.boards import CONDITIONS, FEWER_TASKS_ALONE, Board
-from trident.leaderboard.field import Row
 from trident.leaderboard.results import Measured
+from trident.leaderboard.rows import Row
 from trident.leaderboard.subjects import Features, always_alone, checkpoint_of, n_parameters, under, with_features
 from trident.learning.checkpoint import Checkpoint
 from trident.measuring.calibration import calibration, fit_temperature

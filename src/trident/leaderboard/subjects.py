@@ -11,7 +11,7 @@ from trident.backbones.pretrained import Pretrained
 from trident.data.store import ImageStore
 from trident.errors import TridentError
 from trident.leaderboard.boards import Board
-from trident.leaderboard.field import Row
+from trident.leaderboard.rows import Row
 from trident.learning.checkpoint import Checkpoint, load_checkpoint
 from trident.learning.frozen_weights import PREFIX, frozen_conv4, without_conv4
 from trident.learning.other_method import with_method

@@ -41,7 +41,7 @@ def in_order(checkpoint: Checkpoint, order: str) -> Checkpoint:
     return replace(checkpoint, recipe=replace(checkpoint.recipe, protocol=protocol))
 
 
-def counted(progress: Progress | None, before: int, total: int) -> Callable[[int, int], None]:
+def progress_after(progress: Progress | None, before: int, total: int) -> Callable[[int, int], None]:
     """Progress of one of several parts of the work."""
 
     def report(done: int, _: int) -> None:
@@ -63,7 +63,7 @@ def both_orders(
         model, before = in_order(checkpoint, order), place * (tasks + fitting_tasks)
 
         def evaluated(where: ImageStore, split: str, n_tasks: int, before: int) -> Evaluation:
-            report = counted(progress, before, total)
+            report = progress_after(progress, before, total)
             return evaluate(model, where, progress=report, split=split, tasks=n_tasks, seed=0, device=device)  # noqa: B023
 
         try:
@@ -112,7 +112,7 @@ def latents(checkpoint: Checkpoint, store: ImageStore, tasks: int, device: str, 
             device=device,
             engine="plain",
             precision="fp32",
-            progress=counted(progress, place * tasks, total),
+            progress=progress_after(progress, place * tasks, total),
         )
         for place, order in enumerate(ORDERS)
     }
@@ -149,7 +149,7 @@ def reconstructed(
             found = reconstructions(model, store, split="test", seed=0, task=task, device=device)
             errors.append((found.squared_error, found.squared_error_of_mean))
             swapped, protocol = found.swapped if task == 0 else swapped, found.protocol
-            counted(progress, place * used, len(ORDERS) * used)(task + 1, used)
+            progress_after(progress, place * used, len(ORDERS) * used)(task + 1, used)
         ours, of_mean = np.array(errors).T  # (task,) each
         orders[order] = Decoded(float(ours.mean()), float(of_mean.mean()), *mean_and_interval(ours / of_mean))
     source = _source(store, tasks, device, time.perf_counter() - began, Execution(device))

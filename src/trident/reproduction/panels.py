@@ -21,7 +21,7 @@ KINDS = ("drawing", "accuracy", "parameters", "calibration", "ablation", "latent
 
 @dataclass(frozen=True)
 class Model:
-    """Weights that come along, or a training. It is trained on the first of its datasets, and measured on all."""
+    """Included weights, or a training. It is trained on the first of its datasets, and measured on all."""
 
     data: list[str]
     weights: str = ""
