@@ -47,7 +47,7 @@ def report(
     """
     from trident.cli.console import counting, stderr
     from trident.files import atomic_file, check_writable
-    from trident.report.content import gather
+    from trident.report.content import make_report
     from trident.report.page import check_extras, report_page
 
     checkpoint = load_for_measuring(run, None)
@@ -62,7 +62,7 @@ def report(
         def on_task(stage: str, done: int, total: int) -> None:
             progress(done, total, stage)
 
-        content = gather(checkpoint, store, fitting_store, audit_tasks, on_task, **sample)
+        content = make_report(checkpoint, store, fitting_store, audit_tasks, on_task, **sample)
     with atomic_file(page) as file:
         file.write(report_page(content).encode())
     if as_json:

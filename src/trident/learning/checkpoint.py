@@ -149,30 +149,7 @@ def load_checkpoint(path: Path | str) -> Checkpoint:
         raise TridentError(f"there is no run or weights file at {path}, and 'trident weights' does not list it")
     metadata, tensors = _content(path)
     try:
-        arrays = {key: value.numpy() for key, value in tensors.items()}
-        if "checksum" in metadata and metadata["checksum"] != digest_of(metadata["trident"], arrays):
-            raise ValueError("its content does not match its checksum; copy it again, or make it again")
-        about = json.loads(metadata["trident"])
-        groups: dict[str, Parameters] = {"parameters": {}, "running": {}, "optimizer": {}}
-        for key, value in tensors.items():
-            group, _, name = key.partition("/")
-            groups[group][name] = value
-        recipe = recipe_from(about["recipe"], str(path))
-        parameters = recipe.shapes()
-        moments = {f"{moment}/{key}": value for moment in MOMENTS for key, value in parameters.items()}
-        loaded = Checkpoint(
-            recipe,
-            _as_in(parameters, groups["parameters"], path),
-            _as_in(recipe.running_shapes(), groups["running"], path),
-            weights_header.steps(about["step"]),
-            _as_in(moments, groups["optimizer"], path) if groups["optimizer"] else {},
-            weights_header.best(about["best"]),
-            {"data": None, "dataset": recipe.dataset, "fingerprint": ""}
-            | weights_header.provenance(about["provenance"]),
-            weights_header.steps(about["validated_step"], "validated step"),
-            path,
-            Temperatures(**{key: weights_header.temperature(value) for key, value in about["temperatures"].items()}),
-        )
+        loaded = _checkpoint_from(metadata, tensors, path)
         loaded.describe()  # raises an error if a part of the provenance is missing
     except _DAMAGE as error:
         raise TridentError(f"{path} is damaged: {repr(error)[:_MOST_LETTERS]}") from error
@@ -182,6 +159,33 @@ def load_checkpoint(path: Path | str) -> Checkpoint:
             f"--resume {path.parent}' goes on and writes it anew at the next validation; {path} has the last weights"
         )
     return loaded
+
+
+def _checkpoint_from(metadata: dict[str, str], tensors: Parameters, path: Path) -> Checkpoint:
+    """The content of a weights file as a checkpoint; every part is checked."""
+    arrays = {key: value.numpy() for key, value in tensors.items()}
+    if "checksum" in metadata and metadata["checksum"] != digest_of(metadata["trident"], arrays):
+        raise ValueError("its content does not match its checksum; copy it again, or make it again")
+    about = json.loads(metadata["trident"])
+    groups: dict[str, Parameters] = {"parameters": {}, "running": {}, "optimizer": {}}
+    for key, value in tensors.items():
+        group, _, name = key.partition("/")
+        groups[group][name] = value
+    recipe = recipe_from(about["recipe"], str(path))
+    parameters = recipe.shapes()
+    moments = {f"{moment}/{key}": value for moment in MOMENTS for key, value in parameters.items()}
+    return Checkpoint(
+        recipe,
+        _checked_tensors(parameters, groups["parameters"], path),
+        _checked_tensors(recipe.running_shapes(), groups["running"], path),
+        weights_header.steps(about["step"]),
+        _checked_tensors(moments, groups["optimizer"], path) if groups["optimizer"] else {},
+        weights_header.best(about["best"]),
+        {"data": None, "dataset": recipe.dataset, "fingerprint": ""} | weights_header.provenance(about["provenance"]),
+        weights_header.steps(about["validated_step"], "validated step"),
+        path,
+        Temperatures(**{key: weights_header.temperature(value) for key, value in about["temperatures"].items()}),
+    )
 
 
 def recipe_of_weights(name: str) -> Recipe:
@@ -237,8 +241,11 @@ def _without_paths(provenance: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _as_in(expected: Parameters, found: Parameters, path: Path) -> Parameters:
-    """The tensors in the model's order, which affects sums over them in the last bit. Half precision is widened."""
+def _checked_tensors(expected: Parameters, found: Parameters, path: Path) -> Parameters:
+    """The tensors that were found, if they are those expected, in the model's order. Half precision becomes float32.
+
+    The order matters: it decides the last bit of sums over all parameters.
+    """
     found = {key: value.float() if value.dtype == torch.float16 else value for key, value in found.items()}
     for key in sorted(expected.keys() | found.keys()):
         actual, needed = _kind(found.get(key)), _kind(expected.get(key))

@@ -85,8 +85,8 @@ class FusedNetwork:
         )
 
     @cached_property
-    def outside(self) -> frozenset[str]:
-        """The parameters of the fused stacks. Autograd differentiates the others."""
+    def fused_parameters(self) -> frozenset[str]:
+        """The names of the fused stacks' parameters. Autograd differentiates the others."""
         decoder = self.model.decoder
         layers = (*self.model.backbone.network.layers, *self.model.semantic_encoder.layers, *decoder.layers)
         with torch.device("meta"):
@@ -127,9 +127,9 @@ class FusedNetwork:
         return self.model.has_context(target, TRANSDUCTIVE)
 
     def leaves(self, parameters: Parameters, encodings: FusedEncodings) -> dict[str, Tensor]:
-        inside = {key: value for key, value in parameters.items() if key not in self.outside}
+        others = {key: value for key, value in parameters.items() if key not in self.fused_parameters}
         features = {"/semantic": encodings.semantic_features, "/label": encodings.label.features}
-        return {key: value.detach().requires_grad_() for key, value in (features | inside).items()}
+        return {key: value.detach().requires_grad_() for key, value in (features | others).items()}
 
     def posteriors(self, leaves: Parameters, task: Task, target: Target, draw: int) -> Latents:
         context, semantic = self._has_context(target), leaves["/semantic"]
