@@ -13,7 +13,7 @@ from trident.engines.fused.encoder import Encoded, FusedEncoder
 from trident.engines.fused.layout import Layout
 from trident.engines.fused.storage import PRODUCTS, pictures_of, slope_of
 from trident.engines.kernels.first_layer import PictureRows
-from trident.engines.kernels.scaling import enter
+from trident.engines.kernels.scaling import scale_into_range
 from trident.methods.base import Losses
 from trident.methods.inner_loop import Target
 from trident.methods.trident.latents import Latents
@@ -243,5 +243,5 @@ class FusedNetwork:
     ) -> tuple[Parameters, Tensor]:
         """A stack's part of a direction, scaled into the range of 16 bits, and the scale."""
         columns, part = layout.part(direction, prefix)
-        scaled = enter(columns, TANGENT_SIZE, torch.float32, "fp32", among=among)
+        scaled = scale_into_range(columns, TANGENT_SIZE, torch.float32, "fp32", among=among)
         return part.split(scaled.stored), scaled.factor
