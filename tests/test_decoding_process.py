@@ -178,7 +178,7 @@ def test_a_system_without_memory_is_not_the_picture_s_fault(monkeypatch: pytest.
     monkeypatch.setattr(decoding_process, "_PROGRAM", "import os; os.kill(os.getpid(), 9)")
     pets = [ImageFile(path) for path in save_class_folders(tmp_path, {"a": 2}, 20).rglob("*.png")]
     monkeypatch.setattr(decoding, "_BATCH_BYTES", 1)
-    with pytest.raises(ResumableError, match="perhaps for want of memory"):
+    with pytest.raises(ResumableError, match="perhaps because memory ran out"):
         list(decoded(pets, TARGET, 2))
 
 

@@ -33,6 +33,7 @@ from trident.backbones.pretrained import (
 from trident.backbones.torch_module import from_module
 from trident.errors import TridentError
 
+UNKNOWN = "unknown"  # licence or training data
 SETTINGS = ("image_size", "middle", "mean", "std", "licence", "trained_on")
 
 
@@ -50,8 +51,8 @@ def facts_from(name: str, given: dict[str, Any]) -> Facts:
             224 if size is None else _whole(size),
             IMAGENET_MEAN if mean is None else _three("mean", mean),
             IMAGENET_STD if std is None else _three("std", std),
-            str(licence or "not said"),
-            str(trained_on or "not said"),
+            str(licence or UNKNOWN),
+            str(trained_on or UNKNOWN),
             1.0 if middle is None else _number("middle", middle),
         )
     except TridentError as error:

@@ -69,6 +69,6 @@ def _decoded(processes: DecodingProcesses, source: ImageSource, target: Target) 
     try:
         return processes.decode(source, target)
     except KilledError as error:
-        raise ResumableError("a process that decoded images was killed, perhaps for want of memory") from error
+        raise ResumableError("a process that decoded images was killed, perhaps because memory ran out") from error
     except UnreadableImageError as error:
         return error

@@ -106,7 +106,7 @@ class DecodingProcesses:
         try:
             return self._answer(source.name, job)
         except _EndedError:
-            pass  # perhaps not because of the picture: the system may have ended it for want of memory
+            pass  # perhaps not because of the picture: the system may have ended it because memory ran out
         try:
             return self._answer(source.name, job)
         except _EndedError as error:

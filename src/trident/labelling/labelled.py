@@ -1,4 +1,4 @@
-"""What labelling a pile gives, and what anything that labels piles must be able to do."""
+"""`Labelled`, the result of labelling a pile, and `PictureLabeller`, the interface of all that label piles."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -59,11 +59,11 @@ class PictureLabeller(Protocol):
 
     @property
     def keeps_features(self) -> bool:
-        """Whether a pile that was stopped goes on where it was."""
+        """Whether features are cached, so that labelling that was stopped continues where it stopped."""
 
     @property
     def calibrated(self) -> bool:
-        """Whether probabilities were fitted to how often labels are right."""
+        """Whether the probabilities are calibrated: a temperature was fitted for this method."""
 
     def describe(self) -> str:
         """In words, for the user: what labels the pictures."""

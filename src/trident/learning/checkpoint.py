@@ -156,7 +156,7 @@ def load_checkpoint(path: Path | str) -> Checkpoint:
     if without_best and loaded.best:
         raise TridentError(
             f"{path.with_name(BEST)} is missing, with the best weights, of step {loaded.best['step']}: 'trident train "
-            f"--resume {path.parent}' goes on and writes it anew at the next validation; {path} has the last weights"
+            f"--resume {path.parent}' continues and writes it again at the next validation; {path} has the last weights"
         )
     return loaded
 

@@ -29,7 +29,7 @@ def check_run(recipe: Recipe, store: ImageStore) -> None:
             f"{about.title} needs no training: measure it with 'trident evaluate {recipe.name} --data STORE'"
         )
     if recipe.protocol.queries_at_once == "one":
-        raise TridentError("protocol.queries_at_once is 'one': it serves evaluation only; train with 'all'")
+        raise TridentError("protocol.queries_at_once is 'one': it is for evaluation only; train with 'all'")
     if about.trained_on == "classes" and recipe.protocol.batch_norm == "support":
         raise TridentError("protocol.batch_norm is 'support': single images have no support set; train with 'running'")
     recipe.backbone.check_store(store)

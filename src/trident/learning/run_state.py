@@ -32,7 +32,7 @@ class RunState:
         self.step = start.step
         self.best = start.best
         self.validated_step = start.validated_step
-        if self._best_is_lost():  # the next validation writes it anew, at once if this step has one
+        if self._best_is_lost():  # the next validation writes it again, at once if this step has one
             self.best, self.validated_step = None, min(self.validated_step, self.step - 1)
 
     def checkpoint(self) -> Checkpoint:

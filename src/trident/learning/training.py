@@ -70,7 +70,7 @@ def train(
     make the same update, and the first one writes the files.
     """
     recipe, settings = start.recipe, start.recipe.training
-    execution = processes.together(lambda: _execution(start, device, engine, precision))
+    execution = processes.on_each(lambda: _execution(start, device, engine, precision))
     kind = torch.device(device).type
     processes.check_same({"the device": kind, "the engine": execution.engine, "the precision": execution.precision})
     gradient = StepGradient(recipe, store, device, execution, processes)

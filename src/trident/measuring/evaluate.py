@@ -126,7 +126,7 @@ def evaluate_subject(
     split, tasks, seed = sample["split"], sample["tasks"], sample["seed"]
     device = str(sample.get("device", "cpu"))
     engine, precision = sample.get("engine", "auto"), sample.get("precision", "auto")
-    prepared = processes.together(lambda: subject.prepare(store, split, seed, device, engine, precision, stream))
+    prepared = processes.on_each(lambda: subject.prepare(store, split, seed, device, engine, precision, stream))
     processes.check_same({"the engine": prepared.execution.engine, "the precision": prepared.execution.precision})
     predictions = _predictions(prepared, split, tasks, sample.get("tasks_per_chunk"), progress, processes)
     accuracy, ci95 = mean_and_interval(predictions.accuracies)

@@ -1,10 +1,10 @@
-"""What a method is. Read this file first, then `protonet.py`, which is a whole method.
+"""The interface of a few-shot method. Read this file first, then `protonet.py`, which is a complete method.
 
-A method is a frozen dataclass. Its fields are its settings: the keys of a recipe's [method] table. `about` says what it
-is. Most methods are a head on features: they subclass `HeadOnFeatures` and write one function, `head`. Methods that
+A method is a frozen dataclass. Its fields are its settings: the keys of a recipe's [method] table. `about` describes
+it. Most methods are a head on features: they subclass `HeadOnFeatures` and write one function, `head`. Methods that
 adapt their weights to each task subclass `InnerLoopMethod` (`inner_loop.py`).
 
-A method sees a `Task`, which has no query labels. They reach its training loss only.
+A method gets a `Task`, which has no query labels. Only its training loss gets those.
 """
 
 from abc import ABC, abstractmethod
@@ -36,8 +36,8 @@ class About:
     citation: str  # authors and year
     paper: str
     trained_on: Literal["episodes", "classes", "nothing"] = "episodes"  # classes: batches of all training classes
-    transductive: bool = False  # whether queries are classified together (batch norm is a matter of the protocol)
-    analyses: tuple[str, ...] = ()  # what else there is to look at: "latents", "reconstructions"
+    transductive: bool = False  # whether queries are classified together, apart from batch norm
+    analyses: tuple[str, ...] = ()  # further analyses that it supports: "latents", "reconstructions"
 
 
 class Model(ABC):
@@ -64,7 +64,7 @@ class Method(ABC):
     """Base of all methods."""
 
     about: ClassVar[About]
-    learners: ClassVar[Mapping[str, str]]  # the code that computes it, as an import path for each engine that can
+    learners: ClassVar[Mapping[str, str]]  # by engine: the import path of the learner that computes it
 
     @abstractmethod
     def model(self, backbone: Backbone, episode: EpisodeSpec) -> Model:
@@ -82,7 +82,7 @@ class Method(ABC):
 
     @property
     def classifies_together(self) -> bool:
-        """Whether one query can change the answer to another, batch norm aside. It may depend on a setting."""
+        """Whether a query can change the prediction for another, apart from batch norm. It may depend on a setting."""
         return self.about.transductive
 
     @property
@@ -113,7 +113,7 @@ class Method(ABC):
         return self
 
     def describe(self) -> str:
-        """How it predicts, in words, as part of a result's protocol; empty if there is nothing to choose."""
+        """How it predicts, in words, as part of a result's protocol; empty if no setting changes that."""
         return ""
 
     def check_episode(self, trained: EpisodeSpec, episode: EpisodeSpec) -> None:

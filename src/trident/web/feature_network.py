@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from trident.backbones.pretrained import BATCH, Pretrained
+from trident.backbones.python_function import UNKNOWN
 from trident.data.images import key_of
 from trident.labelling.feature_labeller import FeatureLabeller
 from trident.labelling.label_latents import latents_for
@@ -43,7 +44,7 @@ class FeatureNetwork:
         return [
             {
                 "name": self._backbone.name,
-                "described": "" if facts.trained_on == "not said" else f"trained on {facts.trained_on}",
+                "described": "" if facts.trained_on == UNKNOWN else f"trained on {facts.trained_on}",
                 "size": self.size,
                 "features": True,
                 "latents": False,
