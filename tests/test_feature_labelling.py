@@ -13,7 +13,7 @@ from made_up_latents import made_up_latents
 from stand_in_backbone import COLOURS, NAME, made_up, picture, save_pictures
 from trident.backbones.pretrained import BATCH, Pretrained, find_backbone
 from trident.data.images import ImageFile, UnreadableImageError
-from trident.data.pictures import HeldImage
+from trident.data.pictures import ImageInMemory
 from trident.errors import BadValueError, TridentError
 from trident.labelling import feature_labeller, label_latents, picture_features
 from trident.labelling.feature_cache import FeatureCache
@@ -122,7 +122,7 @@ def test_the_order_of_the_pile_does_not_matter(backbone: Pretrained, latents: La
 def test_the_order_of_files_does_not_matter(tmp_path: Path, backbone: Pretrained) -> None:
     save_pictures(tmp_path, dict.fromkeys(COLOURS, 9))
     files = [ImageFile(path) for path in sorted(tmp_path.iterdir())]
-    by_class = {name: [HeldImage(name, picture(name, 77))] for name in COLOURS}
+    by_class = {name: [ImageInMemory(name, picture(name, 77))] for name in COLOURS}
     labeller = make_labeller(by_class, NAME)
     order = np.random.default_rng(0).permutation(len(files))
     one, other = labeller.label(files), labeller.label([files[place] for place in order])
@@ -218,7 +218,7 @@ def test_unreadable_pictures_are_reported_and_the_rest_labelled(
     (tmp_path / "zzz.png").write_bytes((tmp_path / "red-000.png").read_bytes()[:60])
     files = [ImageFile(path) for path in sorted(tmp_path.glob("*.png"))] + [ImageFile(tmp_path / "gone.png")]
     cache = FeatureCache(tmp_path / "cache") if with_cache else None
-    by_class = {name: [HeldImage(name, picture(name, 77))] for name in COLOURS}
+    by_class = {name: [ImageInMemory(name, picture(name, 77))] for name in COLOURS}
     labeller = make_labeller(by_class, NAME, cache=cache)
     seen: list[tuple[int, int]] = []
     for _ in range(2):
@@ -291,17 +291,17 @@ def test_alone_is_fast_with_many_labelled_pictures(backbone: Pretrained) -> None
 
 
 def test_more_labelled_pictures_and_new_classes(tmp_path: Path) -> None:
-    labeller = make_labeller({name: [HeldImage(name, picture(name, 5))] for name in ("red", "blue")}, NAME)
+    labeller = make_labeller({name: [ImageInMemory(name, picture(name, 5))] for name in ("red", "blue")}, NAME)
     assert isinstance(labeller, FeatureLabeller)
     more = labeller.with_pictures(
         {
-            "green": [HeldImage("x", picture("green", place)) for place in range(2)],
-            "red": [HeldImage("y", picture("red", 8))],
+            "green": [ImageInMemory("x", picture("green", place)) for place in range(2)],
+            "red": [ImageInMemory("y", picture("red", 8))],
         }
     )
     assert more.classes == ("red", "blue", "green")
     assert more.labels.tolist() == [0, 1, 2, 2, 0]
-    assert more.label([HeldImage("z", picture("green", 50))]).ranking(0)[0][0] == "green"
+    assert more.label([ImageInMemory("z", picture("green", 50))]).ranking(0)[0][0] == "green"
     assert labeller.with_pictures({}) is labeller
     assert labeller.classes == ("red", "blue")
     np.testing.assert_array_equal(more.unit_features[:2], labeller.unit_features)

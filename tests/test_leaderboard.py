@@ -20,7 +20,7 @@ from trident.leaderboard.measuring import fingerprint_of_test_classes, measure
 from trident.leaderboard.page import page
 from trident.leaderboard.results import Measured, add, difference, read
 from trident.leaderboard.rows import Row, absent, row_called, rows
-from trident.leaderboard.subjects import Features, checkpoint_of, under, with_features
+from trident.leaderboard.subjects import Features, checkpoint_of, under_condition, with_features
 from trident.learning.checkpoint import load_checkpoint
 from trident.learning.frozen_weights import with_conv4
 from trident.measuring.evaluate import evaluate
@@ -77,7 +77,7 @@ def test_features_computed_beforehand_give_the_predictions_of_images() -> None:
         "backbone.0.weight"
     }
     found = [
-        evaluate(under(checkpoint, row, Protocol()), where, split="test", tasks=6, seed=0).predictions
+        evaluate(under_condition(checkpoint, row, Protocol()), where, split="test", tasks=6, seed=0).predictions
         for checkpoint, where in ((whole, store), (reduced, seen), (with_conv4(reduced), store))
     ]
     for other in found[1:]:

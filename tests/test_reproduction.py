@@ -21,7 +21,7 @@ from trident.learning.checkpoint import load_checkpoint
 from trident.measuring.calibration import calibrate
 from trident.reproduction.correlation import correlations
 from trident.reproduction.document import page, whole_document
-from trident.reproduction.measuring import in_order
+from trident.reproduction.measuring import with_query_order
 from trident.reproduction.panels import Model, load_panels
 from trident.reproduction.results import (
     ORDERS,
@@ -177,7 +177,7 @@ def test_measurements_are_those_of_the_other_commands(small: Path, reproduce: Re
     assert found is not None
     for order in ("class_sorted", "shuffled"):
         one = found.measured["glyphs"].orders[order]
-        model = in_order(checkpoint, order)
+        model = with_query_order(checkpoint, order)
         for fitted in ("validation", "paper"):
             expected = calibrate(model, store, fitted, store, 4, split="test", tasks=4, seed=0)
             assert expected.scaled is not None

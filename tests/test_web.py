@@ -17,7 +17,7 @@ from PIL import Image
 
 from conftest import Trident_command, assert_one_line_error
 from trident.data.images import ImageFile, decode
-from trident.data.pictures import HeldImage
+from trident.data.pictures import ImageInMemory
 from trident.labelling.labeller import Labeller, read_labelled
 from trident.learning.checkpoint import load_checkpoint
 from trident.web.limits import Limits
@@ -153,7 +153,7 @@ def test_many_at_once_are_kept_apart_and_leave_nothing_behind(weights: Path, tmp
         return {f"visitor {number} {letter}": [sent[i]] for i, letter in enumerate("abc")}, sent[3:]
 
     def pixels(content: bytes) -> np.ndarray:
-        return decode(HeldImage("", Image.open(io.BytesIO(content))), 16, 3)
+        return decode(ImageInMemory("", Image.open(io.BytesIO(content))), 16, 3)
 
     def visit(server: Site, numbers: Sequence[int]) -> None:
         for number in numbers:

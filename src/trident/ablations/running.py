@@ -12,11 +12,11 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from trident.ablations.files import checked, errors_in
+from trident.ablations.files import checked
 from trident.ablations.grid import Cell, Grid
 from trident.ablations.results import RESULT, Measured, Result, check_same, read_results
 from trident.data.store import ImageStore
-from trident.errors import NotFiniteError
+from trident.errors import NotFiniteError, errors_in
 from trident.files import atomic_file
 from trident.learning.checkpoint import LAST, Checkpoint, load_checkpoint
 from trident.learning.run_start import check_run, resume_run, start_run

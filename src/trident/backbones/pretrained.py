@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from trident.data.decoding_process import shared
+from trident.data.decoding_process import decoders
 from trident.data.images import ImageSource, Target
 from trident.errors import TridentError
 from trident.importing import imported
@@ -100,7 +100,7 @@ class Pretrained:
 
     def decoded(self, source: ImageSource) -> np.ndarray:
         """The part of a picture that the network looks at: (size, size, 3) uint8."""
-        return shared.decode(source, Target(self.facts.image_size, 3, reduced=True, middle=self.facts.middle))
+        return decoders.decode(source, Target(self.facts.image_size, 3, reduced=True, middle=self.facts.middle))
 
     def features(self, pixels: np.ndarray) -> np.ndarray:
         """(picture, size, size, 3) uint8 -> (picture, feature) float32. No picture changes the features of another."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trident.errors import TridentError, one_line
+from trident.errors import TridentError, errors_in, one_line
 from trident.labelling.corrections import NONE
 
 if TYPE_CHECKING:
@@ -88,7 +88,6 @@ def pile_of(
 
     Those are the pictures of the classes, whatever path leads to them, and those in the folders `without`.
     """
-    from trident.ablations.files import errors_in
     from trident.cli.console import stderr
     from trident.data.piles import apart_from, find_pile
 

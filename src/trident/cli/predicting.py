@@ -87,7 +87,7 @@ def predict(
     the pictures at the same paths.
     """
     from trident.cli.console import stderr
-    from trident.data.decoding_process import shared
+    from trident.data.decoding_process import decoders
     from trident.data.images import silence_pillow
     from trident.files import check_writable
     from trident.labelling.sorting import check_folder_names
@@ -120,7 +120,7 @@ def predict(
     pile = [source for source in pile if source not in corrected]
     right = {name: [source for source in corrected if corrected[source] == name] for name in corrected.values()}
     right.pop(NONE, None)
-    shared.start()  # while torch is imported
+    decoders.start()  # while torch is imported
     if model is not None:
         labeller: PictureLabeller = labeller_from_file(model, backbone, device_of(device), not no_cache, right)
     else:

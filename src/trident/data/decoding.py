@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
-from trident.data.decoding_process import DecodingProcesses, KilledError, shared
+from trident.data.decoding_process import DecodingProcesses, KilledError, decoders
 from trident.data.images import DatasetImage, ImageSource, Target, UnreadableImageError, naming_errors
 from trident.errors import ResumableError
 
@@ -30,7 +30,7 @@ def decoded(sources: Sequence[DatasetImage], target: Target, workers: int) -> It
     batches = [sources[start : start + at_once] for start in range(0, len(sources), at_once)]
     if min(workers, len(batches)) <= 1:
         for source in sources:
-            yield _decoded(shared, source, target)
+            yield _decoded(decoders, source, target)
         return
     processes = DecodingProcesses()
     threads = ThreadPoolExecutor(min(workers, len(batches)))  # each waits for a process of its own

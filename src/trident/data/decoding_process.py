@@ -308,6 +308,6 @@ def _address_space() -> int | None:
     return int(statm.read_text().split()[0]) * resource.getpagesize() if statm.exists() else None
 
 
-shared = DecodingProcesses()  # for one command
-atexit.register(shared.close)
-os.register_at_fork(after_in_child=shared.forget)
+decoders = DecodingProcesses()  # all that one command needs
+atexit.register(decoders.close)
+os.register_at_fork(after_in_child=decoders.forget)

@@ -183,9 +183,12 @@ class _KeyActor:
     def __call__(self, batch: Row) -> Row:
         sources: list[ImageSource] = pickle.loads(batch["sources"][0])
         keys = [_key_or_reason(source) for source in sources]
-        return {"block": batch["block"], "keys": [pickle.dumps(keys)], "problem": [""]} | self.more(sources, keys)
+        return {"block": batch["block"], "keys": [pickle.dumps(keys)], "problem": [""]} | self.further_columns(
+            sources, keys
+        )
 
-    def more(self, sources: list[ImageSource], keys: list[bytes | str]) -> Row:
+    def further_columns(self, sources: list[ImageSource], keys: list[bytes | str]) -> Row:
+        """What a subclass returns beside the keys."""
         return {}
 
 
@@ -205,7 +208,7 @@ class _FeatureActor(_KeyActor):
             )
         return found
 
-    def more(self, sources: list[ImageSource], keys: list[bytes | str]) -> Row:
+    def further_columns(self, sources: list[ImageSource], keys: list[bytes | str]) -> Row:
         readable = [at for at, key in enumerate(keys) if isinstance(key, bytes)]
         try:
             found, failures = features_of(self._backbone, [sources[at] for at in readable], None)

@@ -15,7 +15,14 @@ from trident.files import short_digest
 from trident.leaderboard.boards import CONDITIONS, FEWER_TASKS_ALONE, Board
 from trident.leaderboard.results import Measured
 from trident.leaderboard.rows import Row
-from trident.leaderboard.subjects import Features, always_alone, checkpoint_of, n_parameters, under, with_features
+from trident.leaderboard.subjects import (
+    Features,
+    always_alone,
+    checkpoint_of,
+    n_parameters,
+    under_condition,
+    with_features,
+)
 from trident.learning.checkpoint import Checkpoint
 from trident.measuring.calibration import calibration, fit_temperature
 from trident.measuring.evaluate import Evaluation, evaluate
@@ -42,7 +49,7 @@ def measure(
 
     def evaluated(where: ImageStore, condition: str, split: str, n_tasks: int) -> Evaluation:
         checkpoint, seen = with_features(whole, where, row, features, images)
-        checkpoint = under(checkpoint, row, CONDITIONS[condition])
+        checkpoint = under_condition(checkpoint, row, CONDITIONS[condition])
         progress = stage(f"{row.name}, {board.name}, {condition if split == 'test' else 'temperature'}")
         return evaluate(checkpoint, seen, progress=progress, split=split, tasks=n_tasks, seed=0, device=device)
 

@@ -72,7 +72,7 @@ def _trained(name: str) -> Checkpoint:
     return load_checkpoint(name)
 
 
-def under(checkpoint: Checkpoint, row: Row, condition: Protocol) -> Checkpoint:
+def under_condition(checkpoint: Checkpoint, row: Row, condition: Protocol) -> Checkpoint:
     """The weights under one of the board's conditions."""
     own = checkpoint.recipe.protocol
     protocol = replace(

@@ -144,7 +144,7 @@ def evaluate_subject(
     )
 
 
-Found = tuple[np.ndarray, np.ndarray]  # log-probabilities and labels of a chunk of tasks
+ChunkPredictions = tuple[np.ndarray, np.ndarray]  # log-probabilities and labels of a chunk of tasks
 
 
 def _predictions(
@@ -158,7 +158,7 @@ def _predictions(
     """Chunks of tasks are dealt out, not tasks: a chunk's numbers depend in the last bit on what is in it."""
     chunks = chunks_of(tasks, tasks_per_chunk or prepared.at_once)
     own = chunks[processes.rank :: processes.size]
-    found: list[Found] = []
+    found: list[ChunkPredictions] = []
     problem = None
     try:
         for indices, predicted in zip(own, _predicted(prepared, own), strict=True):
@@ -183,10 +183,10 @@ def _predictions(
     return Predictions(*(np.concatenate(parts) for parts in zip(*of_chunks, strict=True)))
 
 
-def _predicted(prepared: Prepared, chunks: list[range]) -> Iterator[Found]:
+def _predicted(prepared: Prepared, chunks: list[range]) -> Iterator[ChunkPredictions]:
     source = prepared.source
 
-    def predicted(batch: Batch) -> Found:
+    def predicted(batch: Batch) -> ChunkPredictions:
         found = prepared.log_probabilities(batch.task)
         assert found.shape[:2] == batch.labels.queries.shape
         return _counted(found.double().cpu().numpy(), batch.labels.queries.cpu().numpy())
@@ -196,7 +196,7 @@ def _predicted(prepared: Prepared, chunks: list[range]) -> Iterator[Found]:
     return map(predicted, source.prefetched(chunks))
 
 
-def _counted(log_probabilities: np.ndarray, labels: np.ndarray) -> Found:
+def _counted(log_probabilities: np.ndarray, labels: np.ndarray) -> ChunkPredictions:
     """Those of the queries, without the unlabelled images between them."""
     counted = labels != UNLABELLED  # (task, image); as many in every task
     tasks, _, n_way = log_probabilities.shape

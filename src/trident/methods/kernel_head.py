@@ -41,7 +41,7 @@ class KernelHead(NormalisedHead):
 
 
 @dataclass(frozen=True)
-class BoundedKernelHead(KernelHead):
+class MeanFieldKernelHead(KernelHead):
     """Base of those whose posterior is found by mean-field updates, with a choice of what training maximises."""
 
     objective: Literal["marginal", "predictive"] = setting(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from trident.methods.base import About
-from trident.methods.kernel_head import BoundedKernelHead, one_hot
+from trident.methods.kernel_head import MeanFieldKernelHead, one_hot
 from trident.nn.gaussian_process import Posterior, mean_log_sigmoid, polya_gamma_mean, posterior, tilt_of
 from trident.nn.parameters import Parameters
 from trident.settings import require_at_least, setting
@@ -24,7 +24,7 @@ class Local(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LogisticSoftmaxProcess(BoundedKernelHead):
+class LogisticSoftmaxProcess(MeanFieldKernelHead):
     """One Gaussian process per class, and probabilities that are normalised sigmoids.
 
     Learned: the backbone and the kernel's scale v (`kernel_head.py`). f_c ~ GP(0, k) for each class, and

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trident.methods.base import About
-from trident.methods.sized import SizedHead
+from trident.methods.fixed_shape import FixedShapeHead
 from trident.nn.classes import class_means
 from trident.nn.lengths import length_of
 from trident.nn.linear import Linear
@@ -20,7 +20,7 @@ LAYERS = ("network.0", "network.1", "network.2")
 
 
 @dataclass(frozen=True)
-class SyntheticInformationBottleneck(SizedHead):
+class SyntheticInformationBottleneck(FixedShapeHead):
     """Class weights take a few gradient steps on the queries; a network makes up the gradient, for want of labels.
 
     Learned: the network, the start vector a, a scale s and a shift b; the backbone too, unless it is frozen, as

@@ -93,7 +93,7 @@ def setting_of(recipe: Recipe, key: str) -> Any:
     return getattr(getattr(recipe, section), name)
 
 
-def shown(value: Any) -> str:
+def formatted(value: Any) -> str:
     """A setting's value as written in a recipe or on the command line."""
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 

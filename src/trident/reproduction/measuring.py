@@ -35,7 +35,7 @@ FITTING_TASKS = 200  # of the validation classes, for the temperature
 RECONSTRUCTED_TASKS = 50
 
 
-def in_order(checkpoint: Checkpoint, order: str) -> Checkpoint:
+def with_query_order(checkpoint: Checkpoint, order: str) -> Checkpoint:
     """The model under its own protocol, with another order of the queries."""
     protocol = replace(checkpoint.recipe.protocol, query_order=order)  # type: ignore[arg-type]
     return replace(checkpoint, recipe=replace(checkpoint.recipe, protocol=protocol))
@@ -60,7 +60,7 @@ def both_orders(
     orders, problems, accuracies = {}, {}, {}
     execution: Execution | None = None
     for place, order in enumerate(ORDERS):
-        model, before = in_order(checkpoint, order), place * (tasks + fitting_tasks)
+        model, before = with_query_order(checkpoint, order), place * (tasks + fitting_tasks)
 
         def evaluated(where: ImageStore, split: str, n_tasks: int, before: int) -> Evaluation:
             report = progress_after(progress, before, total)
@@ -104,7 +104,7 @@ def latents(checkpoint: Checkpoint, store: ImageStore, tasks: int, device: str, 
     began, total = time.perf_counter(), len(ORDERS) * tasks
     found = {
         order: decoupling(
-            in_order(checkpoint, order),
+            with_query_order(checkpoint, order),
             store,
             split="test",
             tasks=tasks,
@@ -144,7 +144,7 @@ def reconstructed(
     began, used = time.perf_counter(), min(RECONSTRUCTED_TASKS, tasks)
     orders, swapped, protocol = {}, np.zeros(0), ""
     for place, order in enumerate(ORDERS):
-        model, errors = in_order(checkpoint, order), []
+        model, errors = with_query_order(checkpoint, order), []
         for task in range(used):
             found = reconstructions(model, store, split="test", seed=0, task=task, device=device)
             errors.append((found.squared_error, found.squared_error_of_mean))

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from trident.nn.parameters import count_by_part
-from trident.recipes.loading import load_recipe, setting_of, shown
+from trident.recipes.loading import formatted, load_recipe, setting_of
 from trident.report.paper_results import paper_table, paper_training, paper_training_notes
 from trident.reproduction.panels import Panel, Reproduction
 from trident.reproduction.results import ModelResults, read
@@ -45,7 +45,7 @@ def training_table(reproduction: Reproduction, panel: Panel, folder: Path) -> Ta
     published = [dict(text.split("=") for text in run.settings) for run in runs]
     rows = []
     for key in keys:
-        ours = [shown(setting_of(recipe, key)) for recipe in recipes]
+        ours = [formatted(setting_of(recipe, key)) for recipe in recipes]
         cells = [theirs[key] for theirs in published]
         rows.append([key, *(f"{a} / {b}" for a, b in zip(cells, ours, strict=True))])
     costs = [one for one in _trainings(reproduction, folder) if one.training_seconds]

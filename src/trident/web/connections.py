@@ -35,12 +35,12 @@ class FairProtocol(H11Protocol):
         self._wait(HEADER_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._go_on()
+        self._stop_waiting()
         super().connection_lost(exc)
 
     def handle_events(self) -> None:
         super().handle_events()
-        self._look()
+        self._stop_waiting_if_answering()
 
     def on_response_complete(self) -> None:
         if not self._unread:
@@ -56,24 +56,24 @@ class FairProtocol(H11Protocol):
         super().resume_writing()
         self._unread = False
         self._wait(HEADER_SECONDS)
-        self._look()
+        self._stop_waiting_if_answering()
 
     def drop(self) -> None:
         """Close at once, without waiting until the client has read what was sent."""
         self.connections.discard(self)
         self.transport.abort()
 
-    def _look(self) -> None:
+    def _stop_waiting_if_answering(self) -> None:
         """While the server works on an answer, its client is not waited for."""
         if self.cycle is not None and not self.cycle.response_complete and not self._unread:
-            self._go_on()
+            self._stop_waiting()
 
     def _wait(self, seconds: float) -> None:
-        self._go_on()
+        self._stop_waiting()
         self.waiting_since = self.loop.time()
         self._deadline = self.loop.call_later(seconds, self.drop)
 
-    def _go_on(self) -> None:
+    def _stop_waiting(self) -> None:
         self.waiting_since = None
         if self._deadline is not None:
             self._deadline.cancel()
