@@ -65,7 +65,7 @@ def _made(name: str) -> nn.Module:
         raise TridentError(f"'{name}' is not a backbone: write python:package.module:function")
     try:
         made = getattr(importlib.import_module(module_name), function_name)()
-    except (Exception, SystemExit) as error:  # whatever a stranger's code does
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
         raise TridentError(f"backbone {name} failed: {type(error).__name__}: {short_message(error)}") from error
     if not isinstance(made, nn.Module):
         raise TridentError(f"backbone {name} returned {type(made).__name__}: it must return a torch.nn.Module")

@@ -75,7 +75,7 @@ def _compiled(name: str, facts: Facts, module: nn.Module, device: str) -> tuple[
             network = network.half()
         with torch.inference_mode():
             found = network(example)
-    except Exception as error:  # whatever a stranger's module does
+    except Exception as error:  # the user's module may raise anything
         raise TridentError(f"backbone {name} cannot take {size}x{size} pictures: {short_message(error)}") from error
     if not isinstance(found, Tensor):
         raise TridentError(f"backbone {name} returned {type(found).__name__}: it must return a tensor of features")

@@ -19,7 +19,7 @@ Decoded = np.ndarray | UnreadableImageError
 
 
 def available_cores() -> int:
-    """Those that this process may use, where the system tells."""
+    """The number of cores that this process may use, or of all cores if the system does not say."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -1,4 +1,4 @@
-"""Decodes pictures of strangers in processes of their own, which have limits on time and memory.
+"""Decodes untrusted pictures in processes of their own, which have limits on time and memory.
 
 A small file can take minutes or gigabytes to decode, and a fault in a decoder can end the process. So a picture is sent
 to another process: the system ends it when it has used too much processor time, and gives it no more memory than
@@ -88,7 +88,7 @@ class DecodingProcesses:
         self._closed = False
 
     def decode(self, source: ImageSource, target: Target, seconds: float = math.inf) -> np.ndarray:
-        """As `target.decode`, but limited, also to these seconds of processor time.
+        """Like `target.decode`, but with limits on memory and on processor time, which is at most `seconds`.
 
         Pictures that are pixels in memory already are not sent to another process.
         """

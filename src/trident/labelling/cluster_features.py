@@ -65,7 +65,7 @@ class _Pile:
         self._done = 0
 
     def features(self) -> tuple[np.ndarray, dict[int, str]]:
-        """As `features_of` returns them."""
+        """The features and error messages, as `features_of` returns them."""
         missing = self._not_in_cache()
         self._report(len(self._sources) - len(missing))
         for places, row in self._mapped(missing, _FeatureActor, self._arguments):

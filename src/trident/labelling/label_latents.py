@@ -61,7 +61,7 @@ class Transform:
 
 @cache
 def latents_for(backbone: str) -> LabelLatents | None:
-    """Those that were trained on features of this backbone; None if there are none."""
+    """The label latents that were trained on features of this backbone; None if there are none."""
     trained = load_recipe(WEIGHTS).backbone
     assert isinstance(trained, FrozenBackbone)
     if trained.of != backbone:

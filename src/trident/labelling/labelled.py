@@ -66,7 +66,7 @@ class PictureLabeller(Protocol):
         """Whether the probabilities are calibrated: a temperature was fitted for this method."""
 
     def describe(self) -> str:
-        """In words, for the user: what labels the pictures."""
+        """What labels the pictures, in words for the user."""
 
     def label(self, pile: Sequence[ImageSource], progress: Progress | None = None, together: bool = True) -> Labelled:
         """Label all pictures of a pile, together or each alone. Pictures that cannot be read are in `failures`."""

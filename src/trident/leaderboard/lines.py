@@ -72,7 +72,7 @@ def lines_of(board: Board, folder: Path = FOLDER, reference: str = REFERENCE) ->
 
 
 def plotted_boards(folder: Path = FOLDER) -> list[list[Line]]:
-    """Those on miniImageNet with both balanced and unequal class counts."""
+    """The lines of each board on miniImageNet that has both balanced and unequal class counts."""
     boards = [board for board in BOARDS.values() if board.data == "mini" and "dirichlet" in board.conditions]
     return [lines for lines in (lines_of(board, folder) for board in boards) if lines]
 

@@ -43,7 +43,7 @@ def measure(
     device: str,
     stage: Stage = lambda _: None,
 ) -> dict[str, Measured]:
-    """By condition. A temperature is fitted once, on balanced tasks of the validation classes of `fitting_store`."""
+    """The results by condition. One temperature is fitted, on balanced validation tasks of `fitting_store`."""
     whole = checkpoint_of(row, board)
     images = tasks * board.episode.n_images * (1 + len(board.conditions))
 

@@ -91,7 +91,7 @@ def always_alone(checkpoint: Checkpoint, row: Row) -> bool:
 
 
 def n_parameters(checkpoint: Checkpoint) -> int:
-    """Of the method and of the network that its features come from."""
+    """The number of parameters of the method and of the network that computes its features."""
     parts = [checkpoint.parameters]
     if isinstance(checkpoint.recipe.backbone, FrozenBackbone):
         whole = _frozen_weights(checkpoint.recipe.backbone)

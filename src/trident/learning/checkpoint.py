@@ -72,7 +72,7 @@ class Checkpoint:
 
     @property
     def all_steps(self) -> int:
-        """With those of the weights that this run started from."""
+        """Training steps of this run, and of the weights that it started from."""
         return self.steps_before + self.step
 
     @property

@@ -29,7 +29,7 @@ class Predictions:
 
     @property
     def accuracies(self) -> np.ndarray:
-        """Of each task, in percent: (task,)."""
+        """The accuracy in each task, in percent: (task,)."""
         hits = self.log_probabilities.argmax(2) == self.labels
         return np.asarray(100 * hits.mean(1))
 
@@ -155,7 +155,7 @@ def _predictions(
     progress: Progress | None,
     processes: Processes,
 ) -> Predictions:
-    """Chunks of tasks are dealt out, not tasks: a chunk's numbers depend in the last bit on what is in it."""
+    """Distributes chunks of tasks over the processes, not tasks: the last bit of a result depends on its chunk."""
     chunks = chunks_of(tasks, tasks_per_chunk or prepared.at_once)
     own = chunks[processes.rank :: processes.size]
     found: list[ChunkPredictions] = []
@@ -197,7 +197,7 @@ def _predicted(prepared: Prepared, chunks: list[range]) -> Iterator[ChunkPredict
 
 
 def _counted(log_probabilities: np.ndarray, labels: np.ndarray) -> ChunkPredictions:
-    """Those of the queries, without the unlabelled images between them."""
+    """The predictions and labels of the queries, without the unlabelled images between them."""
     counted = labels != UNLABELLED  # (task, image); as many in every task
     tasks, _, n_way = log_probabilities.shape
     return log_probabilities[counted].reshape(tasks, -1, n_way), labels[counted].reshape(tasks, -1)

@@ -72,7 +72,7 @@ class LogisticSoftmaxProcess(MeanFieldKernelHead):
         return mean_log_sigmoid(means, variances).mT
 
     def infer(self, kernel: Tensor, truth: Tensor) -> Local:
-        """From (task, image, image) and (task, n_way, image)."""
+        """The mean-field distributions, from a kernel (task, image, image) and labels (task, n_way, image)."""
         local = Local(truth * 0 + 1e-3, truth * 0 + 0.5 / truth.shape[1], truth[:, 0] * 0 + 1.5)
         for _ in range(self.rounds):
             found = self.update(kernel, truth, local)

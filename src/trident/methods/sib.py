@@ -21,7 +21,7 @@ LAYERS = ("network.0", "network.1", "network.2")
 
 @dataclass(frozen=True)
 class SyntheticInformationBottleneck(FixedShapeHead):
-    """Class weights take a few gradient steps on the queries; a network makes up the gradient, for want of labels.
+    """Class weights take a few gradient steps on the queries, whose labels are unknown: a network predicts the gradient.
 
     Learned: the network, the start vector a, a scale s and a shift b; the backbone too, unless it is frozen, as
     published. All features f have unit length. At test, for the queries x_i of a task:

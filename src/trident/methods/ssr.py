@@ -90,7 +90,7 @@ class SelfSupervisedReranking(FixedShapeHead):
 
 
 def synthetic_gradient(parameters: Parameters, update: str, vectors: Tensor, n_way: int) -> Tensor:
-    """Of all vectors, the prototypes first: (task, vector, feature) -> the same shape."""
+    """The gradient of all vectors, the prototypes first: (task, vector, feature) -> the same shape."""
     lengths = length_of(vectors)
     directions = vectors / lengths
     cosines = directions @ directions.mT  # (task, vector, vector)

@@ -69,7 +69,7 @@ class TransductiveCnaps(HeadOnFeatures):
 
 
 def _gaussian_logits(features: Tensor, labels: Tensor, queries: Tensor) -> Tensor:
-    """Of labelled images (task, image, feature), (task, image, n_way) -> for queries (task, query, n_way)."""
+    """Query logits (task, query, n_way), from images (task, image, feature) and labels (task, image, n_way)."""
     counts = labels.sum(1)[..., None, None]  # (task, n_way, 1, 1)
     means = weighted_means(labels.mT, features)  # (task, n_way, feature)
     centred = features[:, None] - means[:, :, None]  # (task, n_way, image, feature)

@@ -31,7 +31,7 @@ TRAINING_MEAN = "training_mean"  # of the training images' features of unit leng
 
 
 class Latents(NamedTuple):
-    """Of all images of a task, the support set first."""
+    """The latents of all images of a task, the support set first."""
 
     semantic: Gaussian
     label: Gaussian
@@ -39,7 +39,7 @@ class Latents(NamedTuple):
     z_label: Tensor  # (task, image, feature)
 
     def of(self, rows: slice) -> "Latents":
-        """Those of some of the images."""
+        """The latents of some of the images."""
         semantic, label = (Gaussian(*(part[:, rows] for part in each)) for each in (self.semantic, self.label))
         return Latents(semantic, label, self.z_semantic[:, rows], self.z_label[:, rows])
 

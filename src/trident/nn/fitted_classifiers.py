@@ -61,7 +61,7 @@ def fit_cosine(
 
 
 def _slopes(logits: Tensor, targets: Tensor) -> Tensor:
-    """Of the cross-entropy, with respect to the logits: (task, image, n_way)."""
+    """The gradient of the cross-entropy with respect to the logits: (task, image, n_way)."""
     return targets.sum(2, keepdim=True) * torch.softmax(logits, 2) - targets
 
 

@@ -39,7 +39,7 @@ class InformationLoss:
         return self.scale * (products - weights.square().sum(2, keepdim=True) / 2).mT
 
     def gradient(self, features: Tensor, one_hot: Tensor, weights: Tensor) -> Tensor:
-        """Of the loss by the weights, with the labels of the first images (task, n_support, n_way)."""
+        """The gradient of the loss with respect to the weights. `one_hot`: the labels of the first images."""
         n_support = one_hot.shape[1]
         log_p = torch.log_softmax(self.logits(features, weights), 2)
         p = log_p.exp()

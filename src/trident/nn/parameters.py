@@ -43,7 +43,7 @@ def normal(shape: tuple[int, ...], deviation: float, generator: torch.Generator)
 
 
 def stacked(values: Sequence[Tensor]) -> Tensor:
-    """In a new first dimension, as torch.stack does. On the meta device that would first import torch's compiler."""
+    """The same as torch.stack, which on the meta device would first import torch's compiler."""
     found = torch.empty((len(values), *values[0].shape))
     for place, value in zip(found.unbind(), values, strict=True):
         place.copy_(value)

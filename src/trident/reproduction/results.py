@@ -114,7 +114,7 @@ class ModelResults:
     trident: str = trident.__version__
 
     def part(self, kind: str) -> dict[str, Part]:
-        """By dataset: what a kind of panel shows."""
+        """The results that a kind of panel shows, by dataset."""
         found: dict[str, Part] = getattr(self, part_of(kind))
         return found
 

@@ -132,7 +132,7 @@ def _about(model: Model, recipe: Recipe, asked: int, last: Checkpoint, best: Che
 
 
 def _paper_steps(model: Model, recipe: Recipe) -> int:
-    """Of the recipe, or for weights of the paper's training with as many shots."""
+    """Training steps in the paper: of the recipe, or for weights, of the paper's training with as many shots."""
     if model.recipe:
         return load_recipe(model.recipe).training.steps
     wanted = (recipe.dataset, recipe.episode.n_shot)

@@ -70,7 +70,7 @@ class Labels(NamedTuple):
 
 
 def all_labels(task: Task, labels: Labels) -> Tensor:
-    """Of support set and queries, for a training loss: (task, image)."""
+    """The labels of the support set and of the queries, for a training loss: (task, image)."""
     return torch.cat([task.support_labels, labels.queries], 1)
 
 

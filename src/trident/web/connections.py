@@ -80,7 +80,7 @@ class FairProtocol(H11Protocol):
 
 
 def longest_waiting(connections: Iterable[FairProtocol]) -> FairProtocol | None:
-    """Among the connections of the client that has most of those that wait."""
+    """The connection that waits longest, of the client with the most waiting connections."""
     waiting = [(one.waiting_since, one) for one in connections if one.waiting_since is not None]
     held = Counter(one.owner for _, one in waiting)
     if not waiting:
@@ -89,7 +89,7 @@ def longest_waiting(connections: Iterable[FairProtocol]) -> FairProtocol | None:
 
 
 def client_of(address: str) -> str:
-    """Whom an address belongs to. With IPv6 a client has not one address but a network of them."""
+    """The client that an address belongs to. With IPv6, a client is a /64 network of addresses."""
     try:
         found = ipaddress.ip_address(address)
     except ValueError:
