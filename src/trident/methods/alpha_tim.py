@@ -33,8 +33,10 @@ class AlphaTim(HeadOnFeatures):
         trained_on="nothing",
         transductive=True,
     )
-    alpha: float = setting(2.0, "of the entropies; the paper has 2 with one shot and 7 with five", after_training=True)
-    scale: float = setting(15.0, "of squared distances in the logits", after_training=True)
+    alpha: float = setting(
+        2.0, "order of the Tsallis entropies; the paper has 2 with one shot and 7 with five", after_training=True
+    )
+    scale: float = setting(15.0, "scale of squared distances in the logits", after_training=True)
     steps: int = setting(1000, "gradient steps", after_training=True, most=10_000)
     rate: float = setting(1e-4, "learning rate of Adam", after_training=True)
 

@@ -34,7 +34,7 @@ class BaselinePlusPlus(ClassifierHead):
         "Baseline++", "Chen et al. 2019", "A Closer Look at Few-shot Classification", trained_on="classes"
     )  # fmt: skip
     initial_scale: float = setting(10.0, "start of the learned scale of the cosine in training")
-    scale: float = setting(20.0, "of the cosine in the classifier that is fitted to a task", after_training=True)
+    scale: float = setting(20.0, "scale of the cosine in the classifier that is fitted to a task", after_training=True)
     steps: int = setting(200, "gradient steps that fit the classifier to a task", after_training=True, most=10_000)
     rate: float = setting(0.01, "learning rate of these steps", after_training=True)
 

@@ -34,7 +34,7 @@ class EntropyMin(HeadOnFeatures):
         trained_on="nothing",
         transductive=True,
     )
-    scale: float = setting(15.0, "of squared distances in the logits", after_training=True)
+    scale: float = setting(15.0, "scale of squared distances in the logits", after_training=True)
     steps: int = setting(25, "gradient steps", after_training=True, most=10_000)
     rate: float = setting(5e-5, "learning rate of Adam", after_training=True)
 

@@ -41,7 +41,7 @@ class EpNet(HeadOnFeatures):
     )
     feature_flow: float = setting(0.5, "how far features spread: from 0 to below 1", after_training=True)
     label_flow: float = setting(0.2, "how far labels spread: from 0 to below 1", after_training=True)
-    scale: float = setting(1.0, "of squared distances in the graph", after_training=True)
+    scale: float = setting(1.0, "scale of squared distances in the graph", after_training=True)
 
     def __post_init__(self) -> None:
         require_positive(self, "method", "scale")

@@ -50,7 +50,7 @@ class SelfSupervisedReranking(FixedShapeHead):
         transductive=True,
     )
     steps: int = setting(3, "turns of prototypes and queries", after_training=True, most=10_000)
-    rate: float = setting(1e-3, "of these steps", after_training=True)
+    rate: float = setting(1e-3, "learning rate of these steps", after_training=True)
     width: int = setting(192, "hidden units of each network", most=4096)
     initial_scale: float = setting(10.0, "start of the learned scale s of cosines")
 

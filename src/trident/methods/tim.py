@@ -48,13 +48,13 @@ class Tim(HeadOnFeatures):
     solver: Literal["gradient", "alternating"] = setting(
         "gradient", "of the class weights: TIM-GD or TIM-ADM", after_training=True
     )
-    scale: float = setting(15.0, "of squared distances in the logits", after_training=True)
+    scale: float = setting(15.0, "scale of squared distances in the logits", after_training=True)
     fit: float = setting(0.1, "weight of the cross-entropy of the support set", after_training=True)
     sure: float = setting(0.1, "weight of the mean entropy of the queries' probabilities", after_training=True)
     spread: float = setting(1.0, "weight of the entropy of the queries' mean probabilities", after_training=True)
     steps: int | None = setting(
         None,
-        "of the solver; 'none' takes as many as published: 1000 gradient or 150 alternating",
+        "steps of the solver; 'none' takes as many as published: 1000 gradient or 150 alternating",
         after_training=True,
         most=10_000,
     )

@@ -41,7 +41,9 @@ class TransductiveCnaps(HeadOnFeatures):
         transductive=True,
     )
     rounds: int = setting(4, "how often queries refine the classes; 0 is Simple CNAPS", after_training=True, most=1000)
-    length: float = setting(3.0, "of the features of an image: how much their covariance counts", after_training=True)
+    length: float = setting(
+        3.0, "length that features are scaled to: how much their covariance counts", after_training=True
+    )
 
     def __post_init__(self) -> None:
         require_at_least(self, "method", 0, "rounds")

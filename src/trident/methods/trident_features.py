@@ -87,7 +87,7 @@ class TridentOnFeatures(HeadOnFeatures):
         0.6, "similarity to training images from which mask and network count", after_training=True
     )
     trust_to: float = setting(0.8, "similarity to training images from which they count fully", after_training=True)
-    scale: float = setting(20.0, "of cosines in the logits of nearest-mean", after_training=True)
+    scale: float = setting(20.0, "scale of cosines in the logits of nearest-mean", after_training=True)
     classifier: Literal["soft-kmeans", "nearest-mean", "logistic-regression"] = setting(
         "soft-kmeans",
         "what classifies z_label (training uses the first two); soft-kmeans classifies the queries together",
