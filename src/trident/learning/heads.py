@@ -14,7 +14,7 @@ from trident.engines.learner import (
 )
 from trident.methods.base import HeadModel, Losses
 from trident.methods.inner_loop import Encodings
-from trident.nn.parameters import Parameters, for_each_task
+from trident.nn.parameters import Parameters, as_leaves, for_each_task
 from trident.nn.probabilities import mean_prediction
 from trident.tasks.task import Batch, Task
 
@@ -45,7 +45,7 @@ class HeadLearner(LearnerFields):
         return self.model.features(maps), seen
 
     def gradient(self, parameters: Parameters, batch: Batch) -> Gradient:
-        leaves = {key: value.detach().requires_grad_() for key, value in parameters.items()}
+        leaves = as_leaves(parameters)
         with matrix_products(self.precision, batch.task.device), torch.enable_grad():
             step = self.training_step(leaves, batch)
             total = step.losses["total"]

@@ -27,6 +27,11 @@ def on_device(parameters: Parameters, device: torch.device | str) -> Parameters:
     return {key: value.to(device) for key, value in parameters.items()}
 
 
+def as_leaves(parameters: Parameters) -> Parameters:
+    """The same values as leaves of a new autograd graph, which require gradients."""
+    return {key: value.detach().requires_grad_() for key, value in parameters.items()}
+
+
 def uniform(shape: tuple[int, ...], fan_in: int, generator: torch.Generator) -> Tensor:
     """Random initial values, as torch draws them for the weights and biases of linear and convolutional layers."""
     start = torch.empty(shape)

@@ -12,7 +12,7 @@ from trident.engines.fused.replay import Recordings, computing
 from trident.engines.fused.storage import PRODUCTS, pictures_of, slope_of
 from trident.engines.learner import Gradient, LearnerFields, accuracy_of
 from trident.methods.base import HeadModel
-from trident.nn.parameters import Parameters, for_each_task
+from trident.nn.parameters import Parameters, as_leaves, for_each_task
 from trident.nn.probabilities import mean_prediction
 from trident.tasks.task import Batch, Task
 
@@ -57,7 +57,7 @@ class FusedHeadLearner(LearnerFields):
             encoded = self._encode(own, task)
             with torch.enable_grad():
                 maps = _joined(encoded).requires_grad_()
-                head = {key: value.detach().requires_grad_() for key, value in parameters.items() if key not in own}
+                head = as_leaves({key: value for key, value in parameters.items() if key not in own})
                 features = self.model.features(maps)
                 complete = self.model.with_batch_statistics(head, features)
                 logits, losses = method.training(complete, features, task, labels)

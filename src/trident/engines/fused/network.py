@@ -20,7 +20,7 @@ from trident.methods.trident.latents import Latents
 from trident.methods.trident.network import Network
 from trident.methods.trident.objective import evidence_lower_bound
 from trident.nn.batch_norm import BatchNormStatistics
-from trident.nn.parameters import Parameters
+from trident.nn.parameters import Parameters, as_leaves
 from trident.tasks.task import Labels, Task
 
 TRANSDUCTIVE = BatchNormStatistics("transductive")
@@ -129,7 +129,7 @@ class FusedNetwork:
     def leaves(self, parameters: Parameters, encodings: FusedEncodings) -> dict[str, Tensor]:
         others = {key: value for key, value in parameters.items() if key not in self.fused_parameters}
         features = {"/semantic": encodings.semantic_features, "/label": encodings.label.features}
-        return {key: value.detach().requires_grad_() for key, value in (features | others).items()}
+        return as_leaves(features | others)
 
     def posteriors(self, leaves: Parameters, task: Task, target: Target, draw: int) -> Latents:
         context, semantic = self._has_context(target), leaves["/semantic"]
