@@ -133,6 +133,6 @@ def test_learned_class_sizes_are_better_where_sizes_are_unequal_and_no_worse_whe
 def test_a_recipe_that_needs_no_training_is_a_checkpoint() -> None:
     checkpoint = load_checkpoint("features-soft-kmeans")
     assert checkpoint.parameters == {}
-    assert checkpoint.described() == "recipe features-soft-kmeans, not trained"
+    assert checkpoint.describe() == "recipe features-soft-kmeans, not trained"
     with pytest.raises(TridentError, match="glyphs must be trained first: trident train glyphs"):
         untrained(load_recipe("glyphs"))

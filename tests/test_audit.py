@@ -249,7 +249,7 @@ def test_a_query_alone_does_not_feel_the_others(setup: tuple[Checkpoint, str]) -
 
 
 def test_one_query_at_a_time_is_for_evaluation_only(tmp_path: Path) -> None:
-    with pytest.raises(Exception, match="serves evaluation only"):
+    with pytest.raises(Exception, match="for evaluation only"):
         start_run(untrained(queries_at_once="one").recipe, tiny_store(), "none", tmp_path / "run", "cpu")
 
 

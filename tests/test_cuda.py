@@ -91,10 +91,10 @@ def test_batches_from_host_memory_are_the_same(make: Callable[..., Source], augm
     steps = [[3 * step, 3 * step + 1, 3 * step + 2] for step in range(30)]
     expected = [resident.batch(indices) for indices in steps]
     busy = torch.randn(4096, 4096, device="cuda")
-    upcoming = gathered.ahead(steps[0])
+    upcoming = gathered.prefetch(steps[0])
     for place, batch in enumerate(expected):
         found = upcoming()
-        upcoming = gathered.ahead(steps[(place + 1) % len(steps)])
+        upcoming = gathered.prefetch(steps[(place + 1) % len(steps)])
         for _ in range(5):
             busy = torch.tanh(busy @ busy)
         for one, other in zip(tensors_of(found), tensors_of(batch), strict=True):

@@ -20,10 +20,10 @@ from data_pictures import picture, png, save_class_folders
 from hostile_pictures import many_scans, tiles_of_the_same_data
 from trident.data import decoding, decoding_process
 from trident.data.decoding import decoded
-from trident.data.decoding_process import DecodingProcesses, KilledError, TooSlowError, shared
+from trident.data.decoding_process import DecodingProcesses, KilledError, TooSlowError, decoders
 from trident.data.images import ImageContent, ImageFile, ImageSource, Target, UnreadableImageError
 from trident.data.jpeg_scans import has_more_scans
-from trident.data.pictures import HeldImage
+from trident.data.pictures import ImageInMemory
 from trident.errors import ResumableError
 from web_server import until
 
@@ -67,12 +67,12 @@ def test_pixels_and_errors_are_those_of_decoding_here(tmp_path: Path, monkeypatc
             except UnreadableImageError as error:
                 expected = str(error)
                 with pytest.raises(UnreadableImageError) as raised:
-                    shared.decode(source, target)
+                    decoders.decode(source, target)
                 assert str(raised.value) == expected
             else:
-                np.testing.assert_array_equal(shared.decode(source, target), expected)
+                np.testing.assert_array_equal(decoders.decode(source, target), expected)
     monkeypatch.chdir(tmp_path)  # a process that was started elsewhere finds the file
-    np.testing.assert_array_equal(shared.decode(ImageFile(Path("a.png")), TARGET), TARGET.decode(sources[0]))
+    np.testing.assert_array_equal(decoders.decode(ImageFile(Path("a.png")), TARGET), TARGET.decode(sources[0]))
 
 
 def test_what_takes_too_long_is_ended_and_the_next_one_is_decoded(
@@ -123,7 +123,7 @@ def test_memory_is_limited(processes: DecodingProcesses, monkeypatch: pytest.Mon
 def test_known_bombs_are_refused_by_their_headers(name: str, content: bytes, words: str) -> None:
     began = time.monotonic()
     with pytest.raises(UnreadableImageError, match=words):
-        shared.decode(ImageContent(name, content), TARGET)
+        decoders.decode(ImageContent(name, content), TARGET)
     assert time.monotonic() - began < 2
 
 
@@ -135,13 +135,13 @@ def test_an_ordinary_mpo_is_read_and_other_formats_are_not() -> None:
         assert image.format == "MPO"
     alone = io.BytesIO()
     first.save(alone, "JPEG")
-    found, expected = (shared.decode(ImageContent("a", one.getvalue()), TARGET) for one in (file, alone))
+    found, expected = (decoders.decode(ImageContent("a", one.getvalue()), TARGET) for one in (file, alone))
     np.testing.assert_array_equal(found, expected)
     for kind in ("ICO", "TGA", "PCX", "JPEG2000"):
         other = io.BytesIO()
         first.save(other, kind)
         with pytest.raises(UnreadableImageError, match="not an image in a known format"):
-            shared.decode(ImageContent("picture.jpg", other.getvalue()), TARGET)
+            decoders.decode(ImageContent("picture.jpg", other.getvalue()), TARGET)
 
 
 def test_scans_are_counted_to_the_end_of_the_picture() -> None:
@@ -178,7 +178,7 @@ def test_a_system_without_memory_is_not_the_picture_s_fault(monkeypatch: pytest.
     monkeypatch.setattr(decoding_process, "_PROGRAM", "import os; os.kill(os.getpid(), 9)")
     pets = [ImageFile(path) for path in save_class_folders(tmp_path, {"a": 2}, 20).rglob("*.png")]
     monkeypatch.setattr(decoding, "_BATCH_BYTES", 1)
-    with pytest.raises(ResumableError, match="perhaps for want of memory"):
+    with pytest.raises(ResumableError, match="perhaps because memory ran out"):
         list(decoded(pets, TARGET, 2))
 
 
@@ -194,7 +194,7 @@ def test_what_a_process_answers_is_not_believed(processes: DecodingProcesses, mo
 
 def test_pixels_in_memory_need_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     unused = DecodingProcesses()
-    assert unused.decode(HeldImage("a", Image.fromarray(picture(0))), TARGET).shape == (20, 20, 3)
+    assert unused.decode(ImageInMemory("a", Image.fromarray(picture(0))), TARGET).shape == (20, 20, 3)
     assert unused.decode(ImageContent("a", picture(0)), TARGET).shape == (20, 20, 3)
     assert pids(unused) == []
 
@@ -202,9 +202,9 @@ def test_pixels_in_memory_need_no_process(monkeypatch: pytest.MonkeyPatch) -> No
 def test_processes_end_with_their_parent(tmp_path: Path) -> None:
     program = (
         "import os, signal, sys\n"
-        "from trident.data.decoding_process import shared\n"
-        "shared.start(2)\n"
-        "print(*[one._process.pid for one in shared._free], flush=True)\n"
+        "from trident.data.decoding_process import decoders\n"
+        "decoders.start(2)\n"
+        "print(*[one._process.pid for one in decoders._free], flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout

@@ -13,7 +13,7 @@ from made_up_latents import made_up_latents
 from stand_in_backbone import COLOURS, NAME, made_up, picture, save_pictures
 from trident.backbones.pretrained import BATCH, Pretrained, find_backbone
 from trident.data.images import ImageFile, UnreadableImageError
-from trident.data.pictures import HeldImage
+from trident.data.pictures import ImageInMemory
 from trident.errors import BadValueError, TridentError
 from trident.labelling import feature_labeller, label_latents, picture_features
 from trident.labelling.feature_cache import FeatureCache
@@ -22,7 +22,7 @@ from trident.labelling.label_latents import LabelLatents, latents_for
 from trident.labelling.making import chosen_backbone, make_labeller
 from trident.labelling.picture_features import features_of
 from trident.labelling.suggesting import suggest
-from trident.labelling.typicality import LEAST_TYPICAL, typicality, typicality_alone, unit
+from trident.labelling.typicality import LEAST_TYPICAL, normalised, typicality, typicality_alone
 from trident.methods.trident_features import TRAINING_MEAN
 from trident.tasks.task import Task
 
@@ -60,18 +60,18 @@ def test_latents_are_compared_instead_of_features(
     labeller, pile, _ = split_up(backbone, *made_up(4, 30, spread=1.6), [1, 2, 3, 4], made_up_latents(SIZE))
     plain = replace(labeller, latents=None)
     assert labeller.latents is not None
-    images = torch.from_numpy(np.concatenate([labeller.unit, unit(pile)]))[None]
+    images = torch.from_numpy(np.concatenate([labeller.unit_features, normalised(pile)]))[None]
     task = Task(images, torch.from_numpy(labeller.labels)[None], 4)
     means = labeller.latents.method.label_means(labeller.latents.parameters, images, task)[0].numpy()
     compared = replace(plain, features=means[: len(labeller.labels)])
-    before = unit(pile)
+    before = normalised(pile)
     for together in (True, False):
         found = labeller.logits(before, together)
-        expected = compared.logits(unit(means[len(labeller.labels) :]), together)
+        expected = compared.logits(normalised(means[len(labeller.labels) :]), together)
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
-        assert np.abs(found - plain.logits(unit(pile), together)).max() > 0.1
-    np.testing.assert_array_equal(before, unit(pile))  # only copies are overwritten
-    assert "label latents" in labeller.described() and "label latents" not in plain.described()
+        assert np.abs(found - plain.logits(normalised(pile), together)).max() > 0.1
+    np.testing.assert_array_equal(before, normalised(pile))  # only copies are overwritten
+    assert "label latents" in labeller.describe() and "label latents" not in plain.describe()
 
 
 def test_pictures_unlike_those_of_training_are_compared_by_their_features(backbone: Pretrained) -> None:
@@ -122,7 +122,7 @@ def test_the_order_of_the_pile_does_not_matter(backbone: Pretrained, latents: La
 def test_the_order_of_files_does_not_matter(tmp_path: Path, backbone: Pretrained) -> None:
     save_pictures(tmp_path, dict.fromkeys(COLOURS, 9))
     files = [ImageFile(path) for path in sorted(tmp_path.iterdir())]
-    by_class = {name: [HeldImage(name, picture(name, 77))] for name in COLOURS}
+    by_class = {name: [ImageInMemory(name, picture(name, 77))] for name in COLOURS}
     labeller = make_labeller(by_class, NAME)
     order = np.random.default_rng(0).permutation(len(files))
     one, other = labeller.label(files), labeller.label([files[place] for place in order])
@@ -156,9 +156,9 @@ def test_alone_means_alone(backbone: Pretrained, latents: LabelLatents | None) -
 @pytest.mark.parametrize("n_labelled", [[1, 1], [4, 1], [3, 3], [4, 3], [20, 21]])
 def test_typicality_alone_is_that_of_a_pile_of_one(n_labelled: list[int]) -> None:
     features, labels = made_up(2, n_labelled, 8, spread=2.0)
-    pile = unit(np.concatenate([made_up(2, 10, 8, spread=2.0, seed=1)[0], -features[:1]]))
-    each = [typicality(unit(features), labels, pile[place : place + 1], 2) for place in range(len(pile))]
-    found = typicality_alone(unit(features), labels, pile, 2)
+    pile = normalised(np.concatenate([made_up(2, 10, 8, spread=2.0, seed=1)[0], -features[:1]]))
+    each = [typicality(normalised(features), labels, pile[place : place + 1], 2) for place in range(len(pile))]
+    found = typicality_alone(normalised(features), labels, pile, 2)
     if found is None:
         assert each == [None] * len(pile)
         return
@@ -218,7 +218,7 @@ def test_unreadable_pictures_are_reported_and_the_rest_labelled(
     (tmp_path / "zzz.png").write_bytes((tmp_path / "red-000.png").read_bytes()[:60])
     files = [ImageFile(path) for path in sorted(tmp_path.glob("*.png"))] + [ImageFile(tmp_path / "gone.png")]
     cache = FeatureCache(tmp_path / "cache") if with_cache else None
-    by_class = {name: [HeldImage(name, picture(name, 77))] for name in COLOURS}
+    by_class = {name: [ImageInMemory(name, picture(name, 77))] for name in COLOURS}
     labeller = make_labeller(by_class, NAME, cache=cache)
     seen: list[tuple[int, int]] = []
     for _ in range(2):
@@ -291,20 +291,20 @@ def test_alone_is_fast_with_many_labelled_pictures(backbone: Pretrained) -> None
 
 
 def test_more_labelled_pictures_and_new_classes(tmp_path: Path) -> None:
-    labeller = make_labeller({name: [HeldImage(name, picture(name, 5))] for name in ("red", "blue")}, NAME)
+    labeller = make_labeller({name: [ImageInMemory(name, picture(name, 5))] for name in ("red", "blue")}, NAME)
     assert isinstance(labeller, FeatureLabeller)
     more = labeller.with_pictures(
         {
-            "green": [HeldImage("x", picture("green", place)) for place in range(2)],
-            "red": [HeldImage("y", picture("red", 8))],
+            "green": [ImageInMemory("x", picture("green", place)) for place in range(2)],
+            "red": [ImageInMemory("y", picture("red", 8))],
         }
     )
     assert more.classes == ("red", "blue", "green")
     assert more.labels.tolist() == [0, 1, 2, 2, 0]
-    assert more.label([HeldImage("z", picture("green", 50))]).ranking(0)[0][0] == "green"
+    assert more.label([ImageInMemory("z", picture("green", 50))]).ranking(0)[0][0] == "green"
     assert labeller.with_pictures({}) is labeller
     assert labeller.classes == ("red", "blue")
-    np.testing.assert_array_equal(more.unit[:2], labeller.unit)
+    np.testing.assert_array_equal(more.unit_features[:2], labeller.unit_features)
 
 
 def test_bad_labelled_pictures(backbone: Pretrained, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,39 +335,39 @@ def test_suggestions_are_uncertain_and_different_from_each_other(backbone: Pretr
     features, labels = made_up(4, 31, spread=0.1)
     labeller, pile, _ = split_up(backbone, features, labels, [1] * 4)
     between = [features[labels == a][:8] + features[labels == b][:8] for a, b in ((0, 1), (2, 3))]
-    pile = unit(np.concatenate([pile, *between]))
+    pile = normalised(np.concatenate([pile, *between]))
     found = labeller.label_features(pile)
-    chosen = suggest(labeller.unit, pile, found, 10)
+    chosen = suggest(labeller.unit_features, pile, found, 10)
     assert len(set(chosen)) == 10
     groups = [range(120, 128), range(128, 136)]
     assert {next(place for place, group in enumerate(groups) if one in group) for one in chosen[:2]} == {0, 1}
-    assert suggest(labeller.unit, pile, found, 3) == chosen[:3]
-    assert len(suggest(labeller.unit, pile[:4], labeller.label_features(pile[:4]), 10)) == 4
-    assert suggest(labeller.unit, pile[:0], labeller.label_features(pile[:0]), 10) == []
+    assert suggest(labeller.unit_features, pile, found, 3) == chosen[:3]
+    assert len(suggest(labeller.unit_features, pile[:4], labeller.label_features(pile[:4]), 10)) == 4
+    assert suggest(labeller.unit_features, pile[:0], labeller.label_features(pile[:0]), 10) == []
 
 
 def test_pictures_of_no_class_are_not_suggested(backbone: Pretrained) -> None:
     features, labels = made_up(4, 31, spread=0.1)
     labeller, pile, _ = split_up(backbone, features, labels, [1] * 4)
     strangers = np.random.default_rng(0).standard_normal((8, pile.shape[1])).astype(np.float32)
-    pile = unit(np.concatenate([pile, strangers]))
+    pile = normalised(np.concatenate([pile, strangers]))
     found = labeller.label_features(pile)
     assert all(found.belongs_to_none(place) for place in range(len(pile) - 8, len(pile)))
-    assert max(suggest(labeller.unit, pile, found, 20)) < len(pile) - 8
+    assert max(suggest(labeller.unit_features, pile, found, 20)) < len(pile) - 8
 
 
 def test_suggestions_of_a_large_pile_are_quick(backbone: Pretrained) -> None:
     labeller, pile, _ = split_up(backbone, *made_up(10, 1201, 64), [1] * 10)
-    pile = unit(pile)
+    pile = normalised(pile)
     found = labeller.label_features(pile)
     start = time.process_time()
-    assert len(set(suggest(labeller.unit, pile, found, 20))) == 20
+    assert len(set(suggest(labeller.unit_features, pile, found, 20))) == 20
     assert time.process_time() - start < 5
 
 
 def test_a_labeller_says_what_it_is(backbone: Pretrained, tmp_path: Path) -> None:
     labeller, _, _ = split_up(backbone, *made_up(2, 3), [1, 1])
-    assert labeller.described() == f"features of {NAME}, soft k-means with class sizes"
+    assert labeller.describe() == f"features of {NAME}, soft k-means with class sizes"
     assert not labeller.keeps_features
     kept = replace(labeller, cache=FeatureCache(tmp_path / "cache"))
     assert kept.keeps_features

@@ -17,7 +17,7 @@ from conftest import TINY_BACKBONE, TINY_EPISODE, doubles, initial, tiny_store
 from head_examples import CLASSES
 from trident.backbones.frozen import FrozenBackbone
 from trident.errors import TridentError
-from trident.learning.mixed import MixedLearner
+from trident.learning.manifold_mixup import ManifoldMixupLearner
 from trident.methods.frn import FeatureReconstruction
 from trident.methods.s2m2 import MIXING, S2M2
 from trident.nn.activation import activate
@@ -96,7 +96,7 @@ def test_s2m2_s_losses() -> None:
         weights = parameters["classes.weight"]
         return 10 * F.cosine_similarity(f[:, None], weights[None], dim=2)
 
-    found = MixedLearner(model).gradient(parameters, Batch(task, labels))
+    found = ManifoldMixupLearner(model).gradient(parameters, Batch(task, labels))
     for i in range(2):
         u, known, images = float(shares[i]), labels.queries[i], task.images[i]
 

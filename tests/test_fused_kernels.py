@@ -74,12 +74,12 @@ def test_convolutions(precision: str, inputs: int, outputs: int, height: int, si
     correlate(x, gradient, products(precision), ones, found)
     close(found, for_weight, precision)
     if size is None:
-        close(convolve(gradient, weight, products(precision), turned=True)[0], for_x, precision)
+        close(convolve(gradient, weight, products(precision), transposed=True)[0], for_x, precision)
     else:
-        from trident.engines.kernels.picture import fold
+        from trident.engines.kernels.picture import upsample_backward
 
-        back, _ = convolve(gradient, weight, products(precision), turned=True)
-        assert float((fold(back, height).double() - for_x).norm() / for_x.norm()) < 2 * BAR[precision]
+        back, _ = convolve(gradient, weight, products(precision), transposed=True)
+        assert float((upsample_backward(back, height).double() - for_x).norm() / for_x.norm()) < 2 * BAR[precision]
 
     both = expected.detach() + plain_convolution(x2.double(), rounded2, size)
     y, partial = convolve(x, weight, products(precision), second=(x2, weight2, None), size=size, sums_with=gradient)
@@ -93,12 +93,12 @@ def test_convolutions(precision: str, inputs: int, outputs: int, height: int, si
     correlate(x, gradient, products(precision), 2 * ones, found, second=(x2, second_gradient, factor))
     close(found, 2 * (for_weight + pair), precision)
     if size is None:
-        halves = plain_convolution(second_gradient.double() * factor[:, None, None, None, None], turned(rounded2))
+        halves = plain_convolution(second_gradient.double() * factor[:, None, None, None, None], transposed(rounded2))
         second = (second_gradient, weight2, factor)
-        close(convolve(gradient, weight, products(precision), second, turned=True)[0], for_x + halves, precision)
+        close(convolve(gradient, weight, products(precision), second, transposed=True)[0], for_x + halves, precision)
 
 
-def turned(weight: Tensor) -> Tensor:
+def transposed(weight: Tensor) -> Tensor:
     return weight.flip(1, 2).transpose(3, 4)
 
 
@@ -125,7 +125,7 @@ def plain_norm(y: Tensor, gain: Tensor, offset: Tensor, pool: bool, slope: float
 @pytest.mark.parametrize("height", [10, 21])
 def test_norm_activation_and_pooling_in_four_passes(precision: str, pool: bool, norm: bool, height: int) -> None:
     from trident.engines.kernels.coefficients import Lines
-    from trident.engines.kernels.normalisation import activate, gradient_sums, spread
+    from trident.engines.kernels.normalisation import activate, gradient_sums, input_gradient
 
     dtype = STORAGE[precision]
     y, y1 = (randn(3, 4, height, height, 32, seed=i).to(dtype) for i in (0, 1))
@@ -141,7 +141,7 @@ def test_norm_activation_and_pooling_in_four_passes(precision: str, pool: bool, 
     first = torch.autograd.grad(expected, inputs, weights, create_graph=True, materialize_grads=True)
     ones, dgain, doffset = torch.ones(3, device="cuda"), torch.empty_like(gain), torch.empty_like(offset)
     lines.set_gradient(gradient_sums(y, dp, lines, SLOPE, pool), 2 * ones, (dgain, doffset))
-    close(spread(y, dp, lines, SLOPE, pool), first[0], precision)
+    close(input_gradient(y, dp, lines, SLOPE, pool), first[0], precision)
     close(doffset, 2 * first[2], precision)
     if norm:
         close(dgain, 2 * first[1], precision)
@@ -156,7 +156,7 @@ def test_norm_activation_and_pooling_in_four_passes(precision: str, pool: bool, 
     more = torch.autograd.grad(expected, inputs, dp1.double(), materialize_grads=True)
     partial = gradient_sums(y, dp, lines, SLOPE, pool, tangent=(y1, dp1))
     found = lines.tangent_gradient(partial, table, half, ones, (dgain, doffset))
-    close(spread(y, dp, lines, SLOPE, pool, tangent=(y1, dp1, found)), second[0] + more[0], precision)
+    close(input_gradient(y, dp, lines, SLOPE, pool, tangent=(y1, dp1, found)), second[0] + more[0], precision)
     close(doffset, second[2] + more[2], precision)
     if norm:
         close(dgain, second[1] + more[1], precision)
@@ -272,20 +272,20 @@ def test_first_layers_batch_norm_from_moments(channels: int) -> None:
 
 @gpu
 def test_entering_scales_by_powers_of_two() -> None:
-    from trident.engines.kernels.scaling import enter
+    from trident.engines.kernels.scaling import scale_into_range
 
     x = randn(4, 7, 300) * torch.tensor([1e-9, 1.0, 1e6, 0.0], device="cuda")[:, None, None]
-    entered = enter(x, 2.0, torch.float32, "tf32x3")
+    entered = scale_into_range(x, 2.0, torch.float32, "tf32x3")
     largest = entered.stored.abs().amax((1, 2))
     assert bool(((largest > 1) & (largest <= 2) | (x.abs().amax((1, 2)) == 0)).all())
     assert torch.equal(entered.stored * entered.undo[:, None, None], x)
-    smaller = enter(x, 2.0, torch.float16, "tf32", base=torch.full((4,), 8.0, device="cuda"))
+    smaller = scale_into_range(x, 2.0, torch.float16, "tf32", base=torch.full((4,), 8.0, device="cuda"))
     assert smaller.factor.tolist()[:2] == [1.0, 2.0 ** float(torch.floor(torch.log2(0.25 / x[1].abs().max())))]
     torch.testing.assert_close(smaller.stored.float() * smaller.undo[:, None, None], x, rtol=1e-3, atol=1e-6)
     x[0, 0, 0], x[1, 0, 0] = gpu_nan(), torch.inf
     for dtype in (torch.float16, torch.float32):
         for base in (None, torch.ones(4, device="cuda")):
-            spoilt = enter(x, 2.0, dtype, "tf32", base=base)
+            spoilt = scale_into_range(x, 2.0, dtype, "tf32", base=base)
             assert bool(spoilt.stored[0].isnan().any())
             assert bool(spoilt.undo[0].isnan())
             assert not bool(spoilt.stored[1].isfinite().all())

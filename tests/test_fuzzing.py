@@ -66,8 +66,8 @@ def test_weights(tmp_path: Path, examples: int) -> None:
         except TridentError as error:
             assert_one_line(error)
         else:
-            assert loaded.described().isprintable()
-            json.dumps(loaded.describe(), allow_nan=False)
+            assert loaded.describe().isprintable()
+            json.dumps(loaded.summary(), allow_nan=False)
 
     flips: Drawn = st.one_of(st.just([]), st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), max_size=3))
     try_many(examples, check, changes=odd_changes, flips=flips)

@@ -8,8 +8,8 @@ import pytest
 from trident.data.glyphs import open_glyphs
 from trident.data.store import ImageStore
 from trident.leaderboard.boards import CONDITIONS, board_called
-from trident.leaderboard.field import rows
-from trident.leaderboard.subjects import Features, checkpoint_of, under, with_features
+from trident.leaderboard.rows import rows
+from trident.leaderboard.subjects import Features, checkpoint_of, under_condition, with_features
 from trident.measuring.evaluate import evaluate
 from trident.weights import weight_names
 
@@ -75,7 +75,7 @@ def test_golden_probability_of_the_true_class(name: str) -> None:
     checkpoint, seen = checkpoint_of(row, BOARD), store
     if row.recipe:
         checkpoint, seen = with_features(checkpoint, store, row, features)
-    checkpoint = under(checkpoint, row, CONDITIONS["balanced"])
+    checkpoint = under_condition(checkpoint, row, CONDITIONS["balanced"])
     found = evaluate(checkpoint, seen, split="test", tasks=3, seed=0).predictions
     of_truth = np.take_along_axis(found.log_probabilities, found.labels[..., None], 2)
     assert 100 * np.exp(of_truth).mean() == pytest.approx(GOLDEN[name], abs=0.05)

@@ -51,12 +51,12 @@ def test_the_same_batches_bit_for_bit(file: Path, make: Callable[..., Source], a
     assert gathered.images.gathers and not usual.images.gathers
     steps = [[0, 1, 2], [3], [4, 5]]
     expected = [tensors_of(usual.batch(indices)) for indices in steps]
-    started = [gathered.ahead(indices) for indices in steps]
+    started = [gathered.prefetch(indices) for indices in steps]
     for found in (
         [ready() for ready in started],
-        list(gathered.in_turn(steps)),
+        list(gathered.prefetched(steps)),
         [gathered.batch(indices) for indices in steps],
-        list(usual.in_turn(steps)),
+        list(usual.prefetched(steps)),
     ):
         for batch, same in zip(found, expected, strict=True):
             for one, other in zip(tensors_of(batch), same, strict=True):
@@ -100,7 +100,7 @@ def test_batches_are_drawn_while_others_are_used(monkeypatch: pytest.MonkeyPatch
         return batch(indices)
 
     monkeypatch.setattr(source, "batch", slow)
-    ready = source.ahead([0])
+    ready = source.prefetch([0])
     assert not drawn_by
     released.set()
     assert torch.equal(ready().task.images, batch([0]).task.images)
@@ -110,7 +110,7 @@ def test_batches_are_drawn_while_others_are_used(monkeypatch: pytest.MonkeyPatch
         raise TridentError("a damaged block")
 
     monkeypatch.setattr(source, "batch", broken)
-    failed = source.ahead([1])
+    failed = source.prefetch([1])
     with pytest.raises(TridentError, match="a damaged block"):
         failed()
 

@@ -29,7 +29,11 @@ def loss_of(loss: InformationLoss, features: Tensor, labels: Tensor, weights: Te
         return (1 - (p**loss.alpha).sum(-1)) / (loss.alpha - 1)
 
     fit = F.cross_entropy(logits[:n], labels)
-    return loss.fit * fit + loss.sure * entropy(p).mean() - loss.spread * entropy(p.mean(0))
+    return (
+        loss.cross_entropy * fit
+        + loss.conditional_entropy * entropy(p).mean()
+        - loss.marginal_entropy * entropy(p.mean(0))
+    )
 
 
 @pytest.mark.parametrize("alpha", [0.5, 1.0, 2.0, 7.0])

@@ -80,8 +80,8 @@ def test_slices_of_many_pictures_say_what_the_whole_does(
 
     monkeypatch.setattr(conv_layer.ConvLayer, "_convolution", counted)
     in_slices = for_pile.probabilities(pile)
-    assert max(calls) <= conv_layer.MANY
-    monkeypatch.setattr(conv_layer, "MANY", 10_000)
+    assert max(calls) <= conv_layer.MOST_AT_ONCE
+    monkeypatch.setattr(conv_layer, "MOST_AT_ONCE", 10_000)
     np.testing.assert_allclose(for_pile.probabilities(pile), in_slices, atol=1e-5)
     assert max(calls) == 127
 

@@ -110,11 +110,11 @@ def test_winograds_convolution_is_exact_at_every_size(height: int, width: int) -
     images, weight = random(TASKS, IMAGES, height, width, CHANNELS), random(TASKS, 3, 3, CHANNELS, 5)
     images.requires_grad_(), weight.requires_grad_()
     expected = by_patches(images, weight)
-    actual, spreads = winograd.convolve(images, weight.detach())
+    actual, transformed = winograd.convolve(images, weight.detach())
     torch.testing.assert_close(actual, expected)
     direction = torch.randn_like(expected)
     gradients = torch.autograd.grad(expected, (images, weight), direction)
-    torch.testing.assert_close(winograd.pull_back(spreads, weight.detach(), direction), gradients)
+    torch.testing.assert_close(winograd.pull_back(transformed, weight.detach(), direction), gradients)
 
 
 def test_pixels_first_in_memory_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,7 +281,7 @@ def layer_calls() -> dict[str, Call]:
 
 @pytest.mark.parametrize("call", list(layer_calls()))
 @pytest.mark.parametrize("source", ["transductive", "support", "running"])
-@pytest.mark.parametrize("n_images", [IMAGES, conv_layer.MANY + 20])
+@pytest.mark.parametrize("n_images", [IMAGES, conv_layer.MOST_AT_ONCE + 20])
 def test_a_call_changes_none_of_its_arguments(call: str, source: str, n_images: int) -> None:
     """What batch norm has seen is returned. Many images are processed in slices, and in place."""
     parameters, running = layer_parameters(), running_statistics()
@@ -307,7 +307,7 @@ def test_a_call_changes_none_of_its_arguments(call: str, source: str, n_images: 
 @pytest.mark.parametrize("source", ["transductive", "support", "running"])
 def test_many_images_in_slices_give_the_same_numbers(source: str) -> None:
     layer, parameters = ConvLayer("conv", 2, CHANNELS, batch_norm=True), layer_parameters()
-    images = random(TASKS, conv_layer.MANY + 20, 4, 4, 2)
+    images = random(TASKS, conv_layer.MOST_AT_ONCE + 20, 4, 4, 2)
     statistics = BatchNormStatistics(source, conv_layer.SLICE + 10, running_statistics())
     expected = layer.pooled(parameters, images, statistics)
     with torch.no_grad():

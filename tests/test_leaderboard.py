@@ -15,14 +15,14 @@ from trident.errors import TridentError
 from trident.files import short_digest
 from trident.leaderboard.boards import BOARDS, board_called
 from trident.leaderboard.document import introduction_of, whole_document
-from trident.leaderboard.field import Row, absent, row_called, rows
 from trident.leaderboard.lines import Line, lines_of, missing, tasks_by_condition
 from trident.leaderboard.measuring import fingerprint_of_test_classes, measure
 from trident.leaderboard.page import page
 from trident.leaderboard.results import Measured, add, difference, read
-from trident.leaderboard.subjects import Features, checkpoint_of, under, with_features
+from trident.leaderboard.rows import Row, absent, row_called, rows
+from trident.leaderboard.subjects import Features, checkpoint_of, under_condition, with_features
 from trident.learning.checkpoint import load_checkpoint
-from trident.learning.frozen_weights import joined
+from trident.learning.frozen_weights import with_conv4
 from trident.measuring.evaluate import evaluate
 from trident.measuring.hits import packed, unpacked
 from trident.methods.registry import method_class, method_paths
@@ -77,8 +77,8 @@ def test_features_computed_beforehand_give_the_predictions_of_images() -> None:
         "backbone.0.weight"
     }
     found = [
-        evaluate(under(checkpoint, row, Protocol()), where, split="test", tasks=6, seed=0).predictions
-        for checkpoint, where in ((whole, store), (reduced, seen), (joined(reduced), store))
+        evaluate(under_condition(checkpoint, row, Protocol()), where, split="test", tasks=6, seed=0).predictions
+        for checkpoint, where in ((whole, store), (reduced, seen), (with_conv4(reduced), store))
     ]
     for other in found[1:]:
         np.testing.assert_array_equal(found[0].labels, other.labels)  # the very same tasks

@@ -41,7 +41,7 @@ def test_an_onnx_file_gives_what_torch_gives(tmp_path: Path, batch: str | int) -
 
 def test_the_settings_of_an_onnx_file(tmp_path: Path) -> None:
     name = small_onnx(tmp_path / "a.onnx", ("picture", 3, "height", "width"))
-    assert find_backbone(name).facts == Facts(224, IMAGENET_MEAN, IMAGENET_STD, "not said", "not said")
+    assert find_backbone(name).facts == Facts(224, IMAGENET_MEAN, IMAGENET_STD, "unknown", "unknown")
     settings = 'image_size = 32\nmean = [1, 2, 3]\nstd = [4, 5, 6]\nlicence = "mine"\ntrained_on = "my pictures"\n'
     (tmp_path / "a.toml").write_text(settings)
     found = find_backbone(name)

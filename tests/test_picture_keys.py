@@ -12,7 +12,7 @@ from data_pictures import picture, png, save
 from trident.data.images import ImageFile, ImageSource, UnreadableImageError
 from trident.data.omniglot import ZippedImage
 from trident.data.pickles import PickleCache
-from trident.data.pictures import HeldImage, sources_of
+from trident.data.pictures import ImageInMemory, sources_of
 
 
 def sources_with_the_same_content(folder: Path, seed: int) -> list[list[ImageSource]]:
@@ -27,7 +27,7 @@ def sources_with_the_same_content(folder: Path, seed: int) -> list[list[ImageSou
     return [
         [ImageFile(first), ImageFile(second), *(ZippedImage(ZipFile(path), "drawing.png") for path in archives)],
         [
-            HeldImage("a", Image.fromarray(pixels)),
+            ImageInMemory("a", Image.fromarray(pixels)),
             *sources_of([pixels, pixels / 255]),
             *cache.sources(folder / "a.pickle", [0, 1]),
         ],
@@ -43,14 +43,14 @@ def test_pictures_are_known_by_their_content(tmp_path: Path) -> None:
 
 
 def test_pictures_sent_to_the_page_are_known_by_their_content() -> None:
-    from trident.web.labels import _Held
+    from trident.web.labels import _DecodedPicture
     from trident.web.uploads import Received
 
-    same = [_Held(Received(name, picture(0))).key() for name in "ab"]
-    assert same[0] == same[1] == HeldImage("c", Image.fromarray(picture(0))).key()
-    assert _Held(Received("a", picture(1))).key() != same[0]
+    same = [_DecodedPicture(Received(name, picture(0))).key() for name in "ab"]
+    assert same[0] == same[1] == ImageInMemory("c", Image.fromarray(picture(0))).key()
+    assert _DecodedPicture(Received("a", picture(1))).key() != same[0]
     with pytest.raises(UnreadableImageError, match="it is no picture"):
-        _Held(Received("a", None, "it is no picture")).key()
+        _DecodedPicture(Received("a", None, "it is no picture")).key()
 
 
 def test_what_changes_a_held_picture_changes_its_key() -> None:
@@ -72,17 +72,17 @@ def test_what_changes_a_held_picture_changes_its_key() -> None:
         Image.fromarray(pixels.reshape(6, 12, 3)),
         Image.fromarray(pixels.reshape(12, 6, 3)[::-1].copy()),
     ]
-    keys = [HeldImage("one", one).key() for one in different]
+    keys = [ImageInMemory("one", one).key() for one in different]
     assert len(set(keys)) == len(keys)
-    assert keys == [HeldImage("other", one).key() for one in different]
+    assert keys == [ImageInMemory("other", one).key() for one in different]
 
 
 def test_a_picture_that_cannot_be_read_has_no_key(tmp_path: Path) -> None:
     with pytest.raises(UnreadableImageError, match=r"nothing\.jpg: No such file"):
         ImageFile(tmp_path / "nothing.jpg").key()
     with pytest.raises(UnreadableImageError, match="save it with 8 bits"):
-        HeldImage("deep", Image.fromarray(np.zeros((4, 4), np.float32))).key()
+        ImageInMemory("deep", Image.fromarray(np.zeros((4, 4), np.float32))).key()
     whole = io.BytesIO()
     Image.fromarray(picture(0)).save(whole, "JPEG")
     with pytest.raises(UnreadableImageError, match="image 3: "):
-        HeldImage("image 3", Image.open(io.BytesIO(whole.getvalue()[:-300]))).key()
+        ImageInMemory("image 3", Image.open(io.BytesIO(whole.getvalue()[:-300]))).key()

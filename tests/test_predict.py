@@ -19,7 +19,7 @@ from conftest import TINY_METHOD, TINY_RECIPE, assert_one_line_error
 from trident.data.images import ImageFile
 from trident.data.pictures import find_pictures
 from trident.errors import TridentError
-from trident.labelling.labeller import CHUNK, Labeller, chunks, label_pile, read_labelled
+from trident.labelling.labeller import CHUNK, Labeller, chunks, read_labelled
 from trident.labelling.sorting import carry_out, plan
 from trident.learning.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 
@@ -182,12 +182,12 @@ def test_a_long_pile_goes_through_in_chunks_and_order_does_not_matter_within_one
     checkpoint = load_checkpoint(Path(WEIGHTS))
     labeller = Labeller(checkpoint, *read_labelled(support, 84, 3))
     seen: list[int] = []
-    labelled = label_pile(labeller, pile, lambda done, total: seen.append(done))
+    labelled = labeller.label(pile, lambda done, total: seen.append(done))
     assert seen == [60, 120]
     hits = [right(str(file.path), labelled.ranking(place)[0][0]) for place, file in enumerate(pile)]
     assert np.mean(hits) > 0.9
     part = pile[:20]
-    one, other = label_pile(labeller, part), label_pile(labeller, part[::-1])
+    one, other = labeller.label(part), labeller.label(part[::-1])
     np.testing.assert_allclose(one.probabilities, other.probabilities[::-1], atol=1e-4)
 
 
@@ -326,7 +326,7 @@ def test_mutated_pictures_never_break_a_pile(
             return np.tile([0.25, 0.75], (len(queries), 1))
 
     labeller = Guess(load_checkpoint(Path(WEIGHTS)), ("a", "b"), np.zeros((2, 84, 84, 3), np.uint8), np.array([0, 1]))
-    labelled = label_pile(labeller, [ImageFile(folder / "damaged.png"), ImageFile(folder / "good.png")])
+    labelled = labeller.label([ImageFile(folder / "damaged.png"), ImageFile(folder / "good.png")])
     assert labelled.ranking(1)[0] == ("b", 0.75)
     assert (0 in labelled.failures) == bool(np.isnan(labelled.probabilities[0]).all())
     assert all("damaged.png" in why for why in labelled.failures.values())

@@ -24,15 +24,17 @@ from trident.methods.tim import Tim
 from trident.methods.tpn import Tpn
 from trident.methods.transductive_cnaps import TransductiveCnaps
 from trident.nn.parameters import Parameters
-from trident.nn.propagation import between, propagator
+from trident.nn.propagation import pairwise_squared_distances, propagator
 from trident.tasks.task import Labels, Task
 
 
 @pytest.mark.parametrize(("n_tasks", "n_images"), [(1, 2), (20, 7), (2, 130)])
 def test_the_propagator_is_an_inverse_for_any_number_of_tasks_and_images(n_tasks: int, n_images: int) -> None:
     features = torch.randn(n_tasks, n_images, 5, generator=torch.Generator().manual_seed(0)).double()
-    weights = torch.exp(-between(features))
-    torch.testing.assert_close(between(features), torch.cdist(features, features) ** 2, atol=1e-9, rtol=1e-9)
+    weights = torch.exp(-pairwise_squared_distances(features))
+    torch.testing.assert_close(
+        pairwise_squared_distances(features), torch.cdist(features, features) ** 2, atol=1e-9, rtol=1e-9
+    )
     degrees = weights.sum(2) + 1e-4
     normalised = weights / (degrees[:, :, None] * degrees[:, None]).sqrt()
     identity = torch.eye(n_images).double().expand(n_tasks, -1, -1)

@@ -62,7 +62,7 @@ def test_a_python_function(write: Write) -> None:
 
 def test_what_is_not_said_gets_the_usual_value(write: Write) -> None:
     found = find_backbone(write(small(settings="other = 1")))
-    assert found.facts == Facts(224, IMAGENET_MEAN, IMAGENET_STD, "not said", "not said")
+    assert found.facts == Facts(224, IMAGENET_MEAN, IMAGENET_STD, "unknown", "unknown")
 
 
 def test_the_fingerprint_of_a_python_function(write: Write) -> None:

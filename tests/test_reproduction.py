@@ -21,9 +21,18 @@ from trident.learning.checkpoint import load_checkpoint
 from trident.measuring.calibration import calibrate
 from trident.reproduction.correlation import correlations
 from trident.reproduction.document import page, whole_document
-from trident.reproduction.measuring import in_order
+from trident.reproduction.measuring import with_query_order
 from trident.reproduction.panels import Model, load_panels
-from trident.reproduction.results import ORDERS, BothOrders, Calibrated, Kept, Measured, Source, keep, read
+from trident.reproduction.results import (
+    ORDERS,
+    BothOrders,
+    Calibrated,
+    Measured,
+    ModelResults,
+    Source,
+    read,
+    update_results,
+)
 from trident.reproduction.running import _newer
 from trident.reproduction.sections import section
 from trident.reproduction.states import is_complete, state
@@ -108,12 +117,14 @@ def measured(sorted_accuracy: float, shuffled_accuracy: float) -> BothOrders:
     return BothOrders(orders, {}, sorted_accuracy - shuffled_accuracy, 0.5, SOURCE)
 
 
-def kept(model: Model, steps: int = 4000, asked: int = 4000, error: str | None = None) -> Kept:
-    return Kept(model.made_from, "0123", 1, "class_sorted", asked, steps, steps, 82_000, 410_760, 170.0, "a GPU", error)
+def kept(model: Model, steps: int = 4000, asked: int = 4000, error: str | None = None) -> ModelResults:
+    return ModelResults(
+        model.made_from, "0123", 1, "class_sorted", asked, steps, steps, 82_000, 410_760, 170.0, "a GPU", error
+    )
 
 
-def put(model: Model, found: Kept, folder: Path) -> None:
-    keep(model.name, lambda _: found, folder)
+def put(model: Model, found: ModelResults, folder: Path) -> None:
+    update_results(model.name, lambda _: found, folder)
 
 
 def test_every_table_and_figure_has_a_panel() -> None:
@@ -166,7 +177,7 @@ def test_measurements_are_those_of_the_other_commands(small: Path, reproduce: Re
     assert found is not None
     for order in ("class_sorted", "shuffled"):
         one = found.measured["glyphs"].orders[order]
-        model = in_order(checkpoint, order)
+        model = with_query_order(checkpoint, order)
         for fitted in ("validation", "paper"):
             expected = calibrate(model, store, fitted, store, 4, split="test", tasks=4, seed=0)
             assert expected.scaled is not None
@@ -198,7 +209,7 @@ def test_results_count_only_for_what_they_were_made_from(tmp_path: Path) -> None
     panel = reproduction.panel("ablation-training")
     models = reproduction.models_of(panel)
 
-    def complete(found: Kept, budget: float = 1.0, tasks: int = 600, fingerprint: str | None = "abc") -> bool:
+    def complete(found: ModelResults, budget: float = 1.0, tasks: int = 600, fingerprint: str | None = "abc") -> bool:
         return is_complete(found, panel, models[0], "mini-imagenet", tasks, budget, fingerprint)
 
     good = replace(kept(models[0]), measured={"mini-imagenet": measured(40, 30)})
@@ -237,7 +248,7 @@ def test_two_processes_do_not_lose_each_others_results(tmp_path: Path) -> None:
     def add(name: str) -> None:
         for place in range(20):
             key = f"{name}{place}"
-            keep(
+            update_results(
                 model.name,
                 lambda old: replace(old or kept(model), measured=(old.measured if old else {}) | {key: measured(4, 3)}),  # noqa: B023
                 tmp_path,

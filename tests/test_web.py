@@ -17,8 +17,8 @@ from PIL import Image
 
 from conftest import Trident_command, assert_one_line_error
 from trident.data.images import ImageFile, decode
-from trident.data.pictures import HeldImage
-from trident.labelling.labeller import Labeller, label_pile, read_labelled
+from trident.data.pictures import ImageInMemory
+from trident.labelling.labeller import Labeller, read_labelled
 from trident.learning.checkpoint import load_checkpoint
 from trident.web.limits import Limits
 from trident.web.weight_store import WeightStore
@@ -48,7 +48,7 @@ def test_the_answer_is_the_librarys(plain: Site, weights: Path, tmp_path: Path) 
             path.write_bytes(content)
             files.setdefault(name, []).append(ImageFile(path))
     of_pile = files.pop("the pile")
-    expected = label_pile(Labeller(load_checkpoint(weights), *read_labelled(files, 16, 3)), of_pile)
+    expected = Labeller(load_checkpoint(weights), *read_labelled(files, 16, 3)).label(of_pile)
     assert answer["classes"] == list(labelled)
     assert [one["name"] for one in answer["pile"]] == [name for name, _ in asked]
     for place, one in enumerate(answer["pile"]):
@@ -56,7 +56,7 @@ def test_the_answer_is_the_librarys(plain: Site, weights: Path, tmp_path: Path) 
         assert tuple(name for name, _ in one["ranking"]) == names
         np.testing.assert_allclose([share for _, share in one["ranking"]], shares, atol=1e-6)
     assert answer["weights"]["name"] == "tiny"
-    assert answer["weights"]["described"] == load_checkpoint(weights).described()
+    assert answer["weights"]["described"] == load_checkpoint(weights).describe()
     assert str(weights.parent) not in json.dumps(answer)
 
 
@@ -153,7 +153,7 @@ def test_many_at_once_are_kept_apart_and_leave_nothing_behind(weights: Path, tmp
         return {f"visitor {number} {letter}": [sent[i]] for i, letter in enumerate("abc")}, sent[3:]
 
     def pixels(content: bytes) -> np.ndarray:
-        return decode(HeldImage("", Image.open(io.BytesIO(content))), 16, 3)
+        return decode(ImageInMemory("", Image.open(io.BytesIO(content))), 16, 3)
 
     def visit(server: Site, numbers: Sequence[int]) -> None:
         for number in numbers:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trident.labelling.labeller import label_pile
+from trident.labelling.labeller import Labeller
 from web_server import COLOURS, bomb, picture
 from web_visit import copies, fill_in, label, shown, table, upload, wait_until
 
@@ -102,7 +102,7 @@ def test_five_hundred_files_at_once(page: Any) -> None:
 
 
 def test_cancelling_and_being_turned_down(page: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    stopped = []
+    stopped, usual = [], Labeller.label
 
     def slow(labeller: Any, pile: Any, progress: Any) -> Any:
         try:
@@ -112,10 +112,10 @@ def test_cancelling_and_being_turned_down(page: Any, monkeypatch: pytest.MonkeyP
         except BaseException:
             stopped.append(True)
             raise
-        return label_pile(labeller, pile, progress)
+        return usual(labeller, pile, progress)
 
     fill_in(page, copies(1))
-    monkeypatch.setattr("trident.web.weight_store.label_pile", slow)
+    monkeypatch.setattr(Labeller, "label", slow)
     page.click("#go")
     page.wait_for_selector("#status:has-text('Labelling')")
     assert page.locator(".class-name").first.is_disabled()
@@ -126,7 +126,7 @@ def test_cancelling_and_being_turned_down(page: Any, monkeypatch: pytest.MonkeyP
             break
         page.wait_for_timeout(20)
     assert stopped, "the server goes on working for nobody"
-    monkeypatch.setattr("trident.web.weight_store.label_pile", label_pile)
+    monkeypatch.setattr(Labeller, "label", usual)
     page.route("**/api/label", lambda route: route.fulfill(status=503, json={"error": "too many others just now"}))
     page.click("#go")
     page.wait_for_selector("#problem:visible")

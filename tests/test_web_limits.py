@@ -147,7 +147,7 @@ class Slow:
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
     found = Slow()
-    monkeypatch.setattr("trident.web.weight_store.label_pile", found)
+    monkeypatch.setattr("trident.labelling.labeller.Labeller.label", lambda *arguments: found(*arguments))
     yield found
     found.let_go.set()
 

@@ -115,7 +115,7 @@ def test_weights_to_share(trident_here: Callable, tmp_path: Path, monkeypatch: p
     begun_with = load_checkpoint(tmp_path / "first")
     second = start_run(TINY_RECIPE, store, "/some/where.store", tmp_path / "second", "cpu", start_from=begun_with)
     assert second.steps_before == 7 and second.all_steps == 7 + second.step
-    assert "for 0 steps, after 7 steps of the run it started from" in second.described()
+    assert "for 0 steps, after 7 steps of the run it started from" in second.describe()
     assert trident_here("export", "second", "--to", "mine.safetensors").returncode == 0
     content = (tmp_path / "mine.safetensors").read_bytes()
     assert b"/some/where" not in content
@@ -153,7 +153,7 @@ def test_a_start_from_other_weights_takes_what_fits(tmp_path: Path) -> None:
     assert fourth.trained_on_before == []
     bigger = start_run(recipe, tiny_store(9), "noise", tmp_path / "fifth", "cpu", start_from=fourth)
     assert bigger.trained_on_before == ["noise"]
-    assert "trained on noise, then on noise for" in bigger.described()
+    assert "trained on noise, then on noise for" in bigger.describe()
     wider = replace(TINY_RECIPE, backbone=replace(TINY_BACKBONE, channels=8))
     with pytest.raises(Exception, match="its backbone has another shape"):
         start_run(wider, store, "noise", tmp_path / "third", "cpu", start_from=trained)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from conftest import TINY_RECIPE, tiny_store
-from trident.engines.workers import side_by_side
+from trident.engines.workers import parallel_map
 from trident.learning.checkpoint import Checkpoint
 from trident.measuring.evaluate import evaluate
 from trident.nn.shares import in_shares
@@ -30,7 +30,7 @@ def test_results_come_in_order_from_several_threads() -> None:
             met.wait()  # both of the first two are under way at once, or this never ends
         return item, torch.get_num_threads(), threading.current_thread().name
 
-    results = list(side_by_side(work, range(6), "cpu"))
+    results = list(parallel_map(work, range(6), "cpu"))
     assert [item for item, _, _ in results] == list(range(6))
     assert {threads for _, threads, _ in results} == {1}
     assert len({name for _, _, name in results}) == 2
@@ -48,10 +48,10 @@ def test_errors_and_early_ends_leave_nothing_behind() -> None:
         return item
 
     with pytest.raises(ValueError, match="three"):
-        list(side_by_side(work, range(1000), "cpu"))
+        list(parallel_map(work, range(1000), "cpu"))
     assert len(done) < 1000
     assert torch.get_num_threads() == 2
-    for first in side_by_side(lambda item: item, range(5), "cpu"):
+    for first in parallel_map(lambda item: item, range(5), "cpu"):
         assert first == 0
         break
     assert torch.get_num_threads() == 2
@@ -92,5 +92,5 @@ def test_shares_are_all_there_is_in_order_on_one_core_each(cores: int) -> None:
 
 
 def test_shares_within_a_worker_are_one() -> None:
-    found = list(side_by_side(lambda item: in_shares(lambda share: (item, share), 7), range(4), "cpu"))
+    found = list(parallel_map(lambda item: in_shares(lambda share: (item, share), 7), range(4), "cpu"))
     assert found == [[(item, slice(0, 7))] for item in range(4)]

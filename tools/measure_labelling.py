@@ -24,7 +24,7 @@ from trident.data.store import open_store
 from trident.labelling.feature_labeller import FeatureLabeller
 from trident.labelling.label_latents import latents_for
 from trident.labelling.suggesting import suggest
-from trident.labelling.typicality import LEAST_TYPICAL, unit
+from trident.labelling.typicality import LEAST_TYPICAL, normalised
 from trident.measuring.calibration import softmax
 from trident.methods.soft_kmeans import SoftKMeans
 
@@ -47,7 +47,7 @@ def classes_of(place: str) -> tuple[str, list[np.ndarray]]:
     assert store.features_of == DEFAULT, f"{name} has no features of {DEFAULT}"
     entries = store.classes_of(split or "val")
     return f"{store.dataset} {split or 'val'}", [
-        unit(np.array(store.images[entry.start : entry.start + entry.count])) for entry in entries
+        normalised(np.array(store.images[entry.start : entry.start + entry.count])) for entry in entries
     ]
 
 

@@ -2,7 +2,8 @@
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 # Control characters, line breaks, what turns the direction of writing, and bytes of names that are not UTF-8.
 _NOT_SHOWN = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -59,3 +60,12 @@ class LostProcessError(TridentError):
 
 class ResumableError(TridentError):
     """Work was stopped, and what is done so far was kept."""
+
+
+@contextmanager
+def errors_in(where: object) -> Iterator[None]:
+    """Put the place where an error was found before its message."""
+    try:
+        yield
+    except TridentError as error:
+        raise TridentError(f"{where}: {error}") from None

@@ -1,4 +1,4 @@
-"""Objects by their import path, so that tables of names need not import what they name."""
+"""Imports an object by its path, so that a table of paths need not import everything in it."""
 
 import importlib
 from typing import Any

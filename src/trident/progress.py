@@ -1,4 +1,4 @@
-"""How long work reports its progress."""
+"""The types of functions to which long work reports its progress."""
 
 from collections.abc import Callable
 

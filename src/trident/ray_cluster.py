@@ -70,8 +70,8 @@ def connected(address: str, say: Callable[[str], None]) -> Iterator[ModuleType]:
             ray.shutdown()
 
 
-def one_line(error: BaseException) -> str:
-    """What an error of Ray's says: the last line of a traceback, or else the beginning."""
+def short_message(error: BaseException) -> str:
+    """The message of an error of Ray in one line: the last line of a traceback, or else the beginning."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return (lines[-1] if any("ray::" in line for line in lines) else " ".join(lines))[:300]
 
@@ -97,11 +97,11 @@ def _connect(ray: ModuleType, address: str) -> bool:
         return True
     except (OSError, RuntimeError, ValueError) as error:  # ConnectionError is an OSError
         if address != AUTO or not isinstance(error, ConnectionError):
-            raise TridentError(f"cannot connect to the Ray cluster at {address}: {one_line(error)}") from error
+            raise TridentError(f"cannot connect to the Ray cluster at {address}: {short_message(error)}") from error
     try:
         ray.init(address="local", include_dashboard=False, **quiet)
     except (OSError, RuntimeError, ValueError) as error:
-        raise TridentError(f"cannot start Ray on this machine: {one_line(error)}") from error
+        raise TridentError(f"cannot start Ray on this machine: {short_message(error)}") from error
     return False
 
 

@@ -15,7 +15,7 @@ LARGEST = 1e9  # of a setting that does not state its own largest value, positiv
 def setting(default: Any, help: str, after_training: bool = False, most: float = LARGEST) -> Any:
     """A settings field. `after_training`: it may be changed for trained weights. `most`: the largest value.
 
-    Recipes come from strangers too, in weights files. The largest values leave room for every use that makes sense, and
+    Recipes may come from untrusted sources, in weights files. The largest values leave room for every sensible use, and
     keep a wrong digit from asking for more memory or time than a machine has.
     """
     return field(default=default, metadata={"help": help, "after_training": after_training, "most": most})
@@ -163,7 +163,7 @@ class Views:
 
     @property
     def number(self) -> int:
-        """Of all views, the image itself included."""
+        """The number of views, including the image itself."""
         return 1 + self.mirrored + 4 * self.corners
 
     def describe(self) -> str:

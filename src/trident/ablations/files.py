@@ -5,13 +5,11 @@ import json
 import math
 import types
 import typing
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trident.errors import TridentError, did_you_mean
+from trident.errors import TridentError, did_you_mean, errors_in
 from trident.recipes.files import read_toml
 from trident.settings import require, require_at_least
 
@@ -108,15 +106,6 @@ def read_grid(name: str) -> tuple[GridFile, Path]:
     values = read_toml(path)
     with errors_in(path):
         return checked(GridFile, values), path
-
-
-@contextmanager
-def errors_in(where: object) -> Iterator[None]:
-    """Add to errors where they were found."""
-    try:
-        yield
-    except TridentError as error:
-        raise TridentError(f"{where}: {error}") from None
 
 
 def read_json(kind: Any, path: Path) -> Any:

@@ -6,9 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trident.ablations.files import GridFile, Measurement, Paper, checked, errors_in, read_grid
-from trident.errors import did_you_mean
-from trident.recipes.loading import full_key, load_recipe, recipe_from, recipe_values, setting_of, shown, with_overrides
+from trident.ablations.files import GridFile, Measurement, Paper, checked, read_grid
+from trident.errors import did_you_mean, errors_in
+from trident.recipes.loading import (
+    formatted,
+    full_key,
+    load_recipe,
+    recipe_from,
+    recipe_values,
+    setting_of,
+    with_overrides,
+)
 from trident.recipes.recipe import Recipe
 from trident.settings import require
 
@@ -93,7 +101,7 @@ def _crossed(base: Recipe, file: GridFile) -> tuple[Plan, dict[str, str]]:
     plan = []
     for parts in itertools.product(*(axis.points for axis in file.axes)):
         settings = dict(zip(keys, itertools.chain(*parts), strict=True))
-        name = "-".join(f"{labels[key]}-{shown(value)}" for key, value in settings.items())
+        name = "-".join(f"{labels[key]}-{formatted(value)}" for key, value in settings.items())
         plan.append((re.sub(r"[^A-Za-z0-9._-]+", "-", name), settings))
     return plan, labels
 

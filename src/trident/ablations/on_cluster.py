@@ -13,7 +13,7 @@ from trident.ablations.grid import Cell, Grid
 from trident.ablations.running import GridRun
 from trident.data.store import ImageStore
 from trident.errors import TridentError
-from trident.ray_cluster import connected, one_line
+from trident.ray_cluster import connected, short_message
 
 _TRIES = 5  # how often a cell may be begun again, so that one that kills its node does not go on forever
 _SAVING_SECONDS = 30  # for the tasks to save, when the command is stopped
@@ -45,7 +45,7 @@ def run_on_cluster(run: GridRun, cluster: str, open_data: Opener) -> str | None:
         except KeyboardInterrupt:
             return waiting.stop()
         except ray.exceptions.RayError as error:
-            raise TridentError(f"the Ray cluster failed: {one_line(error)}") from error
+            raise TridentError(f"the Ray cluster failed: {short_message(error)}") from error
     return None
 
 

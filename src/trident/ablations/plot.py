@@ -5,7 +5,7 @@ from typing import Any
 
 from trident.ablations.grid import Grid
 from trident.ablations.tables import Results, footnotes
-from trident.recipes.loading import shown
+from trident.recipes.loading import formatted
 from trident.report.figures import COLOURS, MARKERS, new_figure, styled
 
 
@@ -17,7 +17,7 @@ def grid_chart(grid: Grid, results: Results) -> Any:
     places: dict[str, int] = {}  # on the x axis, by their label
     lines: dict[str, list[tuple[int, float, float]]] = {}  # place, accuracy and interval of the points, by line
     for cell in grid.cells:
-        row, column = map(shown, grid.varied(cell).values()) if first else ("", cell.group or cell.name)
+        row, column = map(formatted, grid.varied(cell).values()) if first else ("", cell.group or cell.name)
         if several:
             row = f"seed {cell.recipe.training.seed}"
         place, line = places.setdefault(column, len(places)), f"{first} {row}".strip() or "accuracy"

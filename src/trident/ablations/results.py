@@ -7,7 +7,7 @@ from typing import Any
 import trident
 from trident.ablations.files import read_json
 from trident.ablations.grid import Grid
-from trident.recipes.loading import flat_values, recipe_from, shown
+from trident.recipes.loading import flat_values, formatted, recipe_from
 from trident.recipes.recipe import Recipe
 from trident.settings import require
 
@@ -60,5 +60,5 @@ def check_same(before: Recipe, after: Recipe, folder: Path) -> None:
     old, new = flat_values(before), flat_values(after)
     for key in old | new:
         same = old.get(key) == new.get(key) or key in FREE
-        change = f"{key} is {shown(old.get(key))} there, not {shown(new.get(key))}"
+        change = f"{key} is {formatted(old.get(key))} there, not {formatted(new.get(key))}"
         require(same, f"{folder} holds another run: {change}; choose another folder, or delete this one")

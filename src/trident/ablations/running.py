@@ -12,11 +12,11 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from trident.ablations.files import checked, errors_in
+from trident.ablations.files import checked
 from trident.ablations.grid import Cell, Grid
 from trident.ablations.results import RESULT, Measured, Result, check_same, read_results
 from trident.data.store import ImageStore
-from trident.errors import NotFiniteError
+from trident.errors import NotFiniteError, errors_in
 from trident.files import atomic_file
 from trident.learning.checkpoint import LAST, Checkpoint, load_checkpoint
 from trident.learning.run_start import check_run, resume_run, start_run
@@ -24,6 +24,7 @@ from trident.learning.training import Observer, train
 from trident.measuring.evaluate import evaluate
 from trident.measuring.hits import hits_of, packed
 from trident.measuring.validation import validate
+from trident.nn.parameters import count
 from trident.progress import Progress
 from trident.recipes.loading import recipe_values
 from trident.settings import require
@@ -117,7 +118,7 @@ class GridRun:
             recipe=recipe_values(cell.recipe),
             steps=last.step,
             best_step=best_step,
-            parameters=sum(value.numel() for value in last.parameters.values()),
+            parameters=count(last.parameters),
             evaluation=checked(Measured, evaluation.to_json()) if evaluation else None,
             protocol=evaluation.describe_protocol() if evaluation else None,
             error=error,

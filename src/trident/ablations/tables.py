@@ -10,7 +10,7 @@ from trident.ablations.grid import Cell, Grid
 from trident.ablations.results import Result
 from trident.measuring.evaluate import mean_and_interval
 from trident.measuring.hits import unpacked
-from trident.recipes.loading import shown
+from trident.recipes.loading import formatted
 
 MOST_COLUMNS = 4  # of settings that vary: if there are more, one column says what changed
 Results = Mapping[str, Result]  # by cell
@@ -33,9 +33,9 @@ def table_rows(grid: Grid, results: Results) -> list[list[str]]:
             accuracy, *compared = _over_seeds(grid, results, name)
         paper = [f"{figures[0]:.2f} ± {figures[1]:.2f}" if figures else "-"] if grid.paper_figures else []
         counts = [f"{result.parameters:,}", f"{result.steps:,}"] if result else ["-", "-"]
-        varied = [shown(value) for value in grid.varied(cell).values()]
+        varied = [formatted(value) for value in grid.varied(cell).values()]
         if listed:
-            varied = [", ".join(f"{key}={shown(value)}" for key, value in grid.changed(cell).items()) or "-"]
+            varied = [", ".join(f"{key}={formatted(value)}" for key, value in grid.changed(cell).items()) or "-"]
         rows.append([name, *varied, accuracy, *compared, *paper, *counts])
     return rows
 

@@ -1,4 +1,4 @@
-"""What images become features by. Which backbones there are; a recipe's [backbone] table names one."""
+"""Backbones, the networks that turn images into features. A recipe's [backbone] table names one of them."""
 
 # Import paths, so that a list of names needs no torch.
 BACKBONES = {

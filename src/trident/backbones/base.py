@@ -1,4 +1,4 @@
-"""What a backbone is to a method: something that turns the images of a task into features."""
+"""The interface of a backbone: it turns the images of a task into features."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -19,26 +19,26 @@ ALL = slice(None)
 class Backbone(ABC):
     """Base of the backbones that a recipe can name. Their fields are the keys of the recipe's [backbone] table."""
 
-    has_batch_norm: ClassVar[bool]  # otherwise each image's features are its own, under any protocol
+    has_batch_norm: ClassVar[bool]  # without it, no image changes the features of another, under any protocol
 
     @property
     @abstractmethod
     def numbers_per_image(self) -> int:
-        """How many numbers an image has that comes in. It decides how many tasks are computed at once."""
+        """Number of values in an input image. It decides how many tasks are computed at once."""
 
     @property
     @abstractmethod
     def n_features(self) -> int:
-        """How many numbers come out for an image."""
+        """Number of features of an image."""
 
     @property
     def n_cells(self) -> int:
-        """Of how many cells of a feature map these numbers are."""
+        """Number of cells of the feature map that these features come from."""
         return 1
 
     @abstractmethod
     def check_store(self, store: ImageStore) -> None:
-        """Raise an error if these images cannot be taken."""
+        """Raise an error if the backbone cannot take the images of this store."""
 
     @abstractmethod
     def initial(self, generator: torch.Generator) -> Parameters: ...
@@ -58,6 +58,6 @@ class Backbone(ABC):
 
     @property
     def names(self) -> frozenset[str]:
-        """Of its parameters."""
+        """The names of its parameters."""
         with torch.device("meta"):
             return frozenset(self.initial(torch.Generator()))

@@ -10,7 +10,7 @@ from trident.backbones.pretrained import BATCH, Pretrained
 from trident.data.prepare import fingerprint_of_inputs, read_dataset
 from trident.data.readers import Dataset
 from trident.data.resuming import write_resumable_store
-from trident.data.store import SPLITS, ImageStore, class_table, open_store
+from trident.data.store import SPLITS, ImageStore, class_table, open_store, positions_of
 from trident.data.store_writer import StoreWriter
 from trident.errors import TridentError
 from trident.progress import Progress
@@ -52,7 +52,7 @@ def features_of_store(
             f"the images of {store.dataset} are {size}x{size}, but {backbone.name} takes {wanted}x{wanted}"
         )
     classes = [entry for entry in store.classes if entry.split in splits]
-    rows = np.concatenate([np.arange(entry.start, entry.start + entry.count) for entry in classes])
+    rows = positions_of(classes)
     features = np.empty((len(rows), backbone.n_features), np.float32)
     for start in range(0, len(rows), BATCH):
         part = rows[start : start + BATCH]

@@ -24,8 +24,8 @@ class FrozenBackbone(Backbone):
 
     has_batch_norm: ClassVar[bool] = False
     of: str = setting("efficientnet-lite0", "the network that computed the features: see 'trident backbones'")
-    size: int = setting(1280, "numbers in the features of one image", most=1_000_000)
-    cells: int = setting(1, "cells of a feature map that these numbers are of, one after another", most=100_000)
+    size: int = setting(1280, "number of features of one image", most=1_000_000)
+    cells: int = setting(1, "cells of the feature map, whose features follow one another", most=100_000)
 
     def __post_init__(self) -> None:
         require_at_least(self, "backbone", 1, "size", "cells")

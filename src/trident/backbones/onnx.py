@@ -26,8 +26,8 @@ from trident.backbones.pretrained import (
     Pretrained,
     check_output,
     fingerprint_of,
-    one_line,
     read_bytes,
+    short_message,
 )
 from trident.backbones.python_function import SETTINGS, facts_from
 from trident.errors import TridentError
@@ -55,7 +55,7 @@ def load(name: str, device: str) -> Pretrained:
     try:
         found = compute(np.zeros((BATCH, size, size, 3), np.uint8))
     except Exception as error:  # onnxruntime's own exceptions
-        raise TridentError(f"backbone {name} cannot take {size}x{size} pictures: {one_line(error)}") from error
+        raise TridentError(f"backbone {name} cannot take {size}x{size} pictures: {short_message(error)}") from error
     return Pretrained(name, facts, check_output(name, found), fingerprint_of(facts, weights), compute, device)
 
 
@@ -85,7 +85,7 @@ def _session(name: str, weights: bytes, device: str) -> Any:
         return onnxruntime.InferenceSession(weights, options, [*usable, "CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's own exceptions
         file = name.removeprefix("onnx:")
-        raise TridentError(f"{file} is not an ONNX file that can be run: {one_line(error)}") from error
+        raise TridentError(f"{file} is not an ONNX file that can be run: {short_message(error)}") from error
 
 
 def _input_size(name: str, session: Any, settings: dict[str, Any]) -> tuple[Any, int | None]:

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from trident.data.decoding_process import shared
+from trident.data.decoding_process import decoders
 from trident.data.images import ImageSource, Target
 from trident.errors import TridentError
 from trident.importing import imported
 
-BATCH = 16  # pictures computed at once. Always as many, so that a feature never depends on the size of its batch.
+BATCH = 16  # pictures computed at once. Always the same number, so that features never depend on the batch size.
 LARGEST_IMAGE, MOST_FEATURES = 1024, 65_536
 IMAGENET_MEAN, IMAGENET_STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)  # of pixels from 0 to 255
 
@@ -29,7 +29,7 @@ Compute = Callable[[np.ndarray], np.ndarray]  # (BATCH, size, size, 3) uint8 -> 
 
 @dataclass(frozen=True)
 class Facts:
-    """What one should know about a backbone."""
+    """Facts about a backbone: its input, licence and training data."""
 
     image_size: int  # pictures are scaled to this many pixels, height and width
     mean: tuple[float, float, float]  # pixels from 0 to 255 become (pixel - mean) / std, for red, green and blue
@@ -100,10 +100,10 @@ class Pretrained:
 
     def decoded(self, source: ImageSource) -> np.ndarray:
         """The part of a picture that the network looks at: (size, size, 3) uint8."""
-        return shared.decode(source, Target(self.facts.image_size, 3, reduced=True, middle=self.facts.middle))
+        return decoders.decode(source, Target(self.facts.image_size, 3, reduced=True, middle=self.facts.middle))
 
     def features(self, pixels: np.ndarray) -> np.ndarray:
-        """(picture, size, size, 3) uint8 -> (picture, feature) float32. Each picture's features are its own."""
+        """(picture, size, size, 3) uint8 -> (picture, feature) float32. No picture changes the features of another."""
         if not len(pixels):
             return np.zeros((0, self.n_features), np.float32)
         found = in_batches(self.compute, pixels)
@@ -144,7 +144,7 @@ def fingerprint_of(facts: Facts, weights: bytes) -> str:
 
 
 def check_output(name: str, found: np.ndarray) -> int:
-    """The number of features of a backbone that gave this for a batch of pictures."""
+    """The number of features, after a check of a backbone's output for a batch of pictures."""
     shape: tuple[int, ...] = found.shape
     if len(shape) != 2 or shape[0] != BATCH or not 1 <= shape[1] <= MOST_FEATURES:
         hint = {4: ": take the mean over height and width", 3: ": take the class token, or the mean over tokens"}
@@ -161,8 +161,8 @@ def _check_finite(name: str, found: np.ndarray) -> None:
         raise TridentError(f"backbone {name} gave NaN or infinity for a picture: its weights may be damaged")
 
 
-def one_line(error: BaseException) -> str:
-    """The message of somebody else's exception, which may have many lines."""
+def short_message(error: BaseException) -> str:
+    """The message of another library's exception, in one line."""
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 

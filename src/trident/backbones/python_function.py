@@ -27,12 +27,13 @@ from trident.backbones.pretrained import (
     IMAGENET_STD,
     Facts,
     Pretrained,
-    one_line,
     read_bytes,
+    short_message,
 )
 from trident.backbones.torch_module import from_module
 from trident.errors import TridentError
 
+UNKNOWN = "unknown"  # licence or training data
 SETTINGS = ("image_size", "middle", "mean", "std", "licence", "trained_on")
 
 
@@ -50,8 +51,8 @@ def facts_from(name: str, given: dict[str, Any]) -> Facts:
             224 if size is None else _whole(size),
             IMAGENET_MEAN if mean is None else _three("mean", mean),
             IMAGENET_STD if std is None else _three("std", std),
-            str(licence or "not said"),
-            str(trained_on or "not said"),
+            str(licence or UNKNOWN),
+            str(trained_on or UNKNOWN),
             1.0 if middle is None else _number("middle", middle),
         )
     except TridentError as error:
@@ -64,8 +65,8 @@ def _made(name: str) -> nn.Module:
         raise TridentError(f"'{name}' is not a backbone: write python:package.module:function")
     try:
         made = getattr(importlib.import_module(module_name), function_name)()
-    except (Exception, SystemExit) as error:  # whatever a stranger's code does
-        raise TridentError(f"backbone {name} failed: {type(error).__name__}: {one_line(error)}") from error
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
+        raise TridentError(f"backbone {name} failed: {type(error).__name__}: {short_message(error)}") from error
     if not isinstance(made, nn.Module):
         raise TridentError(f"backbone {name} returned {type(made).__name__}: it must return a torch.nn.Module")
     return made
@@ -79,7 +80,7 @@ def _contents(name: str, module: nn.Module) -> bytes:
             digest.update(f"{key} ".encode())
             digest.update(_bytes_of(value))
     except Exception as error:  # odd kinds of tensors, or a state_dict of its own
-        raise TridentError(f"backbone {name}: its weights cannot be read: {one_line(error)}") from error
+        raise TridentError(f"backbone {name}: its weights cannot be read: {short_message(error)}") from error
     for path in _source_files(name, module):
         digest.update(read_bytes(path))
     return digest.digest()

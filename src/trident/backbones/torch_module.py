@@ -15,7 +15,7 @@ from trident.backbones.pretrained import (
     Pretrained,
     check_output,
     fingerprint_of,
-    one_line,
+    short_message,
 )
 from trident.errors import TridentError
 
@@ -75,8 +75,8 @@ def _compiled(name: str, facts: Facts, module: nn.Module, device: str) -> tuple[
             network = network.half()
         with torch.inference_mode():
             found = network(example)
-    except Exception as error:  # whatever a stranger's module does
-        raise TridentError(f"backbone {name} cannot take {size}x{size} pictures: {one_line(error)}") from error
+    except Exception as error:  # the user's module may raise anything
+        raise TridentError(f"backbone {name} cannot take {size}x{size} pictures: {short_message(error)}") from error
     if not isinstance(found, Tensor):
         raise TridentError(f"backbone {name} returned {type(found).__name__}: it must return a tensor of features")
     n_features = check_output(name, found.float().cpu().numpy())

@@ -18,7 +18,7 @@ from trident.bench.plain_loop import PlainLoop, torch_settings
 from trident.bench.timing import Measurement, Result, measure, timed
 from trident.data.store import ImageStore
 from trident.engines.execution import Execution, device_name
-from trident.engines.workers import side_by_side
+from trident.engines.workers import parallel_map
 from trident.errors import NotFiniteError
 from trident.learning.learners import make_learner
 from trident.learning.run_start import check_run
@@ -149,7 +149,7 @@ def bench_evaluate(recipe: Recipe, execution: Execution, store: ImageStore, **am
         def predicted(chunk: Batch) -> Tensor:
             return predict(learner, parameters, _without_cache(chunk).task, recipe.views)
 
-        return lambda chunks: torch.cat(list(side_by_side(predicted, chunks, device)))
+        return lambda chunks: torch.cat(list(parallel_map(predicted, chunks, device)))
 
     def plain(loop: PlainLoop) -> _OnTasks[Tensor]:
         return lambda chunks: torch.cat([loop.predict(parameters, chunk) for chunk in chunks])
@@ -259,7 +259,7 @@ def _on_new_tasks(do: _OnTasks[Result], source: Source, tasks: int, at_once: int
     """Work on other tasks at each call. As in training, those of the next call are drawn while the GPU is busy."""
 
     def drawn(first: int) -> list[Callable[[], Batch]]:
-        return [source.ahead([first + i for i in indices]) for indices in chunks_of(tasks, at_once)]
+        return [source.prefetch([first + i for i in indices]) for indices in chunks_of(tasks, at_once)]
 
     upcoming, first = drawn(0), 0
 

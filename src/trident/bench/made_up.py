@@ -3,7 +3,7 @@
 import numpy as np
 
 from trident.backbones.conv4 import conv4_of
-from trident.data.store import ImageStore, class_table, store_in_memory
+from trident.data.store import SPLITS, ImageStore, class_table, store_in_memory
 from trident.recipes.recipe import Recipe
 from trident.settings import Protocol
 from trident.tasks.episodes import EpisodeSampler
@@ -11,7 +11,6 @@ from trident.tasks.source import TaskSource
 from trident.tasks.task import Batch
 
 BLOCKS = 7  # along each side of an image
-SPLITS = ("train", "val", "test")
 IMAGES_PER_CLASS = 1000  # of a large store, as in ImageNet
 
 

@@ -2,12 +2,12 @@
 
 from trident.cli import (
     ablation,
+    analysing,
     backbones,
     bench,
     data,
     fitting,
     leaderboard,
-    looking,
     measuring,
     methods,
     paper,
@@ -22,12 +22,12 @@ from trident.cli.app import main
 
 __all__ = [
     "ablation",
+    "analysing",
     "backbones",
     "bench",
     "data",
     "fitting",
     "leaderboard",
-    "looking",
     "main",
     "measuring",
     "methods",

@@ -80,7 +80,7 @@ def suggest(
     from trident.labelling.making import HINT
     from trident.labelling.picture_features import features_of
     from trident.labelling.suggesting import suggest as choose
-    from trident.labelling.typicality import unit
+    from trident.labelling.typicality import normalised
 
     silence_pillow()
     if (support is None) == (model is None):
@@ -96,9 +96,9 @@ def suggest(
     with counting("looking at pictures") as progress:
         features, failures = features_of(labeller.backbone, pile, labeller.cache, progress)
     readable = [place for place in range(len(pile)) if place not in failures]
-    features = unit(features[readable])
+    features = normalised(features[readable])
     labelled = labeller.label_features(features)
-    chosen = choose(labeller.unit, features, labelled, number)
+    chosen = choose(labeller.unit_features, features, labelled, number)
     found = [(pile[readable[place]].name, *labelled.ranking(place)[0]) for place in chosen]
     if as_json:
         print(json.dumps([{"path": path, "best_guess": label, "probability": p} for path, label, p in found]))

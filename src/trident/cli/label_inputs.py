@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trident.errors import TridentError, one_line
+from trident.errors import TridentError, errors_in, one_line
 from trident.labelling.corrections import NONE
 
 if TYPE_CHECKING:
@@ -88,7 +88,6 @@ def pile_of(
 
     Those are the pictures of the classes, whatever path leads to them, and those in the folders `without`.
     """
-    from trident.ablations.files import errors_in
     from trident.cli.console import stderr
     from trident.data.piles import apart_from, find_pile
 
@@ -122,7 +121,7 @@ def labeller_from_pictures(
         from trident.labelling.by_method import labeller_by_method
 
         labeller = labeller_by_method(by_class, method, backbone, device, opened_cache(use_cache))
-        stderr.print(labeller.described(), soft_wrap=True)
+        stderr.print(labeller.describe(), soft_wrap=True)
         if not labeller.calibrated:
             stderr.print("its probabilities are not calibrated: they may be too sure, or not sure enough")
         return labeller
@@ -133,11 +132,11 @@ def labeller_from_pictures(
     cache = opened_cache(use_cache and chosen != CONV4)
     labeller = make_labeller(by_class, chosen, weights, device, cache)
     if chosen != CONV4:
-        stderr.print(labeller.described(), soft_wrap=True)
+        stderr.print(labeller.describe(), soft_wrap=True)
         return labeller
     auto = weights_for(sum(map(len, by_class.values())), len(by_class))
     name = Path(auto if weights == "auto" else weights).stem
-    stderr.print(f"weights: {name}, {labeller.described()}", soft_wrap=True)
+    stderr.print(f"weights: {name}, {labeller.describe()}", soft_wrap=True)
     if backbone == "auto" and weights == "auto":
         stderr.print(HINT, soft_wrap=True)
     return labeller
@@ -155,7 +154,7 @@ def labeller_from_file(
     labeller = load_classifier(model, device, None if backbone == "auto" else backbone, opened_cache(use_cache))
     new = new_classes(more, labeller.classes)
     labeller = labeller.with_pictures(more)
-    text = f"{model}: {labeller.described()}, {len(labeller.classes)} classes{new}"
+    text = f"{model}: {labeller.describe()}, {len(labeller.classes)} classes{new}"
     stderr.print(text, soft_wrap=True, markup=False)
     return labeller
 

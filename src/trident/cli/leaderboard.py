@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from trident.leaderboard.lines import Line
 
 Tasks = Annotated[int, typer.Option(min=2, help="Tasks under each condition; a fifth of them for queries alone.")]
-Kept = Annotated[Path | None, typer.Option("--results", help="Folder of results; default: those that come along.")]
+Results = Annotated[Path | None, typer.Option("--results", help="Folder of results; default: the included ones.")]
 
 
 @leaderboard_app.callback(invoke_without_command=True)
@@ -27,14 +27,14 @@ def leaderboard(
     board: Annotated[str, typer.Option(help="Which tasks; 'trident leaderboard boards' lists them.")] = "mini-1-shot",
     quick: Annotated[bool, typer.Option("--quick", help="Measure on the embedded letters, now.")] = False,
     tasks: Annotated[int | None, typer.Option(min=2, help="Tasks for --quick.  [default: 100]")] = None,
-    results: Kept = None,
+    results: Results = None,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
     """Show the measured methods, on the very same tasks.
 
-    The results come along, so nothing is computed. With --quick, methods that have weights for the embedded letters, or
-    need none, are measured on scripts that they have not seen.
+    The results are included, so nothing is computed. With --quick, methods that have weights for the embedded letters,
+    or need none, are measured on scripts that they have not seen.
     """
     if context.invoked_subcommand is not None:
         return
@@ -80,7 +80,7 @@ def measure(
 ) -> None:
     """Measure methods and keep the results; boards whose data are not given are skipped.
 
-    'trident leaderboard --results FOLDER' shows them. A method needs a [[row]] in leaderboard/field.toml and, unless it
+    'trident leaderboard --results FOLDER' shows them. A method needs a [[row]] in leaderboard/rows.toml and, unless it
     runs on frozen features, trained weights.
     """
     from trident.leaderboard.boards import BOARDS, board_called
@@ -104,7 +104,7 @@ def write(
     document: Annotated[Path | None, typer.Option(help="The Markdown document; its introduction is kept.")] = None,
     page: Annotated[Path | None, typer.Option(help="The HTML page to write.")] = None,
     figure: Annotated[Path | None, typer.Option(help="A figure (.svg, .png, .pdf): what unequal counts do.")] = None,
-    results: Kept = None,
+    results: Results = None,
 ) -> None:
     """Write the document, the page and the figure from the kept results. Nothing is measured."""
     from trident.files import atomic_file
@@ -143,9 +143,9 @@ def _measure(
     quiet: bool = False,
 ) -> None:
     from trident.cli.console import counting, stderr
-    from trident.leaderboard.field import row_called, rows
     from trident.leaderboard.measuring import measure
     from trident.leaderboard.results import add
+    from trident.leaderboard.rows import row_called, rows
     from trident.leaderboard.subjects import Features
     from trident.progress import Progress
 

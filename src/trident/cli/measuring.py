@@ -55,7 +55,7 @@ def evaluate(
     if not here.processes.first:
         return
     if as_json:
-        print(json.dumps({**result.to_json(), "weights": checkpoint.describe()}, allow_nan=False))
+        print(json.dumps({**result.to_json(), "weights": checkpoint.summary()}, allow_nan=False))
     else:
         print(f"accuracy {result.accuracy:.2f} ± {result.ci95:.2f} %")
-        print(f"({result.describe_protocol()}; {checkpoint.described()})")
+        print(f"({result.describe_protocol()}; {checkpoint.describe()})")

@@ -87,7 +87,7 @@ def predict(
     the pictures at the same paths.
     """
     from trident.cli.console import stderr
-    from trident.data.decoding_process import shared
+    from trident.data.decoding_process import decoders
     from trident.data.images import silence_pillow
     from trident.files import check_writable
     from trident.labelling.sorting import check_folder_names
@@ -120,37 +120,24 @@ def predict(
     pile = [source for source in pile if source not in corrected]
     right = {name: [source for source in corrected if corrected[source] == name] for name in corrected.values()}
     right.pop(NONE, None)
-    shared.start()  # while torch is imported
+    decoders.start()  # while torch is imported
     if model is not None:
         labeller: PictureLabeller = labeller_from_file(model, backbone, device_of(device), not no_cache, right)
     else:
         for name, sources in right.items():
             by_class[name] = [*by_class.get(name, []), *sources]
         labeller = labeller_from_pictures(by_class, backbone, weights, device_of(device), not no_cache, method)
-    from trident.labelling.labeller import Labeller
-
-    if cluster is not None and isinstance(labeller, Labeller):
-        raise TridentError(
-            f"--cluster needs a pretrained backbone, but {method} brings its own network: omit one of them"
-        )
-    if method is not None and isinstance(labeller, Labeller):
-        text = f"{method} brings its own small network, trained on miniImageNet, in place of a pretrained one"
-        stderr.print(f"{text}: expect fewer right labels", soft_wrap=True)
+    _check_network(labeller, method, cluster)
     names = [source.name for source in pile]
     try:
         labelled = _labelled(labeller, pile, cluster)
-    except KeyboardInterrupt:
-        kept = labeller.keeps_features
-        print(f"trident: stopped{'; the same command goes on where it stopped' if kept else ''}", file=sys.stderr)
-        raise typer.Exit(130) from None
     except NotFiniteError as error:
-        network = model or (weights if weights != "auto" else labeller.described())
+        network = model or (weights if weights != "auto" else labeller.describe())
         raise NotFiniteError(f"{network}: {error}") from error
     skipped = {names[place]: why for place, why in labelled.failures.items()} | unread
     known = {source.name: name for source, name in corrected.items()}
     rows = rows_of(labelled, names, known, threshold, least_sure_first)
-    wants_json = out.suffix.lower() == ".json" if out is not None else as_json_text
-    if wants_json:
+    if out.suffix.lower() == ".json" if out is not None else as_json_text:
         write(as_json(rows, labelled.classes, every, skipped), out)
     else:
         on_terminal = out is None and sys.stdout.isatty()
@@ -206,17 +193,38 @@ def _check_files(query: Path, pile: "Sequence[ImageSource]", moving: bool) -> No
         raise TridentError(f"{option} needs pictures that are files: those of --query {query} are inside other files")
 
 
+def _check_network(labeller: "PictureLabeller", method: str | None, cluster: str | None) -> None:
+    """A method with its own small network cannot use a cluster, and labels worse than pretrained features do."""
+    from trident.cli.console import stderr
+    from trident.labelling.labeller import Labeller
+
+    if not isinstance(labeller, Labeller):
+        return
+    if cluster is not None:
+        raise TridentError(
+            f"--cluster needs a pretrained backbone, but {method} brings its own network: omit one of them"
+        )
+    if method is not None:
+        text = f"{method} brings its own small network, trained on miniImageNet, in place of a pretrained one"
+        stderr.print(f"{text}: expect fewer right labels", soft_wrap=True)
+
+
 def _labelled(labeller: "PictureLabeller", pile: "Sequence[ImageSource]", cluster: str | None) -> "Labelled":
     from trident.cli.console import counting, stderr
 
-    with counting("labelling pictures") as progress:
-        if cluster is None:
-            return labeller.label(pile, progress)
-        from trident.labelling.cluster_features import label_on_cluster
-        from trident.labelling.feature_labeller import FeatureLabeller
+    try:
+        with counting("labelling pictures") as progress:
+            if cluster is None:
+                return labeller.label(pile, progress)
+            from trident.labelling.cluster_features import label_on_cluster
+            from trident.labelling.feature_labeller import FeatureLabeller
 
-        assert isinstance(labeller, FeatureLabeller)  # the only kind without conv4
-        return label_on_cluster(labeller, pile, cluster, lambda text: stderr.print(text, soft_wrap=True), progress)
+            assert isinstance(labeller, FeatureLabeller)  # the only kind without conv4
+            return label_on_cluster(labeller, pile, cluster, lambda text: stderr.print(text, soft_wrap=True), progress)
+    except KeyboardInterrupt:
+        kept = labeller.keeps_features
+        print(f"trident: stopped{'; the same command goes on where it stopped' if kept else ''}", file=sys.stderr)
+        raise typer.Exit(130) from None
 
 
 def _corrected(corrections: Path | None, pile: "Sequence[ImageSource]") -> "dict[ImageSource, str]":

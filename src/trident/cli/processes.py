@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from trident.spread.processes import Processes
 
 
-class Here(NamedTuple):
-    """This process."""
+class ThisProcess(NamedTuple):
+    """This process and its place among those that torchrun started."""
 
     processes: "Processes"  # all of them, and which one this is
     device: str
@@ -27,13 +27,13 @@ class Here(NamedTuple):
         from trident.learning.spreading import check_same_inputs, checkpoint_from_first
 
         checkpoint = checkpoint_from_first(self.processes, load)
-        store = self.processes.together(lambda: open_for(checkpoint.recipe, data, checkpoint, store_on))
+        store = self.processes.on_each(lambda: open_for(checkpoint.recipe, data, checkpoint, store_on))
         check_same_inputs(self.processes, checkpoint.recipe, store)
         return checkpoint, store
 
 
 @contextmanager
-def on_processes(device: str) -> Iterator[Here]:
+def on_processes(device: str) -> Iterator[ThisProcess]:
     """Connects this process with the others that torchrun started, if it did. The first alone prints progress."""
     from trident.cli.console import stderr
     from trident.cli.options import device_of
@@ -41,7 +41,7 @@ def on_processes(device: str) -> Iterator[Here]:
 
     place = launched()
     if place is None:
-        yield Here(ALONE, device_of(device), restarts=0)
+        yield ThisProcess(ALONE, device_of(device), restarts=0)
         return
     import torch
 
@@ -49,7 +49,7 @@ def on_processes(device: str) -> Iterator[Here]:
     nccl = device in ("auto", "cuda") and torch.cuda.is_available()
     stderr.quiet = place.rank > 0
     with connected(place, nccl) as processes:
-        own = processes.together(lambda: device_of(device, place.local_rank))
+        own = processes.on_each(lambda: device_of(device, place.local_rank))
         if own.startswith("cuda"):
             torch.cuda.set_device(own)
-        yield Here(processes, own, place.restarts)
+        yield ThisProcess(processes, own, place.restarts)

@@ -47,7 +47,7 @@ def report(
     """
     from trident.cli.console import counting, stderr
     from trident.files import atomic_file, check_writable
-    from trident.report.content import gather
+    from trident.report.content import make_report
     from trident.report.page import check_extras, report_page
 
     checkpoint = load_for_measuring(run, None)
@@ -62,7 +62,7 @@ def report(
         def on_task(stage: str, done: int, total: int) -> None:
             progress(done, total, stage)
 
-        content = gather(checkpoint, store, fitting_store, audit_tasks, on_task, **sample)
+        content = make_report(checkpoint, store, fitting_store, audit_tasks, on_task, **sample)
     with atomic_file(page) as file:
         file.write(report_page(content).encode())
     if as_json:
@@ -70,7 +70,7 @@ def report(
         return
     evaluation = content.calibration.evaluation
     print(f"accuracy {evaluation.accuracy:.2f} ± {evaluation.ci95:.2f} %")
-    print(f"({evaluation.describe_protocol()}; {checkpoint.described()})")
+    print(f"({evaluation.describe_protocol()}; {checkpoint.describe()})")
     print(content.audit.verdict())
     stderr.print(f"report: {page}", soft_wrap=True)
 
@@ -125,6 +125,6 @@ def compare(
             f"ECE {run.calibration.ece:.4f}  {run.parameters:>9,} parameters{difference}"
         )
     for run in result.runs:
-        print(f"({one_line(run.name)}: {run.evaluation.describe_protocol()}; {run.checkpoint.described()})")
+        print(f"({one_line(run.name)}: {run.evaluation.describe_protocol()}; {run.checkpoint.describe()})")
     for key, values in result.differing_settings().items():
         print(one_line(f"{key}: {' | '.join(map(str, values))}"))

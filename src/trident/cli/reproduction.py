@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from trident.data.store import ImageStore
     from trident.reproduction.panels import Model, Panel, Reproduction
-    from trident.reproduction.running import Workshop
+    from trident.reproduction.running import Runner
 
 
 @app.command(short_help="Run the paper's tables and figures again.")
@@ -32,14 +32,14 @@ def reproduce(
         str | None,
         typer.Option(metavar="auto|ADDRESS", help="Spread trainings over a Ray cluster, as 'trident ablate' does."),
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Begin without the results that come along.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Ignore the included results.")] = False,
     document: Annotated[
         Path | None, typer.Option(help="Write this document (Markdown); if there is one, its introduction stays.")
     ] = None,
     page: Annotated[Path | None, typer.Option(help="Write this HTML page.")] = None,
     figures: Annotated[Path | None, typer.Option(help="Write the figures as SVG files into this folder.")] = None,
     results: Annotated[
-        Path | None, typer.Option(help="Folder of results; default: OUT/results, or those that come along.")
+        Path | None, typer.Option(help="Folder of results; default: OUT/results, or the included ones.")
     ] = None,
     file: Annotated[Path | None, typer.Option(help="Another list of tables and figures, a TOML file.")] = None,
     device: Device = "auto",
@@ -56,7 +56,7 @@ def reproduce(
 
     Models are measured with queries sorted by class, as the paper's released code does, and with the same queries
     shuffled. Several processes may work on one table at a time: give each the same command. New results are kept in
-    OUT/results, which begins with those that come along. A training takes three to five minutes alone on an H200, and
+    OUT/results, together with the included ones. A training takes three to five minutes alone on an H200, and
     far longer on a CPU.
     """
     from trident.reproduction.panels import FILE, load_panels
@@ -68,17 +68,17 @@ def reproduce(
     _check_outputs(document, page, figures)
     if names:
         panels = [reproduction.panel(name) for name in dict.fromkeys(names)]
-        shop = _workshop(data or [], cub, out, kept, device, budget, fresh)
-        lacking = [one for panel in panels for one in _lacking(reproduction, panel, shop)]
-        for model, dataset in lacking:  # before any training
-            shop.store(model.data[0])
-            shop.store(dataset)
-        if lacking:
-            shop.prepare()
+        runner = _runner(data or [], cub, out, kept, device, budget, fresh)
+        unmeasured = [one for panel in panels for one in _unmeasured(reproduction, panel, runner)]
+        for model, dataset in unmeasured:  # before any training
+            runner.store(model.data[0])
+            runner.store(dataset)
+        if unmeasured:
+            runner.prepare()
         elif not kept.is_dir():
             kept = FOLDER
         for panel in panels:
-            _run(reproduction, panel, shop, cluster)
+            _run(reproduction, panel, runner, cluster)
             if not as_json:
                 _show(reproduction, panel, kept)
         if as_json:
@@ -107,11 +107,11 @@ def _check_outputs(document: Path | None, page: Path | None, figures: Path | Non
         introduction_of(document)
 
 
-def _workshop(
+def _runner(
     sources: list[str], cub: str | None, out: Path, kept: Path, device: str, budget: float, fresh: bool
-) -> "Workshop":
+) -> "Runner":
     from trident.cli.console import TrainingProgress, counting, stderr
-    from trident.reproduction.running import Workshop
+    from trident.reproduction.running import Runner
 
     stores: dict[str, tuple[str, ImageStore]] = {}
     for source in ["glyphs", *sources, *([cub] if cub else [])]:
@@ -125,56 +125,56 @@ def _workshop(
     def say(text: str) -> None:
         stderr.print(text, soft_wrap=True)
 
-    return Workshop(stores, out, kept, fresh, device_of(device), budget, say, TrainingProgress, counting)
+    return Runner(stores, out, kept, fresh, device_of(device), budget, say, TrainingProgress, counting)
 
 
-def _lacking(reproduction: "Reproduction", panel: "Panel", shop: "Workshop") -> "list[tuple[Model, str]]":
-    """Models of a panel, and datasets that they are not measured on yet."""
+def _unmeasured(reproduction: "Reproduction", panel: "Panel", runner: "Runner") -> "list[tuple[Model, str]]":
+    """The models of a panel, with each dataset that they are not measured on yet."""
     return [
         (model, dataset)
         for model in reproduction.models_of(panel)
         for dataset in panel.datasets_of(model)
-        if not shop.complete(panel, model, dataset, reproduction.tasks[dataset])
+        if not runner.complete(panel, model, dataset, reproduction.tasks[dataset])
     ]
 
 
-def _run(reproduction: "Reproduction", panel: "Panel", shop: "Workshop", cluster: str | None) -> None:
-    wanted = _lacking(reproduction, panel, shop)
+def _run(reproduction: "Reproduction", panel: "Panel", runner: "Runner", cluster: str | None) -> None:
+    wanted = _unmeasured(reproduction, panel, runner)
     if not wanted:
-        shop.say(f"{panel.name}: nothing is missing")
+        runner.say(f"{panel.name}: nothing is missing")
         return
     trained = {model.name: model for model, _ in wanted if model.recipe}
     for dataset in sorted({model.data[0] for model in trained.values()}):
-        for model in _train([one for one in trained.values() if one.data[0] == dataset], shop, cluster):
+        for model in _train([one for one in trained.values() if one.data[0] == dataset], runner, cluster):
             # Each is measured before the next is trained. Another process may have been faster.
-            for same, measured_on in _lacking(reproduction, panel, shop):
+            for same, measured_on in _unmeasured(reproduction, panel, runner):
                 if same.name == model.name:
-                    shop.measure(reproduction, panel, model, measured_on)
+                    runner.measure(reproduction, panel, model, measured_on)
     for model, dataset in wanted:
-        if not model.recipe and not shop.complete(panel, model, dataset, reproduction.tasks[dataset]):
-            shop.measure(reproduction, panel, model, dataset)
+        if not model.recipe and not runner.complete(panel, model, dataset, reproduction.tasks[dataset]):
+            runner.measure(reproduction, panel, model, dataset)
 
 
-def _train(models: "list[Model]", shop: "Workshop", cluster: str | None) -> "Iterator[Model]":
+def _train(models: "list[Model]", runner: "Runner", cluster: str | None) -> "Iterator[Model]":
     """Train models, and yield each when it is finished. Those that another process works on are left to it."""
-    run = shop.training(models)
+    run = runner.training(models)
     if cluster is None:
         run.check()
     else:
         from trident.ablations.on_cluster import run_on_cluster
 
-        _resume_later(run_on_cluster(run, cluster, open_data), shop)
+        _resume_later(run_on_cluster(run, cluster, open_data), runner)
     for model, cell in zip(models, run.grid.cells, strict=True):
         if not run.finished(cell):
             step = run.run_cell(cell)
-            _resume_later(None if step is None else f"{cell.name} after step {step}", shop)
+            _resume_later(None if step is None else f"{cell.name} after step {step}", runner)
         if run.finished(cell):
             yield model
 
 
-def _resume_later(stopped: str | None, shop: "Workshop") -> None:
+def _resume_later(stopped: str | None, runner: "Runner") -> None:
     if stopped is not None:
-        shop.say(f"stopped in {stopped}; run the same command again to resume")
+        runner.say(f"stopped in {stopped}; run the same command again to resume")
         raise typer.Exit(130)
 
 

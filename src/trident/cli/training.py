@@ -20,7 +20,7 @@ from trident.cli.options import (
     open_for,
     overrides_of,
 )
-from trident.cli.processes import Here, on_processes
+from trident.cli.processes import ThisProcess, on_processes
 from trident.errors import TridentError
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def train(
             source = data_of(loaded, data, None)
             return loaded, source, open_for(loaded, data, None, store_on)
 
-        loaded, source, store = here.processes.together(inputs)
+        loaded, source, store = here.processes.on_each(inputs)
         check_same_inputs(here.processes, loaded, store)
 
         stages = stages_of(loaded, out) if start_from is None else [(loaded, out)]
@@ -152,7 +152,7 @@ def train(
 
 
 def _train_stage(
-    recipe: "Recipe", out: Path, store: "ImageStore", data: str, here: Here, engine: str, precision: str
+    recipe: "Recipe", out: Path, store: "ImageStore", data: str, here: ThisProcess, engine: str, precision: str
 ) -> bool:
     """Train a stage before the last one, or go on with it. Returns whether it is finished."""
     from trident.cli.console import stderr
@@ -173,7 +173,7 @@ def _train_stage(
 
 
 def _resume(
-    run: Path, overrides: list[str], data: str | None, here: Here, engine: str, precision: str, store_on: str
+    run: Path, overrides: list[str], data: str | None, here: ThisProcess, engine: str, precision: str, store_on: str
 ) -> bool:
     from dataclasses import replace
 
@@ -204,12 +204,12 @@ def _resume(
     here.processes.from_first(check_there)
     with held_by_first(run, here.processes):  # before the last state is read, so that no other process goes on from it
         checkpoint = checkpoint_from_first(here.processes, last)
-        store = here.processes.together(inputs)
+        store = here.processes.on_each(inputs)
         check_same_inputs(here.processes, checkpoint.recipe, store)
         return _train(checkpoint, store, run, here, engine, precision)
 
 
-def _train(start: "Checkpoint", store: "ImageStore", out: Path, here: Here, engine: str, precision: str) -> bool:
+def _train(start: "Checkpoint", store: "ImageStore", out: Path, here: ThisProcess, engine: str, precision: str) -> bool:
     """Returns whether the last step was reached."""
     from trident.cli.console import TrainingProgress, stderr
     from trident.learning.checkpoint import BEST
@@ -218,7 +218,7 @@ def _train(start: "Checkpoint", store: "ImageStore", out: Path, here: Here, engi
 
     steps = start.recipe.training.steps
     if start.best and not (out / BEST).is_file():
-        lost = f"the weights of step {start.best['step']} are lost, and the next validation writes it anew"
+        lost = f"the weights of step {start.best['step']} are lost, and the next validation writes it again"
         stderr.print(f"{out / BEST} is missing: {lost}", soft_wrap=True)
     with TrainingProgress(start.step, steps) as progress:
         end = run_training(start, store, out, here.device, progress, validate, engine, precision, here.processes)

@@ -70,7 +70,7 @@ def export(
         checkpoint = _with_temperatures(checkpoint, data, tasks or 200, device)
     save_checkpoint(to, shareable(checkpoint, half))
     print(
-        f"wrote {to}: {checkpoint.described()}, temperatures "
+        f"wrote {to}: {checkpoint.describe()}, temperatures "
         + ", ".join(f"{value:.3f} ({name})" for name, value in checkpoint.temperatures._asdict().items())
     )
 
@@ -95,6 +95,7 @@ def _caveat(about: dict[str, Any]) -> str:
 
 def _described(name: str) -> dict[str, Any]:
     from trident.learning.checkpoint import load_checkpoint
+    from trident.nn.parameters import count
 
     checkpoint: Checkpoint = load_checkpoint(name)
     return {
@@ -106,7 +107,7 @@ def _described(name: str) -> dict[str, Any]:
         "positional": checkpoint.recipe.method.positional,
         "trained_on": checkpoint.provenance.get("dataset"),
         "steps": checkpoint.step,
-        "parameters": sum(value.numel() for value in checkpoint.parameters.values()),
+        "parameters": count(checkpoint.parameters),
         "validation": checkpoint.best,
         "temperatures": checkpoint.temperatures._asdict(),
     }

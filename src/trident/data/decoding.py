@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
-from trident.data.decoding_process import DecodingProcesses, KilledError, shared
+from trident.data.decoding_process import DecodingProcesses, KilledError, decoders
 from trident.data.images import DatasetImage, ImageSource, Target, UnreadableImageError, naming_errors
 from trident.errors import ResumableError
 
@@ -19,7 +19,7 @@ Decoded = np.ndarray | UnreadableImageError
 
 
 def available_cores() -> int:
-    """Those that this process may use, where the system tells."""
+    """The number of cores that this process may use, or of all cores if the system does not say."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -30,7 +30,7 @@ def decoded(sources: Sequence[DatasetImage], target: Target, workers: int) -> It
     batches = [sources[start : start + at_once] for start in range(0, len(sources), at_once)]
     if min(workers, len(batches)) <= 1:
         for source in sources:
-            yield _decoded(shared, source, target)
+            yield _decoded(decoders, source, target)
         return
     processes = DecodingProcesses()
     threads = ThreadPoolExecutor(min(workers, len(batches)))  # each waits for a process of its own
@@ -69,6 +69,6 @@ def _decoded(processes: DecodingProcesses, source: ImageSource, target: Target) 
     try:
         return processes.decode(source, target)
     except KilledError as error:
-        raise ResumableError("a process that decoded images was killed, perhaps for want of memory") from error
+        raise ResumableError("a process that decoded images was killed, perhaps because memory ran out") from error
     except UnreadableImageError as error:
         return error

@@ -1,4 +1,4 @@
-"""Decodes pictures of strangers in processes of their own, which have limits on time and memory.
+"""Decodes untrusted pictures in processes of their own, which have limits on time and memory.
 
 A small file can take minutes or gigabytes to decode, and a fault in a decoder can end the process. So a picture is sent
 to another process: the system ends it when it has used too much processor time, and gives it no more memory than
@@ -88,7 +88,7 @@ class DecodingProcesses:
         self._closed = False
 
     def decode(self, source: ImageSource, target: Target, seconds: float = math.inf) -> np.ndarray:
-        """As `target.decode`, but limited, also to these seconds of processor time.
+        """Like `target.decode`, but with limits on memory and on processor time, which is at most `seconds`.
 
         Pictures that are pixels in memory already are not sent to another process.
         """
@@ -106,7 +106,7 @@ class DecodingProcesses:
         try:
             return self._answer(source.name, job)
         except _EndedError:
-            pass  # perhaps not because of the picture: the system may have ended it for want of memory
+            pass  # perhaps not because of the picture: the system may have ended it because memory ran out
         try:
             return self._answer(source.name, job)
         except _EndedError as error:
@@ -308,6 +308,6 @@ def _address_space() -> int | None:
     return int(statm.read_text().split()[0]) * resource.getpagesize() if statm.exists() else None
 
 
-shared = DecodingProcesses()  # for one command
-atexit.register(shared.close)
-os.register_at_fork(after_in_child=shared.forget)
+decoders = DecodingProcesses()  # all that one command needs
+atexit.register(decoders.close)
+os.register_at_fork(after_in_child=decoders.forget)

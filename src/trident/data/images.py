@@ -247,7 +247,7 @@ def decode(
     for photographs of many megapixels, and almost the same pixels. `middle` is the part of the centre square that is
     kept, of its height and width. An image with more than `pixels` is an error.
 
-    The work is not limited. Pictures of strangers are decoded by `DecodingProcesses`.
+    The work is not limited. Untrusted pictures are decoded by `DecodingProcesses`.
     """
     with naming_errors(source), _opened(source, pixels) as image:
         if reduced:

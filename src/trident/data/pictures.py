@@ -85,7 +85,7 @@ class UniqueNames:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldImage:
+class ImageInMemory:
     """A picture in memory."""
 
     name: str
@@ -128,7 +128,7 @@ def _source(image: Any, name: str) -> ImageSource:
     if isinstance(image, str | os.PathLike):
         return ImageFile(Path(image))
     if isinstance(image, Image.Image):
-        return HeldImage(name, image)
+        return ImageInMemory(name, image)
     if hasattr(image, "detach"):
         image = image.detach().cpu().numpy()
     array = np.asarray(image)
@@ -136,7 +136,7 @@ def _source(image: Any, name: str) -> ImageSource:
         array = _channels_last(array[None])[0]
     if array.ndim not in (2, 3) or 0 in array.shape:
         raise BadValueError(f"{name} is an array of shape {array.shape}: it must have a height, a width and channels")
-    return HeldImage(name, Image.fromarray(_eight_bits(array, name)))
+    return ImageInMemory(name, Image.fromarray(_eight_bits(array, name)))
 
 
 def _channels_last(images: np.ndarray) -> np.ndarray:

@@ -144,7 +144,7 @@ def image_files(folders: Iterable[Path], suffixes: frozenset[str] = IMAGE_SUFFIX
 
 
 def split_folders(root: Path) -> dict[str, Path]:
-    """Those of the folders train, val and test that exist and have class folders."""
+    """The folders train, val and test, as far as they exist and have class folders."""
     return {name: root / name for name in SPLITS if (root / name).is_dir() and subfolders(root / name)}
 
 

@@ -77,6 +77,11 @@ def class_table(counts: Iterable[tuple[str, str, int]]) -> tuple[ClassEntry, ...
     return tuple(table)
 
 
+def positions_of(classes: Iterable[ClassEntry]) -> np.ndarray:
+    """The positions of all images of these classes in the store."""
+    return np.concatenate([np.arange(entry.start, entry.start + entry.count) for entry in classes])
+
+
 def store_in_memory(dataset: str, images: np.ndarray, classes: Sequence[ClassEntry]) -> ImageStore:
     digest = new_hash(classes)
     digest.update(np.ascontiguousarray(images))
@@ -122,7 +127,7 @@ def open_store(path: Path) -> ImageStore:
             raise ValueError("it was not written by 'trident data prepare'")
         features_of, fingerprint, dataset = (metadata.get(key, "") for key in ("features_of", "fingerprint", "dataset"))
         if not all(isinstance(text, str) for text in (features_of, fingerprint, dataset)) or not fingerprint:
-            raise ValueError("what it says about itself is not text")
+            raise ValueError("its metadata is not text")
         kind = "F32" if features_of else "U8"
         shape = checked_shape(header["images"], kind, path.stat().st_size - 8 - length)
         classes = checked_classes(json.loads(metadata["classes"]), shape[0])

@@ -49,7 +49,7 @@ class StoreWriter:
 
     @property
     def size(self) -> int:
-        """Of the whole file when it is finished, in bytes."""
+        """The size of the finished file in bytes."""
         return int(self._first_byte + self.total * self.image_bytes)
 
     def add(self, image: np.ndarray) -> None:

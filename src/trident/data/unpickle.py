@@ -221,7 +221,7 @@ def _load_reduce(machine: Any) -> None:
 
 
 def _load_inst(machine: Any) -> None:
-    """Likewise, with arguments from the stack."""
+    """The same instruction, with arguments from the stack."""
     machine.spend_bytes(_size_of(tuple(machine.stack)))
     _STANDARD[pickle.INST[0]](machine)
 

@@ -47,7 +47,7 @@ def execution_for(device: torch.device | str, engine: str, precision: str, recip
     """Replace `auto` by the best choice for the device and the recipe."""
     if engine not in ("auto", *ENGINES) or precision not in ("auto", *PRECISIONS):
         raise TridentError(
-            f"'{engine}' with '{precision}' is not a way to compute: engines are auto, {', '.join(ENGINES)}; "
+            f"engine '{engine}' with precision '{precision}' does not exist: engines are auto, {', '.join(ENGINES)}; "
             f"precisions auto, {', '.join(PRECISIONS)}"
         )
     device = str(device)

@@ -35,7 +35,7 @@ class Learner(Protocol):
     def batch_norm(self) -> str: ...
 
     def log_probabilities(self, parameters: Parameters, task: Task) -> Tensor:
-        """Of the queries: (task, query, n_way). Probabilities are averaged over the draws of noise."""
+        """Of the queries' classes: (task, query, n_way). Probabilities are averaged over the draws of noise."""
 
     def gradient(self, parameters: Parameters, batch: Batch) -> Gradient:
         """The gradient of the summed losses of the queries."""

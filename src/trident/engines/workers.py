@@ -14,8 +14,8 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def side_by_side(work: Callable[[Item], Result], items: Sequence[Item], device: torch.device | str) -> Iterator[Result]:
-    """Yield the results in the order of the items, as soon as they are ready."""
+def parallel_map(work: Callable[[Item], Result], items: Sequence[Item], device: torch.device | str) -> Iterator[Result]:
+    """`map` with one thread per CPU core. Yields the results in the order of the items, as soon as they are ready."""
     cores = torch.get_num_threads()
     if torch.device(device).type != "cpu" or min(cores, len(items)) <= 1:
         yield from map(work, items)

@@ -11,11 +11,10 @@ from trident.engines.execution import usable_device
 from trident.errors import BadValueError, TridentError
 from trident.labelling.feature_labeller import FeatureLabeller
 from trident.labelling.labelled import Labelled
-from trident.labelling.labeller import label_pile
 from trident.labelling.making import make_labeller, open_cache
 from trident.labelling.saved import load_classifier, save_classifier
 from trident.labelling.suggesting import suggest
-from trident.labelling.typicality import unit
+from trident.labelling.typicality import normalised
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin
@@ -111,8 +110,8 @@ class TridentClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self, "labeller_")
         labeller = self._by_features()
         sources = sources_of(X)
-        features = unit(labeller.raw_features(sources))
-        return np.array(suggest(labeller.unit, features, labeller.label_features(features), n), np.int64)
+        features = normalised(labeller.raw_features(sources))
+        return np.array(suggest(labeller.unit_features, features, labeller.label_features(features), n), np.int64)
 
     def save(self, path: str | Path) -> None:
         """Write the fitted classifier to a file that ends in .trident. Labels become text."""
@@ -139,7 +138,7 @@ class TridentClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _labelled(self, images: Any, together: bool) -> Labelled:
         check_is_fitted(self, "labeller_")
-        labelled = label_pile(self.labeller_, sources_of(images), together=together)
+        labelled = self.labeller_.label(sources_of(images), together=together)
         if labelled.failures:
             raise UnreadableImageError(next(iter(labelled.failures.values())))
         return labelled

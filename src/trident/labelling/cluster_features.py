@@ -25,7 +25,7 @@ from trident.labelling.feature_labeller import FeatureLabeller
 from trident.labelling.labelled import Labelled
 from trident.labelling.picture_features import features_of
 from trident.progress import Progress
-from trident.ray_cluster import connected, one_line
+from trident.ray_cluster import connected, short_message
 
 _LEAST, _MOST = 4 * BATCH, 64 * BATCH  # pictures of a block
 _BLOCKS_FOR_EACH = 16  # actors get at least so many blocks one after the other, if the pile is large enough
@@ -44,7 +44,7 @@ def label_on_cluster(
     """The same as `labeller.label`, with the features computed on a cluster."""
     with connected(cluster, say) as ray:
         features, failures = _Pile(ray, labeller.backbone, pile, labeller.cache, progress).features()
-    return labeller.label_found(features, failures)
+    return labeller.label_computed(features, failures)
 
 
 class _Pile:
@@ -65,7 +65,7 @@ class _Pile:
         self._done = 0
 
     def features(self) -> tuple[np.ndarray, dict[int, str]]:
-        """As `features_of` returns them."""
+        """The features and error messages, as `features_of` returns them."""
         missing = self._not_in_cache()
         self._report(len(self._sources) - len(missing))
         for places, row in self._mapped(missing, _FeatureActor, self._arguments):
@@ -136,7 +136,7 @@ class _Pile:
                     raise TridentError(row["problem"])
                 yield blocks[row["block"]], row
         except self._ray.exceptions.RayError as error:
-            raise TridentError(f"the Ray cluster failed: {one_line(error)}") from error
+            raise TridentError(f"the Ray cluster failed: {short_message(error)}") from error
 
     def _keys(self, places: Sequence[int], row: Row) -> dict[int, bytes]:
         """The keys of a block's pictures. Notes those that cannot be read, and checks that this machine agrees."""
@@ -183,9 +183,12 @@ class _KeyActor:
     def __call__(self, batch: Row) -> Row:
         sources: list[ImageSource] = pickle.loads(batch["sources"][0])
         keys = [_key_or_reason(source) for source in sources]
-        return {"block": batch["block"], "keys": [pickle.dumps(keys)], "problem": [""]} | self.more(sources, keys)
+        return {"block": batch["block"], "keys": [pickle.dumps(keys)], "problem": [""]} | self.further_columns(
+            sources, keys
+        )
 
-    def more(self, sources: list[ImageSource], keys: list[bytes | str]) -> Row:
+    def further_columns(self, sources: list[ImageSource], keys: list[bytes | str]) -> Row:
+        """What a subclass returns beside the keys."""
         return {}
 
 
@@ -205,7 +208,7 @@ class _FeatureActor(_KeyActor):
             )
         return found
 
-    def more(self, sources: list[ImageSource], keys: list[bytes | str]) -> Row:
+    def further_columns(self, sources: list[ImageSource], keys: list[bytes | str]) -> Row:
         readable = [at for at, key in enumerate(keys) if isinstance(key, bytes)]
         try:
             found, failures = features_of(self._backbone, [sources[at] for at in readable], None)

@@ -20,7 +20,7 @@ from trident.labelling.feature_cache import FeatureCache
 from trident.labelling.label_latents import LabelLatents, Transform
 from trident.labelling.labelled import Labelled, check_labels
 from trident.labelling.picture_features import features_of
-from trident.labelling.typicality import LEAST_TYPICAL, make_unit, typicality, typicality_alone, unit
+from trident.labelling.typicality import LEAST_TYPICAL, normalise_in_place, normalised, typicality, typicality_alone
 from trident.measuring.calibration import softmax
 from trident.methods.base import HeadOnFeatures
 from trident.methods.nearest_mean import NearestMean
@@ -53,7 +53,7 @@ class FeatureLabeller:
     def __post_init__(self) -> None:
         check_labels(self.classes, self.labels, MOST_LABELLED)
 
-    def described(self) -> str:
+    def describe(self) -> str:
         latents = "TRIDENT's label latents, " if self.latents else ""
         return f"features of {self.backbone.name}, {latents}{self.method.about.title.lower()}"
 
@@ -73,24 +73,15 @@ class FeatureLabeller:
         )
 
     def label(self, pile: Sequence[ImageSource], progress: Progress | None = None, together: bool = True) -> Labelled:
-        return self.label_found(*features_of(self.backbone, pile, self.cache, progress), together)
+        return self.label_computed(*features_of(self.backbone, pile, self.cache, progress), together)
 
-    def label_found(self, features: np.ndarray, failures: dict[int, str], together: bool = True) -> Labelled:
+    def label_computed(self, features: np.ndarray, failures: dict[int, str], together: bool = True) -> Labelled:
         """Label a pile whose features were computed, as `features_of` returns them. They are overwritten."""
-        n_pictures = len(features)
-        readable = np.array([place for place in range(n_pictures) if place not in failures], np.int64)
-        features = features if not failures else features[readable]
-        make_unit(features)  # in place, because it may be a large part of the memory
-        labelled = self._label_unit(features, together)
-        if not failures:
-            return labelled
-        probabilities = np.full((n_pictures, len(self.classes)), np.nan)
-        probabilities[readable] = labelled.probabilities
-        typical = labelled.typicality
-        if typical is not None:
-            typical = np.full(n_pictures, np.nan)
-            typical[readable] = labelled.typicality
-        return replace(labelled, probabilities=probabilities, failures=failures, typicality=typical)
+        if failures:
+            features = features[[place for place in range(len(features)) if place not in failures]]
+        normalise_in_place(features)  # in place, because it may be a large part of the memory
+        labelled = self._label_normalised(features, together)
+        return labelled.with_failures(failures) if failures else labelled
 
     def raw_features(self, pictures: Sequence[ImageSource]) -> np.ndarray:
         """Features (picture, feature). A picture that cannot be read is an error."""
@@ -101,19 +92,19 @@ class FeatureLabeller:
 
     def label_features(self, features: np.ndarray, together: bool = True) -> Labelled:
         """Label pictures by their features (picture, feature)."""
-        return self._label_unit(unit(features), together)
+        return self._label_normalised(normalised(features), together)
 
-    def _label_unit(self, features: np.ndarray, together: bool) -> Labelled:
+    def _label_normalised(self, features: np.ndarray, together: bool) -> Labelled:
         if not len(features):
             return Labelled(self.classes, np.zeros((0, len(self.classes))))
         judge = typicality if together else typicality_alone
-        typical = judge(self.unit, self.labels, features, len(self.classes))
+        typical = judge(self.unit_features, self.labels, features, len(self.classes))
         taking_part = np.ones(len(features), bool) if typical is None else typical >= LEAST_TYPICAL
         probabilities = np.zeros((len(features), len(self.classes)))
         if together and taking_part.sum() >= ENOUGH_TOGETHER * len(self.classes):
             places = np.flatnonzero(taking_part)
             places = places[_order(features[places])]
-            logits = self._compared(self.method, features, places)
+            logits = self._logits_at(self.method, features, places)
             probabilities[places] = softmax(logits / self._temperature_together(logits))
         else:
             taking_part[:] = False
@@ -126,12 +117,12 @@ class FeatureLabeller:
         """Features of unit length (picture, feature) -> (picture, class) float64, before the temperature."""
         everything = np.arange(len(features))
         if together:
-            return self._compared(self.method, features, everything)
+            return self._logits_at(self.method, features, everything)
         parts = np.split(everything, range(_AT_ONCE, len(features), _AT_ONCE))
         # 64 bits, so that even rounding does not depend on the other pictures.
-        return np.concatenate([self._compared(self.method_alone, features, part, np.float64) for part in parts])
+        return np.concatenate([self._logits_at(self.method_alone, features, part, np.float64) for part in parts])
 
-    def _compared(
+    def _logits_at(
         self,
         method: HeadOnFeatures,
         features: np.ndarray,
@@ -156,19 +147,19 @@ class FeatureLabeller:
 
     @cached_property
     def _transform(self) -> Transform | None:
-        return self.latents.for_labelled(self.unit, self.labels, len(self.classes)) if self.latents else None
+        return self.latents.for_labelled(self.unit_features, self.labels, len(self.classes)) if self.latents else None
 
     @cached_property
     def _labelled(self) -> np.ndarray:
         """What the labelled pictures are compared by: (picture, feature) float64."""
-        rows = self.unit.astype(np.float64)
+        rows = self.unit_features.astype(np.float64)
         if self._transform is not None:
             self._transform.overwrite(rows)
         return rows
 
     @cached_property
-    def unit(self) -> np.ndarray:
-        return unit(self.features)
+    def unit_features(self) -> np.ndarray:
+        return normalised(self.features)
 
     @property
     def method_alone(self) -> HeadOnFeatures:
@@ -202,7 +193,7 @@ class FeatureLabeller:
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without the network, which is found again by its name."""
-        found_again = ("unit", "_transform", "_labelled")
+        found_again = ("unit_features", "_transform", "_labelled")
         return {key: value for key, value in self.__dict__.items() if key not in found_again}
 
 

@@ -61,7 +61,7 @@ class Transform:
 
 @cache
 def latents_for(backbone: str) -> LabelLatents | None:
-    """Those that were trained on features of this backbone; None if there are none."""
+    """The label latents that were trained on features of this backbone; None if there are none."""
     trained = load_recipe(WEIGHTS).backbone
     assert isinstance(trained, FrozenBackbone)
     if trained.of != backbone:
@@ -70,4 +70,4 @@ def latents_for(backbone: str) -> LabelLatents | None:
     model, method = checkpoint.recipe.model, checkpoint.recipe.method.for_few_queries()
     assert isinstance(model, HeadModel)
     assert isinstance(method, TridentOnFeatures)
-    return LabelLatents(method, model.of_head(checkpoint.parameters, checkpoint.running))
+    return LabelLatents(method, model.with_running_statistics(checkpoint.parameters, checkpoint.running))

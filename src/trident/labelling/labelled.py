@@ -1,7 +1,7 @@
-"""What labelling a pile gives, and what anything that labels piles must be able to do."""
+"""`Labelled`, the result of labelling a pile, and `PictureLabeller`, the interface of all that label piles."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -30,6 +30,18 @@ class Labelled:
                 "the prediction is not finite: the weights have a NaN, infinity, or numbers that are too large"
             )
 
+    def with_failures(self, failures: dict[int, str]) -> "Labelled":
+        """The labels of a pile that has unreadable pictures too, at the places of `failures`. They get rows of NaN."""
+        n_pictures = len(self.probabilities) + len(failures)
+        readable = [place for place in range(n_pictures) if place not in failures]
+        probabilities = np.full((n_pictures, len(self.classes)), np.nan)
+        probabilities[readable] = self.probabilities
+        typicality = None
+        if self.typicality is not None:
+            typicality = np.full(n_pictures, np.nan)
+            typicality[readable] = self.typicality
+        return replace(self, probabilities=probabilities, failures=failures, typicality=typicality)
+
     def ranking(self, picture: int) -> list[tuple[str, float]]:
         """Classes with their probabilities, the most likely first."""
         row = self.probabilities[picture]
@@ -47,14 +59,14 @@ class PictureLabeller(Protocol):
 
     @property
     def keeps_features(self) -> bool:
-        """Whether a pile that was stopped goes on where it was."""
+        """Whether features are cached, so that labelling that was stopped continues where it stopped."""
 
     @property
     def calibrated(self) -> bool:
-        """Whether probabilities were fitted to how often labels are right."""
+        """Whether the probabilities are calibrated: a temperature was fitted for this method."""
 
-    def described(self) -> str:
-        """In words, for the user: what labels the pictures."""
+    def describe(self) -> str:
+        """What labels the pictures, in words for the user."""
 
     def label(self, pile: Sequence[ImageSource], progress: Progress | None = None, together: bool = True) -> Labelled:
         """Label all pictures of a pile, together or each alone. Pictures that cannot be read are in `failures`."""

@@ -17,12 +17,12 @@ import numpy as np
 import torch
 
 from trident.backbones.conv4 import Conv4Backbone, conv4_of
-from trident.data.decoding_process import shared
+from trident.data.decoding_process import decoders
 from trident.data.images import ImageSource, Target, UnreadableImageError
 from trident.engines.execution import execution_for
 from trident.engines.learner import Learner
 from trident.errors import TridentError
-from trident.labelling.labelled import Labelled, PictureLabeller, check_labels
+from trident.labelling.labelled import Labelled, check_labels
 from trident.learning.checkpoint import Checkpoint, Temperatures
 from trident.learning.learners import make_learner
 from trident.measuring.calibration import softmax
@@ -97,8 +97,8 @@ class Labeller:
     def calibrated(self) -> bool:
         return self.checkpoint.temperatures != Temperatures()
 
-    def described(self) -> str:
-        return self.checkpoint.described()
+    def describe(self) -> str:
+        return self.checkpoint.describe()
 
     @property
     def _backbone(self) -> Conv4Backbone:
@@ -163,7 +163,7 @@ class Labeller:
             readable, pictures = [], []
             for place in chunk:
                 try:
-                    pictures.append(shared.decode(pile[place], Target(self.size, self.channels)))
+                    pictures.append(decoders.decode(pile[place], Target(self.size, self.channels)))
                     readable.append(place)
                 except UnreadableImageError as error:
                     failures[place] = str(error)
@@ -194,16 +194,9 @@ def read_labelled(
 ) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
     """The classes, their pictures and labels, as a `Labeller` takes them. A picture that cannot be read is an error."""
     target = Target(size, channels)
-    pictures = [shared.decode(source, target) for sources in by_class.values() for source in sources]
+    pictures = [decoders.decode(source, target) for sources in by_class.values() for source in sources]
     labels = [place for place, sources in enumerate(by_class.values()) for _ in sources]
     return tuple(by_class), np.stack(pictures), np.array(labels, np.int64)
-
-
-def label_pile(
-    labeller: PictureLabeller, pile: Sequence[ImageSource], progress: Progress | None = None, together: bool = True
-) -> Labelled:
-    """Label all pictures of a pile, together or each alone."""
-    return labeller.label(pile, progress, together)
 
 
 def chunks(n: int, most: int = CHUNK) -> list[list[int]]:

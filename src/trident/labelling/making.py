@@ -16,7 +16,7 @@ from trident.labelling.labelled import PictureLabeller
 from trident.labelling.labeller import Labeller, read_labelled
 from trident.labelling.picture_features import features_of
 from trident.learning.checkpoint import Checkpoint, load_checkpoint
-from trident.learning.frozen_weights import joined
+from trident.learning.frozen_weights import with_conv4
 from trident.methods.base import HeadOnFeatures
 from trident.weights import weights_for
 
@@ -53,7 +53,7 @@ def make_labeller(
 
 
 def labeller_of(weights: Checkpoint, by_class: Mapping[str, Sequence[ImageSource]], device: str) -> Labeller:
-    checkpoint = joined(weights)
+    checkpoint = with_conv4(weights)
     conv4 = conv4_of(checkpoint.recipe.backbone, "labelling with trained weights")
     return Labeller(checkpoint, *read_labelled(by_class, conv4.image_size, conv4.image_channels), device)
 

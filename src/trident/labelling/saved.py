@@ -108,7 +108,7 @@ def _latents(settings: dict[str, Any] | None, tensors: dict[str, np.ndarray], n_
         with torch.device("meta"):  # shapes without values, however large the settings want them
             expected = method.initial(n_features, torch.Generator()) | method.initial_statistics(n_features)
     for key in sorted(found.keys() ^ {_LATENTS + key for key in expected}):
-        raise ValueError(f"'{key}' is {'one too many' if key in found else 'missing'}")
+        raise ValueError(f"'{key}' is {'unexpected' if key in found else 'missing'}")
     for key, wanted in expected.items():
         own = found[_LATENTS + key]
         if own.shape != wanted.shape or own.dtype != wanted.dtype:

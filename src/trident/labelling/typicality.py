@@ -41,24 +41,24 @@ def _cosines(labelled: np.ndarray, labels: np.ndarray, pile: np.ndarray, n_class
     """The largest cosine of each picture of the pile, and of the labelled pictures whose class has others. float64."""
     sums = np.zeros((n_classes, labelled.shape[1]), np.float32)
     np.add.at(sums, labels, labelled)
-    means = unit(sums).astype(np.float64)
+    means = normalised(sums).astype(np.float64)
     # 64 bits, in parts: rounding must not depend on the number of pictures.
     parts = [pile[start : start + _AT_ONCE].astype(np.float64) @ means.T for start in range(0, len(pile), _AT_ONCE)]
     own = np.concatenate([part.max(1) for part in parts]) if parts else np.zeros(0)
     others = sums[labels] - labelled  # of the other labelled pictures of the same class
     several = np.bincount(labels, minlength=n_classes)[labels] > 1
-    of_labelled = (labelled[several] * unit(others[several])).sum(1)
+    of_labelled = (labelled[several] * normalised(others[several])).sum(1)
     return own, of_labelled.astype(np.float64)
 
 
-def unit(rows: np.ndarray) -> np.ndarray:
+def normalised(rows: np.ndarray) -> np.ndarray:
     """Vectors (row, feature), scaled to unit length."""
     scaled = np.array(rows)
-    make_unit(scaled)
+    normalise_in_place(scaled)
     return scaled
 
 
-def make_unit(rows: np.ndarray) -> None:
+def normalise_in_place(rows: np.ndarray) -> None:
     """The same in place, without another array of that size."""
     for start in range(0, len(rows), _AT_ONCE):
         part = rows[start : start + _AT_ONCE]

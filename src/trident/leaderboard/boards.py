@@ -30,7 +30,7 @@ class Board:
 
     @property
     def shape(self) -> str:
-        """In the names of recipes and weights."""
+        """The part of the names of recipes and weights that tells ways and shots, for example -5w1s."""
         return f"-{self.episode.n_way}w{self.episode.n_shot}s" if self.trained_on == "mini" else ""
 
 

@@ -1,9 +1,10 @@
 """The model cards of the leaderboard's weights, made from the weights and the kept results."""
 
 from trident.leaderboard.boards import BOARDS
-from trident.leaderboard.field import rows
 from trident.leaderboard.results import read
+from trident.leaderboard.rows import rows
 from trident.learning.checkpoint import Temperatures, load_checkpoint
+from trident.nn.parameters import count
 from trident.weights import model_card
 
 LIMITS = (
@@ -22,7 +23,7 @@ def made_card(name: str) -> str:
     checkpoint = load_checkpoint(name)
     recipe, best = checkpoint.recipe, checkpoint.best or {}
     about = recipe.method.about
-    counted = sum(value.numel() for value in checkpoint.parameters.values())
+    counted = count(checkpoint.parameters)
     lines = [
         f"# {name}",
         "",

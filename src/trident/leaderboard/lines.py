@@ -6,8 +6,8 @@ from pathlib import Path
 from trident.backbones.conv4 import Conv4Backbone
 from trident.backbones.frozen import FrozenBackbone
 from trident.leaderboard.boards import BOARDS, Board
-from trident.leaderboard.field import Row, rows
 from trident.leaderboard.results import FOLDER, Measured, difference, read
+from trident.leaderboard.rows import Row, rows
 from trident.learning.stages import PREFIX as STAGE
 from trident.recipes.files import recipe_names
 
@@ -72,7 +72,7 @@ def lines_of(board: Board, folder: Path = FOLDER, reference: str = REFERENCE) ->
 
 
 def plotted_boards(folder: Path = FOLDER) -> list[list[Line]]:
-    """Those on miniImageNet with both balanced and unequal class counts."""
+    """The lines of each board on miniImageNet that has both balanced and unequal class counts."""
     boards = [board for board in BOARDS.values() if board.data == "mini" and "dirichlet" in board.conditions]
     return [lines for lines in (lines_of(board, folder) for board in boards) if lines]
 

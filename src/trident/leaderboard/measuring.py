@@ -13,9 +13,16 @@ from trident.data.store_format import new_hash
 from trident.engines.execution import device_name
 from trident.files import short_digest
 from trident.leaderboard.boards import CONDITIONS, FEWER_TASKS_ALONE, Board
-from trident.leaderboard.field import Row
 from trident.leaderboard.results import Measured
-from trident.leaderboard.subjects import Features, always_alone, checkpoint_of, n_parameters, under, with_features
+from trident.leaderboard.rows import Row
+from trident.leaderboard.subjects import (
+    Features,
+    always_alone,
+    checkpoint_of,
+    n_parameters,
+    under_condition,
+    with_features,
+)
 from trident.learning.checkpoint import Checkpoint
 from trident.measuring.calibration import calibration, fit_temperature
 from trident.measuring.evaluate import Evaluation, evaluate
@@ -36,13 +43,13 @@ def measure(
     device: str,
     stage: Stage = lambda _: None,
 ) -> dict[str, Measured]:
-    """By condition. A temperature is fitted once, on balanced tasks of the validation classes of `fitting_store`."""
+    """The results by condition. One temperature is fitted, on balanced validation tasks of `fitting_store`."""
     whole = checkpoint_of(row, board)
     images = tasks * board.episode.n_images * (1 + len(board.conditions))
 
     def evaluated(where: ImageStore, condition: str, split: str, n_tasks: int) -> Evaluation:
         checkpoint, seen = with_features(whole, where, row, features, images)
-        checkpoint = under(checkpoint, row, CONDITIONS[condition])
+        checkpoint = under_condition(checkpoint, row, CONDITIONS[condition])
         progress = stage(f"{row.name}, {board.name}, {condition if split == 'test' else 'temperature'}")
         return evaluate(checkpoint, seen, progress=progress, split=split, tasks=n_tasks, seed=0, device=device)
 
@@ -82,7 +89,7 @@ def measure(
 def identity(whole: Checkpoint) -> dict[str, Any]:
     """What was measured, so that results can be told from those of other weights or settings."""
     file = whole.path
-    return whole.describe() | {
+    return whole.summary() | {
         "file": file.name if file else None,  # readers have other folders
         "digest": short_digest(file) if file else None,
         "method": asdict(whole.recipe.method),

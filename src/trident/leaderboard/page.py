@@ -4,10 +4,10 @@ from pathlib import Path
 
 from trident.leaderboard.boards import BOARDS, TITLES
 from trident.leaderboard.document import HEADINGS
-from trident.leaderboard.field import absent
 from trident.leaderboard.lines import REFERENCE, figure, lines_of, missing, plotted_boards, points, tasks_by_condition
 from trident.leaderboard.plot import unequal_counts
 from trident.leaderboard.results import FOLDER
+from trident.leaderboard.rows import absent
 from trident.report.figures import to_svg
 from trident.report.page import render
 

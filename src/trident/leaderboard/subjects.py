@@ -11,9 +11,9 @@ from trident.backbones.pretrained import Pretrained
 from trident.data.store import ImageStore
 from trident.errors import TridentError
 from trident.leaderboard.boards import Board
-from trident.leaderboard.field import Row
+from trident.leaderboard.rows import Row
 from trident.learning.checkpoint import Checkpoint, load_checkpoint
-from trident.learning.frozen_weights import PREFIX, frozen, on_features
+from trident.learning.frozen_weights import PREFIX, frozen_conv4, without_conv4
 from trident.learning.other_method import with_method
 from trident.methods.base import HeadOnFeatures
 from trident.progress import Progress
@@ -72,7 +72,7 @@ def _trained(name: str) -> Checkpoint:
     return load_checkpoint(name)
 
 
-def under(checkpoint: Checkpoint, row: Row, condition: Protocol) -> Checkpoint:
+def under_condition(checkpoint: Checkpoint, row: Row, condition: Protocol) -> Checkpoint:
     """The weights under one of the board's conditions."""
     own = checkpoint.recipe.protocol
     protocol = replace(
@@ -91,7 +91,7 @@ def always_alone(checkpoint: Checkpoint, row: Row) -> bool:
 
 
 def n_parameters(checkpoint: Checkpoint) -> int:
-    """Of the method and of the network that its features come from."""
+    """The number of parameters of the method and of the network that computes its features."""
     parts = [checkpoint.parameters]
     if isinstance(checkpoint.recipe.backbone, FrozenBackbone):
         whole = _frozen_weights(checkpoint.recipe.backbone)
@@ -109,15 +109,15 @@ def with_features(
     """
     recipe = checkpoint.recipe
     if isinstance(recipe.backbone, FrozenBackbone):
-        network = frozen(_frozen_weights(recipe.backbone), features.device, recipe.backbone.of)
+        network = frozen_conv4(_frozen_weights(recipe.backbone), features.device, recipe.backbone.of)
         return checkpoint, features.of(store, network, MEASURED)
     if images < sum(entry.count for split in MEASURED for entry in store.classes_of(split)):
         return checkpoint, store
     apart = row.batch_norm == "running" and not row.views and isinstance(recipe.method, HeadOnFeatures)
     if not apart or not isinstance(recipe.backbone, Conv4Backbone):
         return checkpoint, store
-    network = frozen(checkpoint, features.device)
-    return on_features(checkpoint, network.name), features.of(store, network, MEASURED)
+    network = frozen_conv4(checkpoint, features.device)
+    return without_conv4(checkpoint, network.name), features.of(store, network, MEASURED)
 
 
 def _frozen_weights(backbone: FrozenBackbone) -> Checkpoint:

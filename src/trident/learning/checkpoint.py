@@ -53,8 +53,8 @@ class Checkpoint:
     path: Path | None = None  # the file it was read from
     temperatures: Temperatures = field(default_factory=Temperatures)
 
-    def describe(self) -> dict[str, Any]:
-        """Which weights these are, as part of a result."""
+    def summary(self) -> dict[str, Any]:
+        """Which weights these are, as part of a result's JSON."""
         return {
             "file": str(self.path),
             "recipe": self.recipe.name,
@@ -72,7 +72,7 @@ class Checkpoint:
 
     @property
     def all_steps(self) -> int:
-        """With those of the weights that this run started from."""
+        """Training steps of this run, and of the weights that it started from."""
         return self.steps_before + self.step
 
     @property
@@ -85,8 +85,9 @@ class Checkpoint:
         earlier = (start["trained_on"], start["provenance"].get("fingerprint"))
         return [*start.get("trained_on_before", []), *([] if own == earlier else [str(start["trained_on"])])]
 
-    def described(self) -> str:
-        about = self.describe()
+    def describe(self) -> str:
+        """The same in words."""
+        about = self.summary()
         if self.recipe.method.about.trained_on == "nothing":
             return one_line(f"recipe {about['recipe']}, not trained")
         trained_on = about["trained_on"] or "unknown data"
@@ -148,39 +149,43 @@ def load_checkpoint(path: Path | str) -> Checkpoint:
         raise TridentError(f"there is no run or weights file at {path}, and 'trident weights' does not list it")
     metadata, tensors = _content(path)
     try:
-        arrays = {key: value.numpy() for key, value in tensors.items()}
-        if "checksum" in metadata and metadata["checksum"] != digest_of(metadata["trident"], arrays):
-            raise ValueError("its content does not match its checksum; copy it again, or make it again")
-        about = json.loads(metadata["trident"])
-        groups: dict[str, Parameters] = {"parameters": {}, "running": {}, "optimizer": {}}
-        for key, value in tensors.items():
-            group, _, name = key.partition("/")
-            groups[group][name] = value
-        recipe = recipe_from(about["recipe"], str(path))
-        parameters = recipe.shapes()
-        moments = {f"{moment}/{key}": value for moment in MOMENTS for key, value in parameters.items()}
-        loaded = Checkpoint(
-            recipe,
-            _as_in(parameters, groups["parameters"], path),
-            _as_in(recipe.running_shapes(), groups["running"], path),
-            weights_header.steps(about["step"]),
-            _as_in(moments, groups["optimizer"], path) if groups["optimizer"] else {},
-            weights_header.best(about["best"]),
-            {"data": None, "dataset": recipe.dataset, "fingerprint": ""}
-            | weights_header.provenance(about["provenance"]),
-            weights_header.steps(about["validated_step"], "validated step"),
-            path,
-            Temperatures(**{key: weights_header.temperature(value) for key, value in about["temperatures"].items()}),
-        )
-        loaded.described()  # reads all of the provenance
+        loaded = _checkpoint_from(metadata, tensors, path)
+        loaded.describe()  # raises an error if a part of the provenance is missing
     except _DAMAGE as error:
         raise TridentError(f"{path} is damaged: {repr(error)[:_MOST_LETTERS]}") from error
     if without_best and loaded.best:
         raise TridentError(
             f"{path.with_name(BEST)} is missing, with the best weights, of step {loaded.best['step']}: 'trident train "
-            f"--resume {path.parent}' goes on and writes it anew at the next validation; {path} has the last weights"
+            f"--resume {path.parent}' continues and writes it again at the next validation; {path} has the last weights"
         )
     return loaded
+
+
+def _checkpoint_from(metadata: dict[str, str], tensors: Parameters, path: Path) -> Checkpoint:
+    """The content of a weights file as a checkpoint; every part is checked."""
+    arrays = {key: value.numpy() for key, value in tensors.items()}
+    if "checksum" in metadata and metadata["checksum"] != digest_of(metadata["trident"], arrays):
+        raise ValueError("its content does not match its checksum; copy it again, or make it again")
+    about = json.loads(metadata["trident"])
+    groups: dict[str, Parameters] = {"parameters": {}, "running": {}, "optimizer": {}}
+    for key, value in tensors.items():
+        group, _, name = key.partition("/")
+        groups[group][name] = value
+    recipe = recipe_from(about["recipe"], str(path))
+    parameters = recipe.shapes()
+    moments = {f"{moment}/{key}": value for moment in MOMENTS for key, value in parameters.items()}
+    return Checkpoint(
+        recipe,
+        _checked_tensors(parameters, groups["parameters"], path),
+        _checked_tensors(recipe.running_shapes(), groups["running"], path),
+        weights_header.steps(about["step"]),
+        _checked_tensors(moments, groups["optimizer"], path) if groups["optimizer"] else {},
+        weights_header.best(about["best"]),
+        {"data": None, "dataset": recipe.dataset, "fingerprint": ""} | weights_header.provenance(about["provenance"]),
+        weights_header.steps(about["validated_step"], "validated step"),
+        path,
+        Temperatures(**{key: weights_header.temperature(value) for key, value in about["temperatures"].items()}),
+    )
 
 
 def recipe_of_weights(name: str) -> Recipe:
@@ -236,8 +241,11 @@ def _without_paths(provenance: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _as_in(expected: Parameters, found: Parameters, path: Path) -> Parameters:
-    """The tensors in the model's order, which affects sums over them in the last bit. Half precision is widened."""
+def _checked_tensors(expected: Parameters, found: Parameters, path: Path) -> Parameters:
+    """The tensors that were found, if they are those expected, in the model's order. Half precision becomes float32.
+
+    The order matters: it decides the last bit of sums over all parameters.
+    """
     found = {key: value.float() if value.dtype == torch.float16 else value for key, value in found.items()}
     for key in sorted(expected.keys() | found.keys()):
         actual, needed = _kind(found.get(key)), _kind(expected.get(key))

@@ -27,11 +27,11 @@ def load(name: str, device: str = "cpu") -> Pretrained:
         raise TridentError(
             f"{name}: attention makes the features of these weights, not Conv4 alone; use --method ensemble"
         )
-    return frozen(checkpoint, device, name)
+    return frozen_conv4(checkpoint, device, name)
 
 
-def frozen(checkpoint: Checkpoint, device: str = "cpu", name: str | None = None) -> Pretrained:
-    """The Conv4 of these weights, with batch norm's statistics of training: each picture's features are its own."""
+def frozen_conv4(checkpoint: Checkpoint, device: str = "cpu", name: str | None = None) -> Pretrained:
+    """The Conv4 of these weights as a frozen backbone, with running statistics in batch norm."""
     backbone = checkpoint.recipe.backbone
     name = name or f"{PREFIX}{checkpoint.recipe.name}"
     if not isinstance(backbone, Conv4Backbone):
@@ -43,23 +43,23 @@ def frozen(checkpoint: Checkpoint, device: str = "cpu", name: str | None = None)
     return Pretrained(name, facts, backbone.n_features, fingerprint, conv4_features(checkpoint, device), device)
 
 
-def on_features(checkpoint: Checkpoint, name: str) -> Checkpoint:
-    """The method of these weights without their Conv4, for features that it computed, as a network of this name."""
+def without_conv4(checkpoint: Checkpoint, name: str) -> Checkpoint:
+    """The same weights without their Conv4. They classify features that the frozen backbone `name` computed."""
     backbone = conv4_of(checkpoint.recipe.backbone, f"computing the features of {name}")
-    seen = FrozenBackbone(name, backbone.n_features, backbone.n_cells)
+    frozen = FrozenBackbone(name, backbone.n_features, backbone.n_cells)
     statistics = backbone.initial_running()
     return replace(
         checkpoint,
-        recipe=replace(checkpoint.recipe, backbone=seen, views=Views()),
+        recipe=replace(checkpoint.recipe, backbone=frozen, views=Views()),
         parameters={key: value for key, value in checkpoint.parameters.items() if key not in backbone.names},
         running={key: value for key, value in checkpoint.running.items() if key not in statistics},
     )
 
 
-def joined(checkpoint: Checkpoint) -> Checkpoint:
-    """Weights of a method on the features of `weights:NAME`, with the Conv4 of these: they classify pictures then.
+def with_conv4(checkpoint: Checkpoint) -> Checkpoint:
+    """The reverse: weights that classify features of `weights:NAME` get its Conv4, so that they classify pictures.
 
-    Other weights are returned as they are.
+    Other weights are returned unchanged.
     """
     backbone = checkpoint.recipe.backbone
     if not isinstance(backbone, FrozenBackbone) or not backbone.of.startswith(PREFIX):
@@ -76,7 +76,7 @@ def joined(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def conv4_features(checkpoint: Checkpoint, device: str = "cpu") -> Compute:
-    """A function that computes features with the Conv4 of these weights and batch norm's statistics of training."""
+    """A function that computes features with the Conv4 of these weights, with running statistics in batch norm."""
     backbone = conv4_of(checkpoint.recipe.backbone, "computing features with these weights")
     parameters = for_each_task(on_device(checkpoint.parameters, device), 1)
     statistics = BatchNormStatistics("running", 0, on_device(checkpoint.running, device))

@@ -14,7 +14,7 @@ from trident.engines.learner import (
 )
 from trident.methods.base import HeadModel, Losses
 from trident.methods.inner_loop import Encodings
-from trident.nn.parameters import Parameters, for_each_task
+from trident.nn.parameters import Parameters, as_leaves, for_each_task
 from trident.nn.probabilities import mean_prediction
 from trident.tasks.task import Batch, Task
 
@@ -28,8 +28,8 @@ class HeadLearner(LearnerFields):
 
     def log_probabilities_from(self, parameters: Parameters, task: Task, encodings: Encodings) -> Tensor:
         with torch.no_grad(), matrix_products(self.precision, task.device):
-            of_head = self.model.of_head(parameters, self.running)
-            return mean_prediction([self.model.method.head(of_head, encodings["features"], task)])
+            parameters = self.model.with_running_statistics(parameters, self.running)
+            return mean_prediction([self.model.method.head(parameters, encodings["features"], task)])
 
     @property
     def encodes_alone(self) -> bool:
@@ -45,7 +45,7 @@ class HeadLearner(LearnerFields):
         return self.model.features(maps), seen
 
     def gradient(self, parameters: Parameters, batch: Batch) -> Gradient:
-        leaves = {key: value.detach().requires_grad_() for key, value in parameters.items()}
+        leaves = as_leaves(parameters)
         with matrix_products(self.precision, batch.task.device), torch.enable_grad():
             step = self.training_step(leaves, batch)
             total = step.losses["total"]
@@ -63,7 +63,7 @@ class HeadLearner(LearnerFields):
         task, labels = batch
         method = self.model.method
         features, seen = self.features(parameters, task)
-        logits, losses = method.training(self.model.in_training(parameters, features), features, task, labels)
+        logits, losses = method.training(self.model.with_batch_statistics(parameters, features), features, task, labels)
         statistics = seen | method.labelled_statistics(features.detach(), labels)
         return TrainingStep(losses, accuracy_of(logits, labels.queries), statistics)
 

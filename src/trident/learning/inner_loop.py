@@ -23,7 +23,7 @@ from trident.engines.learner import (
     only_finite,
 )
 from trident.methods.inner_loop import Encodings, InnerLoopMethod, InnerLoopModel, InnerState
-from trident.nn.parameters import Parameters, for_each_task
+from trident.nn.parameters import Parameters, as_leaves, for_each_task
 from trident.nn.probabilities import mean_prediction
 from trident.tasks.task import Batch, Labels, Task
 
@@ -50,11 +50,11 @@ class InnerLoopLearner(LearnerFields):
         self, parameters: Parameters, task: Task, labels: Labels | None = None
     ) -> list[tuple[Parameters, InnerState]]:
         """`labels` of the queries: in training only."""
-        leaves = _leaves(for_each_task(parameters, task.n_tasks))
+        leaves = as_leaves(for_each_task(parameters, task.n_tasks))
         with torch.set_grad_enabled(self.method.inner_steps > 0):  # inner steps always need gradients
             started, reused = self._start(leaves, task, labels)
         # A last layer made from prototypes is a leaf: inner gradients do not flow through the prototypes.
-        current = leaves | _leaves({key: value for key, value in started.items() if key not in leaves})
+        current = leaves | as_leaves({key: value for key, value in started.items() if key not in leaves})
         state = self.method.initial_state(current)
         trajectory = [(_detached(current), state)]
         for step in range(self.method.inner_steps):
@@ -62,7 +62,7 @@ class InnerLoopLearner(LearnerFields):
                 after, state = self.inner_step(current, state, task, step, False, reused if step == 0 else None)
             state = InnerState(*(_detached(moment) for moment in state))
             trajectory.append((_detached(after), state))
-            current = _leaves(after)
+            current = as_leaves(after)
         return trajectory
 
     def _start(self, parameters: Parameters, task: Task, labels: Labels | None) -> tuple[Parameters, Any]:
@@ -131,7 +131,7 @@ class InnerLoopLearner(LearnerFields):
     def _meta_gradient(self, parameters: Parameters, batch: Batch) -> Gradient:
         task, labels = batch
         trajectory = self._adapt(parameters, task, labels)
-        adapted = _leaves(trajectory[-1][0])
+        adapted = as_leaves(trajectory[-1][0])
         with torch.enable_grad():
             outer = self.model.loss(adapted, task, "query", labels, 0, self.statistics(task))
             pulled = _gradient(outer.losses["total"].sum(), adapted)
@@ -143,7 +143,7 @@ class InnerLoopLearner(LearnerFields):
         for value in pulled.values():
             finite = finite & value.reshape(len(value), -1).isfinite().all(1)
         pulled = {key: only_finite(value, finite) for key, value in pulled.items()}
-        leaves = _leaves(parameters)
+        leaves = as_leaves(parameters)
         with torch.enable_grad():
             started, _ = self._start(for_each_task(leaves, task.n_tasks), task, labels)
             gradients = torch.autograd.grad(
@@ -167,8 +167,8 @@ class InnerLoopLearner(LearnerFields):
         step: int,
     ) -> tuple[Parameters, InnerState]:
         """The vector-Jacobian product of one inner step, which is recomputed."""
-        before = _leaves(before)
-        state = InnerState(*(_leaves(moment) for moment in state))
+        before = as_leaves(before)
+        state = InnerState(*(as_leaves(moment) for moment in state))
         with torch.enable_grad():
             after, state_after = self.inner_step(before, state, task, step, differentiable=True)
             inputs = [*before.values(), *(x for moment in state for x in moment.values())]
@@ -182,10 +182,6 @@ class InnerLoopLearner(LearnerFields):
 def _gradient(loss: Tensor, parameters: Parameters, create_graph: bool = False) -> Parameters:
     gradients = torch.autograd.grad(loss, list(parameters.values()), create_graph=create_graph, materialize_grads=True)
     return dict(zip(parameters, gradients, strict=True))
-
-
-def _leaves(parameters: Parameters) -> Parameters:
-    return {key: value.detach().requires_grad_() for key, value in parameters.items()}
 
 
 def _detached(parameters: Parameters) -> Parameters:

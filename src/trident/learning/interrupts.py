@@ -7,13 +7,13 @@ from contextlib import contextmanager, suppress
 
 
 @contextmanager
-def watch_for_interrupts(says_so: bool = True) -> Iterator[Callable[[], bool]]:
+def watch_for_interrupts(announce: bool = True) -> Iterator[Callable[[], bool]]:
     """Yields a function that tells whether Ctrl-C or SIGTERM has arrived. A second Ctrl-C stops at once.
 
     A second SIGTERM does not: `timeout` sends two, one to the process and one to its group. Call the function from the
     main thread: it sets the handlers again each time, because LLVM replaces them when Triton first compiles.
 
-    `says_so`: whether the first signal prints a line.
+    `announce`: whether the first signal prints a line.
     """
     received: list[int] = []
 
@@ -21,7 +21,7 @@ def watch_for_interrupts(says_so: bool = True) -> Iterator[Callable[[], bool]]:
         if received and number == signal.SIGINT:
             raise KeyboardInterrupt
         received.append(number)
-        if len(received) == 1 and says_so:
+        if len(received) == 1 and announce:
             with suppress(OSError):  # standard error may be closed; the run is still saved
                 os.write(2, b"\nstopping after this step; a second Ctrl-C stops at once and loses unsaved steps\n")
 

@@ -29,7 +29,7 @@ def check_run(recipe: Recipe, store: ImageStore) -> None:
             f"{about.title} needs no training: measure it with 'trident evaluate {recipe.name} --data STORE'"
         )
     if recipe.protocol.queries_at_once == "one":
-        raise TridentError("protocol.queries_at_once is 'one': it serves evaluation only; train with 'all'")
+        raise TridentError("protocol.queries_at_once is 'one': it is for evaluation only; train with 'all'")
     if about.trained_on == "classes" and recipe.protocol.batch_norm == "support":
         raise TridentError("protocol.batch_norm is 'support': single images have no support set; train with 'running'")
     recipe.backbone.check_store(store)
@@ -81,10 +81,10 @@ def start_run(
     }
     parameters = recipe.initial(recipe.training.seed)
     if start_from is None and recipe.training.start_from is not None:
-        start_from = load_checkpoint(_path_of_start(recipe, out))
+        start_from = load_checkpoint(_starting_weights(recipe, out))
     if start_from is not None:
-        provenance["start"] = start_from.describe() | {"provenance": start_from.provenance}
-        parameters = _taken_over(parameters, recipe, start_from)
+        provenance["start"] = start_from.summary() | {"provenance": start_from.provenance}
+        parameters = _with_trained_values(parameters, recipe, start_from)
     start = Checkpoint(recipe, parameters, recipe.model.initial_running(), step=0, provenance=provenance)
     existed = out.exists()
     try:
@@ -102,8 +102,8 @@ def start_run(
     return start
 
 
-def _path_of_start(recipe: Recipe, out: Path) -> Path | str:
-    """Where the weights are that training starts from."""
+def _starting_weights(recipe: Recipe, out: Path) -> Path | str:
+    """The path or name of the weights that training starts from."""
     assert recipe.training.start_from is not None
     if first_stage(recipe) is None:
         return recipe.training.start_from
@@ -117,7 +117,7 @@ def _check_empty(out: Path) -> None:
         raise TridentError(f"{out} already holds a run: continue it with --resume {out}, or choose another folder")
 
 
-def _taken_over(parameters: Parameters, recipe: Recipe, start_from: Checkpoint) -> Parameters:
+def _with_trained_values(parameters: Parameters, recipe: Recipe, start_from: Checkpoint) -> Parameters:
     """The parameters, with trained values for all of the same name and shape.
 
     Between two methods only the backbone is copied: other parameters of the same name may mean something else.

@@ -1,4 +1,4 @@
-"""What a training changes from step to step, and how it is kept in the run's folder."""
+"""The state of a training run, which changes at each step and is saved in the run's folder."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,7 +32,7 @@ class RunState:
         self.step = start.step
         self.best = start.best
         self.validated_step = start.validated_step
-        if self._best_is_lost():  # the next validation writes it anew, at once if this step has one
+        if self._best_is_lost():  # the next validation writes it again, at once if this step has one
             self.best, self.validated_step = None, min(self.validated_step, self.step - 1)
 
     def checkpoint(self) -> Checkpoint:
@@ -54,7 +54,7 @@ class RunState:
             save_checkpoint(self.out / LAST, state)
 
     @contextmanager
-    def kept_if_a_process_is_lost(self) -> Iterator[None]:
+    def saved_if_a_process_is_lost(self) -> Iterator[None]:
         try:
             yield
         except LostProcessError as error:
@@ -64,7 +64,7 @@ class RunState:
             raise shared(LostProcessError(f"{error}; {kept}")) from error
 
     def validated(self, result: Validated) -> bool:
-        """Note a validation of these weights, and keep them if they are the best so far; says whether they are."""
+        """Record a validation of these weights, and save them if they are the best so far. Returns whether they are."""
         self.validated_step = self.step
         is_best = self.best is None or self._best_is_lost() or result.accuracy > self.best["accuracy"]
         if is_best:
@@ -77,16 +77,16 @@ class RunState:
         return self.processes.from_first(lambda: self.best is not None and not (self.out / BEST).is_file())
 
     def update(self, result: Gradient, norm: float, omitted: int, rate: float) -> None:
-        """One step along a gradient of that norm, in which some tasks are left out because they are not finite."""
+        """One step along a gradient of this norm, from which some tasks were omitted because they are not finite."""
         counted = len(result.finite) - omitted
         settings = self.start.recipe.training
         update(self.parameters, self.optimizer, result.gradient, norm, counted, rate, settings)
-        self.running = _moved(self.running, result, self.step, bool(omitted))
+        self.running = _updated_statistics(self.running, result, self.step, bool(omitted))
         self.step += 1
 
 
-def _moved(running: Parameters, result: Gradient, step: int, omitted: bool) -> Parameters:
-    """Running statistics after a step: a plain average at first, so that the initial values do not count."""
+def _updated_statistics(running: Parameters, result: Gradient, step: int, omitted: bool) -> Parameters:
+    """Running statistics after a step: at first a plain average, so that the initial values do not count."""
     if not result.statistics:
         return running
     seen = {key: value[result.finite] if omitted else value for key, value in result.statistics.items()}

@@ -42,7 +42,7 @@ def checkpoint_from_first(processes: Processes, make: Callable[[], Checkpoint]) 
     return Checkpoint(**values | {"recipe": recipe})  # type: ignore[arg-type]
 
 
-def summed_over(
+def sum_over_processes(
     processes: Processes, own: Gradient, places: range, n_tasks: int, stop: bool
 ) -> tuple[Gradient, Tensor]:
     """One step's result from those of all processes, and how many of them ask to stop.

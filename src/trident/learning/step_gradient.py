@@ -8,7 +8,7 @@ from trident.data.store import ImageStore
 from trident.engines.execution import Execution
 from trident.engines.learner import Gradient
 from trident.learning.learners import make_learner
-from trident.learning.spreading import summed_over
+from trident.learning.spreading import sum_over_processes
 from trident.nn.parameters import Parameters
 from trident.recipes.recipe import Recipe
 from trident.settings import TrainingSettings
@@ -34,13 +34,13 @@ class StepGradient:
         self, step: int, parameters: Parameters, interrupted: Callable[[], bool]
     ) -> tuple[Gradient, Callable[[], bool]]:
         """The gradient, and whether any process was interrupted; asking that waits until the GPU is done."""
-        own = _summed([self.learner.gradient(parameters, batch) for batch in self.batches.of(step)])
+        own = _sum_of_chunks([self.learner.gradient(parameters, batch) for batch in self.batches.of(step)])
         if self.processes.alone:
             return own, lambda: False
-        whole, stops = summed_over(self.processes, own, self.places, self.n_tasks, interrupted())
+        whole, stops = sum_over_processes(self.processes, own, self.places, self.n_tasks, interrupted())
         return whole, lambda: bool(stops)
 
-    def prepare(self, step: int) -> None:
+    def prefetch(self, step: int) -> None:
         """Draw the tasks of a later step, while the GPU is busy."""
         self.batches.draw(step)
 
@@ -92,10 +92,10 @@ class Batches:
             indices = range(first, first + n_own)
             at_once = self.settings.tasks_per_chunk or n_own
             chunks = [indices[start : start + at_once] for start in range(0, n_own, at_once)]
-            self.drawn[step] = [self.source.ahead(chunk) for chunk in chunks]
+            self.drawn[step] = [self.source.prefetch(chunk) for chunk in chunks]
 
 
-def _summed(chunks: list[Gradient]) -> Gradient:
+def _sum_of_chunks(chunks: list[Gradient]) -> Gradient:
     """The gradient of one step's tasks, from those of its chunks."""
     if len(chunks) == 1:
         return chunks[0]

@@ -6,6 +6,7 @@ the validation classes), `log.jsonl` and, if TensorBoard is installed, its event
 
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -69,7 +70,7 @@ def train(
     make the same update, and the first one writes the files.
     """
     recipe, settings = start.recipe, start.recipe.training
-    execution = processes.together(lambda: _execution(start, device, engine, precision))
+    execution = processes.on_each(lambda: _execution(start, device, engine, precision))
     kind = torch.device(device).type
     processes.check_same({"the device": kind, "the engine": execution.engine, "the precision": execution.precision})
     gradient = StepGradient(recipe, store, device, execution, processes)
@@ -78,11 +79,11 @@ def train(
     with (
         held_by_first(out, processes),
         make_log(out, state.step, state.validated_step) as log,
-        watch_for_interrupts(says_so=processes.alone) as interrupted,
-        state.kept_if_a_process_is_lost(),
+        watch_for_interrupts(announce=processes.alone) as interrupted,
+        state.saved_if_a_process_is_lost(),
     ):
 
-        def go_on(done: int, total: int) -> None:
+        def check_interrupt(done: int, total: int) -> None:
             if interrupted():
                 raise StoppedError
 
@@ -93,7 +94,7 @@ def train(
                 state.save()
                 weights = {key: value.detach() for key, value in state.parameters.items()}
                 try:
-                    evaluation = validate(recipe, weights, state.running, store, execution, go_on, processes)
+                    evaluation = validate(recipe, weights, state.running, store, execution, check_interrupt, processes)
                 except StoppedError:
                     break
                 is_best = state.validated(evaluation)
@@ -101,25 +102,38 @@ def train(
                 observer.on_validation(state.step, evaluation, is_best)
             if state.step >= settings.steps:
                 break
-            began = time.perf_counter()
-            result, asked_to_stop = gradient.of(state.step, state.parameters, interrupted)
-            gradient.prepare(state.step + 1)  # while the GPU is busy
-            values = _summary(result)
-            stop = asked_to_stop()
-            norm, omitted = values["gradient_norm"], int(values["left_out"])
-            if omitted > _most_omitted(settings, gradient.n_tasks) or not math.isfinite(norm):
-                state.save()
-                raise shared(NotFiniteError(_not_finite(result, state.step, out)))
-            rate = rate_at(settings, state.step)
-            state.update(result, norm, omitted, rate)
-            values |= {"rate": rate, "seconds": time.perf_counter() - began}
-            last_of_window = state.step % settings.log_every == 0 or state.step == settings.steps
-            log.step(state.step, values, last_of_window=last_of_window)
-            observer.on_step(state.step, values)
-            if state.step % settings.save_every == 0:
-                state.save()
+            stop = _train_step(state, gradient, settings, log, observer, interrupted)
         state.save()
     return state.checkpoint()
+
+
+def _train_step(
+    state: RunState,
+    gradient: StepGradient,
+    settings: TrainingSettings,
+    log: RunLog,
+    observer: Observer,
+    interrupted: Callable[[], bool],
+) -> bool:
+    """One meta-update. Returns whether one of several processes was interrupted, so that all stop."""
+    began = time.perf_counter()
+    result, asked_to_stop = gradient.of(state.step, state.parameters, interrupted)
+    gradient.prefetch(state.step + 1)  # while the GPU is busy
+    values = _summary(result)
+    stop = asked_to_stop()
+    norm, omitted = values["gradient_norm"], int(values["left_out"])
+    if omitted > _most_omitted(settings, gradient.n_tasks) or not math.isfinite(norm):
+        state.save()
+        raise shared(NotFiniteError(_not_finite_message(result, state.step, state.out)))
+    rate = rate_at(settings, state.step)
+    state.update(result, norm, omitted, rate)
+    values |= {"rate": rate, "seconds": time.perf_counter() - began}
+    last_of_window = state.step % settings.log_every == 0 or state.step == settings.steps
+    log.step(state.step, values, last_of_window=last_of_window)
+    observer.on_step(state.step, values)
+    if state.step % settings.save_every == 0:
+        state.save()
+    return stop
 
 
 def _execution(start: Checkpoint, device: str, engine: str, precision: str) -> Execution:
@@ -143,7 +157,7 @@ def _validation_is_due(state: RunState, settings: TrainingSettings) -> bool:
 
 
 def _summary(result: Gradient) -> dict[str, Any]:
-    """The logged values of a step, over its finite tasks. One transfer from the GPU, because each one waits."""
+    """The logged values of a step, over its finite tasks. One transfer for all, because each waits for the GPU."""
     norm = torch.stack(torch._foreach_norm(list(result.gradient.values()))).norm()
     kept = result.finite.sum()
     parts = (*result.losses.values(), 100 * result.accuracy)
@@ -158,14 +172,14 @@ def _summary(result: Gradient) -> dict[str, Any]:
 
 
 def _most_omitted(settings: TrainingSettings, n_tasks: int) -> int:
-    """How many tasks of a step: at least one, unless the setting is 0 or there is only one task."""
+    """How many tasks of a step may be omitted: at least one, unless the setting is 0 or there is only one task."""
     if settings.most_left_out == 0:
         return 0
     return min(max(1, int(settings.most_left_out * n_tasks)), n_tasks - 1)
 
 
-def _not_finite(result: Gradient, step: int, out: Path) -> str:
-    """What is not finite, a part of the loss if possible, and what can be done."""
+def _not_finite_message(result: Gradient, step: int, out: Path) -> str:
+    """Says what is not finite, a part of the loss if possible, and what can be done."""
     bad = [name for name, part in result.losses.items() if not part.isfinite().all()]
     loss = f"{next((name for name in bad if name != 'total'), 'total')} loss" if bad else "meta-gradient"
     return (

@@ -1,4 +1,4 @@
-"""Checks of what a weights file says about itself, which may have been written by anybody."""
+"""Checks the metadata of a weights file, which may come from an untrusted source."""
 
 import math
 import struct
@@ -81,10 +81,10 @@ def _table(value: Any, what: str) -> dict[str, Any]:
 def _check_texts(value: Any, depth: int = 0) -> None:
     """Check that all text can be printed: control characters could change what a terminal shows."""
     if depth > 3 * _MOST_STARTS:
-        raise ValueError("what it says about itself is nested too deeply")
+        raise ValueError("its metadata is nested too deeply")
     if isinstance(value, str):
         if len(value) > _MOST_LETTERS or not is_shown(value):
-            raise ValueError("what it says about itself has control characters or very long texts")
+            raise ValueError("its metadata has control characters or very long texts")
     elif isinstance(value, dict):
         for key, part in value.items():
             _check_texts(key, depth + 1)

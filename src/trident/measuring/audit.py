@@ -85,7 +85,7 @@ class Audit:
         if not self.depends_on_query_order:
             found = f"sorting the queries by class changes accuracy by {figures}, on {row.evaluation.tasks} tasks"
             if not self.no_dependence_found:
-                return f"Whether accuracy depends on query order is open: {found}. More tasks would tell."
+                return f"Whether accuracy depends on query order is open: {found}. Measure more tasks to find out."
             return f"No dependence on query order found: {found}."
         meaning = (
             "The order tells this model the classes of the queries"

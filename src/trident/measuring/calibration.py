@@ -132,7 +132,7 @@ def calibration(
 
 
 def reliability(probabilities: np.ndarray, labels: np.ndarray, bins: int = BINS) -> ReliabilityBins:
-    """From probabilities (query, n_way) and labels (query,)."""
+    """The reliability diagram of probabilities (query, n_way) with labels (query,)."""
     confidence = probabilities.max(1)
     hit = probabilities.argmax(1) == labels
     place = np.minimum(np.digitize(confidence, np.arange(bins + 1) / bins) - 1, bins - 1)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from trident.data.store import ImageStore
-from trident.engines.workers import side_by_side
+from trident.engines.workers import parallel_map
 from trident.errors import NotFiniteError, TridentError
 from trident.learning.checkpoint import Checkpoint
 from trident.measuring.evaluate import chunks_of, mean_and_interval
@@ -127,7 +127,7 @@ def decoupling(
     def means(indices: range) -> TaskLatents:
         return latent_means(learner, parameters, source.batch(indices))
 
-    for indices, found in zip(chunks, side_by_side(means, chunks, device), strict=True):
+    for indices, found in zip(chunks, parallel_map(means, chunks, device), strict=True):
         if not all(np.isfinite(part).all() for part in (*found.before, *found.after)):
             raise NotFiniteError(f"{split} tasks {indices.start} to {indices.stop - 1}: latents are not finite")
         for task, labels in enumerate(found.labels):

@@ -10,7 +10,7 @@ import torch
 
 from trident.data.store import ImageStore
 from trident.engines.execution import Execution
-from trident.engines.workers import side_by_side
+from trident.engines.workers import parallel_map
 from trident.errors import NotFiniteError, TridentError, one_line
 from trident.measuring.subject import Measurable, Prepared, Subject, subject_of
 from trident.progress import Progress, StoppedError
@@ -29,7 +29,7 @@ class Predictions:
 
     @property
     def accuracies(self) -> np.ndarray:
-        """Of each task, in percent: (task,)."""
+        """The accuracy in each task, in percent: (task,)."""
         hits = self.log_probabilities.argmax(2) == self.labels
         return np.asarray(100 * hits.mean(1))
 
@@ -126,7 +126,7 @@ def evaluate_subject(
     split, tasks, seed = sample["split"], sample["tasks"], sample["seed"]
     device = str(sample.get("device", "cpu"))
     engine, precision = sample.get("engine", "auto"), sample.get("precision", "auto")
-    prepared = processes.together(lambda: subject.prepare(store, split, seed, device, engine, precision, stream))
+    prepared = processes.on_each(lambda: subject.prepare(store, split, seed, device, engine, precision, stream))
     processes.check_same({"the engine": prepared.execution.engine, "the precision": prepared.execution.precision})
     predictions = _predictions(prepared, split, tasks, sample.get("tasks_per_chunk"), progress, processes)
     accuracy, ci95 = mean_and_interval(predictions.accuracies)
@@ -144,7 +144,7 @@ def evaluate_subject(
     )
 
 
-Found = tuple[np.ndarray, np.ndarray]  # log-probabilities and labels of a chunk of tasks
+ChunkPredictions = tuple[np.ndarray, np.ndarray]  # log-probabilities and labels of a chunk of tasks
 
 
 def _predictions(
@@ -155,10 +155,10 @@ def _predictions(
     progress: Progress | None,
     processes: Processes,
 ) -> Predictions:
-    """Chunks of tasks are dealt out, not tasks: a chunk's numbers depend in the last bit on what is in it."""
+    """Distributes chunks of tasks over the processes, not tasks: the last bit of a result depends on its chunk."""
     chunks = chunks_of(tasks, tasks_per_chunk or prepared.at_once)
     own = chunks[processes.rank :: processes.size]
-    found: list[Found] = []
+    found: list[ChunkPredictions] = []
     problem = None
     try:
         for indices, predicted in zip(own, _predicted(prepared, own), strict=True):
@@ -183,21 +183,21 @@ def _predictions(
     return Predictions(*(np.concatenate(parts) for parts in zip(*of_chunks, strict=True)))
 
 
-def _predicted(prepared: Prepared, chunks: list[range]) -> Iterator[Found]:
+def _predicted(prepared: Prepared, chunks: list[range]) -> Iterator[ChunkPredictions]:
     source = prepared.source
 
-    def predicted(batch: Batch) -> Found:
+    def predicted(batch: Batch) -> ChunkPredictions:
         found = prepared.log_probabilities(batch.task)
         assert found.shape[:2] == batch.labels.queries.shape
         return _counted(found.double().cpu().numpy(), batch.labels.queries.cpu().numpy())
 
     if prepared.in_parallel and not source.images.gathers:
-        return side_by_side(lambda indices: predicted(source.batch(indices)), chunks, source.device)
-    return map(predicted, source.in_turn(chunks))
+        return parallel_map(lambda indices: predicted(source.batch(indices)), chunks, source.device)
+    return map(predicted, source.prefetched(chunks))
 
 
-def _counted(log_probabilities: np.ndarray, labels: np.ndarray) -> Found:
-    """Those of the queries, without the unlabelled images between them."""
+def _counted(log_probabilities: np.ndarray, labels: np.ndarray) -> ChunkPredictions:
+    """The predictions and labels of the queries, without the unlabelled images between them."""
     counted = labels != UNLABELLED  # (task, image); as many in every task
     tasks, _, n_way = log_probabilities.shape
     return log_probabilities[counted].reshape(tasks, -1, n_way), labels[counted].reshape(tasks, -1)

@@ -1,4 +1,4 @@
-"""How many queries of each task were classified rightly, kept as text so that two results can be paired by task."""
+"""The number of correct predictions in each task, encoded as text, so that two results can be paired by task."""
 
 import base64
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from trident.engines.learner import AdaptsOnce, EncodesAlone, Learner
-from trident.engines.workers import side_by_side
+from trident.engines.workers import parallel_map
 from trident.methods.inner_loop import Encodings
 from trident.nn.parameters import Parameters
 from trident.nn.probabilities import log_mean
@@ -14,15 +14,15 @@ from trident.settings import Views
 from trident.tasks.task import Task, queries_alone, rows_alone
 from trident.tasks.views import views_of
 
-AS_IT_IS = Views()
+ONE_VIEW = Views()
 
 
-def predict(learner: Learner, parameters: Parameters, task: Task, views: Views = AS_IT_IS) -> Tensor:
+def predict(learner: Learner, parameters: Parameters, task: Task, views: Views = ONE_VIEW) -> Tensor:
     """Log-probabilities of the queries' classes: (task, query, n_way).
 
     With several views, the log of the mean probability.
     """
-    return _over(views, task, lambda shown, view: learner.log_probabilities(parameters, shown))
+    return _averaged_over(views, task, lambda shown, view: learner.log_probabilities(parameters, shown))
 
 
 def predict_one_by_one(
@@ -30,7 +30,7 @@ def predict_one_by_one(
     parameters: Parameters,
     task: Task,
     at_once: int,
-    views: Views = AS_IT_IS,
+    views: Views = ONE_VIEW,
     support: Sequence[Encodings] | None = None,
 ) -> Tensor:
     """The same, but each query is classified as the only query of its task, `at_once` such tasks at a time.
@@ -42,11 +42,11 @@ def predict_one_by_one(
         known = None if support is None else support[view]
         return torch.stack([_one_by_one(learner, parameters, shown, i, at_once, known) for i in range(task.n_tasks)])
 
-    return _over(views, task, alone)
+    return _averaged_over(views, task, alone)
 
 
 def encode_support(
-    learner: Learner, parameters: Parameters, task: Task, views: Views = AS_IT_IS
+    learner: Learner, parameters: Parameters, task: Task, views: Views = ONE_VIEW
 ) -> list[Encodings] | None:
     """The encodings of one task's support images in each view; None where they depend on the queries."""
     if not (isinstance(learner, EncodesAlone) and learner.encodes_alone):
@@ -55,9 +55,9 @@ def encode_support(
     return [learner.encode(parameters, task.with_images(images)) for images in shown]
 
 
-def _over(views: Views, task: Task, predict: Callable[[Task, int], Tensor]) -> Tensor:
+def _averaged_over(views: Views, task: Task, predict: Callable[[Task, int], Tensor]) -> Tensor:
     """The log of the mean probability over all views. `predict` takes the task in one view, and the view's number."""
-    if views == AS_IT_IS:
+    if views == ONE_VIEW:
         return predict(task, 0)
     shown = views_of(task.images, views)
     return log_mean([predict(task.with_images(images), view) for view, images in enumerate(shown)])
@@ -79,7 +79,7 @@ def _one_by_one(
             return learner.log_probabilities(parameters, queries_alone(task, index, queries, fill))[:, 0]
 
     parts = [range(n_queries)[start : start + at_once] for start in range(0, n_queries, at_once)]
-    return torch.cat(list(side_by_side(classify, parts, task.device)))
+    return torch.cat(list(parallel_map(classify, parts, task.device)))
 
 
 def _from_encodings(

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from trident.backbones.frozen import FrozenBackbone
-from trident.data.store import ImageStore
+from trident.data.store import ImageStore, positions_of
 from trident.engines.execution import Execution, execution_for
 from trident.engines.learner import Learner
 from trident.errors import TridentError
 from trident.learning.checkpoint import Checkpoint
-from trident.learning.frozen_weights import PREFIX, conv4_features, on_features
+from trident.learning.frozen_weights import PREFIX, conv4_features, without_conv4
 from trident.learning.learners import make_learner
+from trident.measuring.cached_features import CachedFeatures, can_be_cached
 from trident.measuring.prediction import predict, predict_one_by_one
-from trident.measuring.seen_once import SeenImages, can_be_kept
 from trident.methods.base import HeadModel
 from trident.nn.parameters import Parameters, on_device
 from trident.recipes.recipe import Recipe
@@ -32,7 +32,7 @@ Function = Callable[[np.ndarray, np.ndarray, np.ndarray], Any]
 
 NUMBERS_AT_ONCE = 400_000  # pixels or features in a chunk of tasks, on a CPU
 TASKS_AT_ONCE = 16
-OF_FEATURES_AT_ONCE = 128  # tasks on a GPU: features are small, and starting a kernel takes longer than running it
+FEATURE_TASKS_AT_ONCE = 128  # tasks on a GPU: features are small, and starting a kernel takes longer than running it
 
 
 class Prepared(NamedTuple):
@@ -93,8 +93,8 @@ class TrainedModel:
         execution = execution_for(device, engine, precision, recipe)
         source = self.source(store, split, seed, device, stream)
         complete = replace(self, running=self.running or training_statistics(recipe, store))
-        if can_be_kept(recipe, execution, sum(entry.count for entry in store.classes_of(split))):
-            complete, source.images = complete._seen_once(store, split)
+        if can_be_cached(recipe, execution, sum(entry.count for entry in store.classes_of(split))):
+            complete, source.images = complete._with_cached_features(store, split)
         learner, parameters = complete.learner(execution), on_device(complete.parameters, device)
         at_once = default_chunk(complete.recipe, device)
 
@@ -105,13 +105,13 @@ class TrainedModel:
 
         return Prepared(source, log_probabilities, at_once, execution, in_parallel=True)
 
-    def _seen_once(self, store: ImageStore, split: str) -> tuple["TrainedModel", SeenImages]:
-        """The method without its Conv4, and the features that this Conv4 computes for it."""
+    def _with_cached_features(self, store: ImageStore, split: str) -> tuple["TrainedModel", CachedFeatures]:
+        """The method without its Conv4, and a cache of the features that this Conv4 computes."""
         whole = Checkpoint(self.recipe, self.parameters, self.running, 0)
-        method = on_features(whole, f"{PREFIX}{self.recipe.name}")
+        method = without_conv4(whole, f"{PREFIX}{self.recipe.name}")
         n_features = method.recipe.backbone.n_features
-        seen = SeenImages(store, split, conv4_features(whole), n_features, self.recipe.views)
-        return TrainedModel(method.recipe, method.parameters, method.running), seen
+        cache = CachedFeatures(store, split, conv4_features(whole), n_features, self.recipe.views)
+        return TrainedModel(method.recipe, method.parameters, method.running), cache
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ def training_statistics(recipe: Recipe, store: ImageStore) -> Parameters:
     training = [entry for entry in store.classes if entry.split == "train"]
     if not training:
         return {}
-    rows = np.concatenate([np.arange(entry.start, entry.start + entry.count) for entry in training])
+    rows = positions_of(training)
     store.check(rows)
     features = torch.from_numpy(np.asarray(store.images[rows]))  # (image, feature)
     return {key: value[0] for key, value in model.method.statistics(model.features(features[None])).items()}
@@ -226,6 +226,6 @@ def without_latents(protocol: Protocol) -> Protocol:
 def default_chunk(recipe: Recipe, device: torch.device | str) -> int:
     """Default number of tasks to compute at once."""
     if torch.device(device).type != "cpu":
-        return OF_FEATURES_AT_ONCE if isinstance(recipe.backbone, FrozenBackbone) else TASKS_AT_ONCE
+        return FEATURE_TASKS_AT_ONCE if isinstance(recipe.backbone, FrozenBackbone) else TASKS_AT_ONCE
     numbers = recipe.episode.n_images * recipe.backbone.numbers_per_image
     return max(1, min(TASKS_AT_ONCE, NUMBERS_AT_ONCE // numbers))

@@ -68,5 +68,5 @@ class AbmlModel(VariationalWeightsModel):
 
 
 def negative_log_hyper_prior(prior: Gaussian) -> torch.Tensor:
-    """Of the means and the precisions, up to a constant, summed over the weights."""
+    """The negative log density of the means and precisions, up to a constant, summed over the weights."""
     return (0.5 * prior.loc.square() + PRECISION_RATE * torch.exp(-prior.log_var)).sum(-1)

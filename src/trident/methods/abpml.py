@@ -85,7 +85,7 @@ class BayesianPrototypes(HeadOnFeatures):
 
 
 def prototypes(images: Gaussian, labels: Tensor, n_way: int) -> Gaussian:
-    """Of the first images, which have these labels (task, image)."""
+    """The prototypes' distributions, from the first images, which have these labels (task, image)."""
     loc, log_var = (class_means(part[:, : labels.shape[1]], labels, n_way) for part in images)
     return Gaussian(loc, log_var)
 

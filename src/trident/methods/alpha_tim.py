@@ -33,8 +33,10 @@ class AlphaTim(HeadOnFeatures):
         trained_on="nothing",
         transductive=True,
     )
-    alpha: float = setting(2.0, "of the entropies; the paper has 2 with one shot and 7 with five", after_training=True)
-    scale: float = setting(15.0, "of squared distances in the logits", after_training=True)
+    alpha: float = setting(
+        2.0, "order of the Tsallis entropies; the paper has 2 with one shot and 7 with five", after_training=True
+    )
+    scale: float = setting(15.0, "scale of squared distances in the logits", after_training=True)
     steps: int = setting(1000, "gradient steps", after_training=True, most=10_000)
     rate: float = setting(1e-4, "learning rate of Adam", after_training=True)
 
@@ -47,6 +49,6 @@ class AlphaTim(HeadOnFeatures):
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         features = F.normalize(features, dim=2)
-        loss = InformationLoss(fit=1, sure=1, spread=1, scale=self.scale, alpha=self.alpha)
+        loss = InformationLoss(1, 1, 1, self.scale, self.alpha)
         weights = loss.fitted(features, task.support_labels, task.n_way, self.steps, self.rate)
         return loss.logits(features[:, task.queries], weights)

@@ -73,13 +73,13 @@ class AssociativeAlignment(BaselinePlusPlus):
         return scale * cosine, self.losses(scale * torch.where(right, moved, cosine), labels)
 
     def class_weights(self, parameters: Parameters, support: Tensor, task: Task) -> Tensor:
-        shares = self.fitted_shares(support, task)
-        means, of_means = self._related(parameters, shares @ support)
+        coefficients = self.fitted_coefficients(support, task)
+        means, of_means = self._related(parameters, coefficients @ support)
         features = torch.cat([support, means], 1)  # (task, n_support + n_way * related, feature)
         of_support = balanced_targets(task.support_labels, task.n_way, support)
         scales = features.new_full((1, features.shape[1], 1), DISTANCE_SCALE)
         scales[:, task.support] = self.scale
-        start = torch.cat([shares, torch.zeros_like(of_means.mT)], 2)
+        start = torch.cat([coefficients, torch.zeros_like(of_means.mT)], 2)
         targets = torch.cat([of_support, self.alignment * of_means], 1)
         return fit_cosine(features, targets, scales, start, self.steps, self.rate) @ features
 

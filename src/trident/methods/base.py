@@ -1,10 +1,10 @@
-"""What a method is. Read this file first, then `protonet.py`, which is a whole method.
+"""The interface of a few-shot method. Read this file first, then `protonet.py`, which is a complete method.
 
-A method is a frozen dataclass. Its fields are its settings: the keys of a recipe's [method] table. `about` says what it
-is. Most methods are a head on features: they subclass `HeadOnFeatures` and write one function, `head`. Methods that
+A method is a frozen dataclass. Its fields are its settings: the keys of a recipe's [method] table. `about` describes
+it. Most methods are a head on features: they subclass `HeadOnFeatures` and write one function, `head`. Methods that
 adapt their weights to each task subclass `InnerLoopMethod` (`inner_loop.py`).
 
-A method sees a `Task`, which has no query labels. They reach its training loss only.
+A method gets a `Task`, which has no query labels. Only its training loss gets those.
 """
 
 from abc import ABC, abstractmethod
@@ -36,8 +36,8 @@ class About:
     citation: str  # authors and year
     paper: str
     trained_on: Literal["episodes", "classes", "nothing"] = "episodes"  # classes: batches of all training classes
-    transductive: bool = False  # whether queries are classified together (batch norm is a matter of the protocol)
-    analyses: tuple[str, ...] = ()  # what else there is to look at: "latents", "reconstructions"
+    transductive: bool = False  # whether queries are classified together, apart from batch norm
+    analyses: tuple[str, ...] = ()  # further analyses that it supports: "latents", "reconstructions"
 
 
 class Model(ABC):
@@ -64,7 +64,7 @@ class Method(ABC):
     """Base of all methods."""
 
     about: ClassVar[About]
-    learners: ClassVar[Mapping[str, str]]  # the code that computes it, as an import path for each engine that can
+    learners: ClassVar[Mapping[str, str]]  # by engine: the import path of the learner that computes it
 
     @abstractmethod
     def model(self, backbone: Backbone, episode: EpisodeSpec) -> Model:
@@ -82,7 +82,7 @@ class Method(ABC):
 
     @property
     def classifies_together(self) -> bool:
-        """Whether one query can change the answer to another, batch norm aside. It may depend on a setting."""
+        """Whether a query can change the prediction for another, apart from batch norm. It may depend on a setting."""
         return self.about.transductive
 
     @property
@@ -117,7 +117,7 @@ class Method(ABC):
         return self
 
     def describe(self) -> str:
-        """How it predicts, in words, as part of a result's protocol; empty if there is nothing to choose."""
+        """How it predicts, in words, as part of a result's protocol; empty if no setting changes that."""
         return ""
 
     def check_episode(self, trained: EpisodeSpec, episode: EpisodeSpec) -> None:
@@ -168,11 +168,11 @@ class HeadOnFeatures(Method):
         return {}
 
     def initial_statistics(self, n_features: int) -> Parameters:
-        """Statistics of the training features that `head` needs; it gets them with its parameters."""
+        """Statistics of the training features that `head` finds among its parameters, before any training."""
         return {}
 
     def statistics(self, features: Tensor) -> Parameters:
-        """These statistics of a training batch, (task, image, feature) -> (task, ...); running means are kept."""
+        """The same of one batch, (task, image, feature) -> (task, ...). Training keeps their running means."""
         return {}
 
     def labelled_statistics(self, features: Tensor, labels: Labels) -> Parameters:
@@ -198,7 +198,7 @@ class HeadOnFeatures(Method):
 
     def model(self, backbone: Backbone, episode: EpisodeSpec) -> "HeadModel":
         if self.takes_cells and isinstance(backbone, Conv4Backbone):
-            single_conv4(backbone, self.about.title)  # maps of several networks are no square
+            single_conv4(backbone, self.about.title)  # the joined maps of several networks are not square
         return HeadModel(self, backbone)
 
 
@@ -237,11 +237,11 @@ class HeadModel(Model):
 
     @property
     def n_features(self) -> int:
-        """What the head calls a feature: of the whole image, or of one cell."""
+        """Number of features that the head gets: of a whole image, or of one cell with `takes_cells`."""
         return self.backbone.n_features // (self.backbone.n_cells if self.method.takes_cells else 1)
 
     def features(self, maps: Tensor) -> Tensor:
-        """What the backbone returns, (task, image, ...), as the head takes it."""
+        """The backbone's output (task, image, ...) in the shape that the head takes."""
         if not self.method.takes_cells:
             return maps.flatten(2)
         return maps.flatten(2, -2) if maps.dim() > 3 else maps[:, :, None]
@@ -249,15 +249,15 @@ class HeadModel(Model):
     def noise_shapes(self, episode: EpisodeSpec, predictions: int) -> NoiseShapes:
         return self.method.noise_shapes(episode, predictions)
 
-    def of_head(self, parameters: Parameters, running: Parameters | None) -> Parameters:
-        """The parameters, and the training statistics that the head needs."""
-        wanted = self.method.initial_statistics(self.n_features)
-        return parameters | {key: value for key, value in (running or {}).items() if key in wanted}
+    def with_running_statistics(self, parameters: Parameters, running: Parameters | None) -> Parameters:
+        """The parameters, with the running statistics that the head needs, for predictions."""
+        needed = self.method.initial_statistics(self.n_features)
+        return parameters | {key: value for key, value in (running or {}).items() if key in needed}
 
-    def in_training(self, parameters: Parameters, features: Tensor) -> Parameters:
-        """The same in training: with the statistics of the batch itself."""
-        own = self.method.statistics(features.detach())  # (task, ...) each
-        return parameters | {key: value.mean(0) for key, value in own.items()}
+    def with_batch_statistics(self, parameters: Parameters, features: Tensor) -> Parameters:
+        """The parameters, with the same statistics of this batch, for training."""
+        statistics = self.method.statistics(features.detach())  # (task, ...) each
+        return parameters | {key: value.mean(0) for key, value in statistics.items()}
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

@@ -46,6 +46,7 @@ class Baseline(ClassifierHead):
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         support, queries = features[:, task.support], features[:, task.queries]
         targets = balanced_targets(task.support_labels, task.n_way, features)
-        shares = fit_linear(support, targets, self.steps, self.rate, self.weight_decay)  # (task, n_way, n_support)
-        weights = shares @ support  # (task, n_way, feature)
-        return queries @ weights.mT + shares.sum(2)[:, None]
+        # (task, n_way, n_support)
+        coefficients = fit_linear(support, targets, self.steps, self.rate, self.weight_decay)
+        weights = coefficients @ support  # (task, n_way, feature)
+        return queries @ weights.mT + coefficients.sum(2)[:, None]

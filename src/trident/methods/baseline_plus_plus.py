@@ -34,7 +34,7 @@ class BaselinePlusPlus(ClassifierHead):
         "Baseline++", "Chen et al. 2019", "A Closer Look at Few-shot Classification", trained_on="classes"
     )  # fmt: skip
     initial_scale: float = setting(10.0, "start of the learned scale of the cosine in training")
-    scale: float = setting(20.0, "of the cosine in the classifier that is fitted to a task", after_training=True)
+    scale: float = setting(20.0, "scale of the cosine in the classifier that is fitted to a task", after_training=True)
     steps: int = setting(200, "gradient steps that fit the classifier to a task", after_training=True, most=10_000)
     rate: float = setting(0.01, "learning rate of these steps", after_training=True)
 
@@ -63,16 +63,16 @@ class BaselinePlusPlus(ClassifierHead):
 
     def class_weights(self, parameters: Parameters, support: Tensor, task: Task) -> Tensor:
         """The fitted classifier: support features of unit length -> (task, n_way, feature)."""
-        return self.fitted_shares(support, task) @ support
+        return self.fitted_coefficients(support, task) @ support
 
-    def fitted_shares(self, support: Tensor, task: Task) -> Tensor:
-        """The shares of the support images in the classifier's weights: (task, n_way, n_support)."""
+    def fitted_coefficients(self, support: Tensor, task: Task) -> Tensor:
+        """The classifier's weights, as coefficients of the support features: (task, n_way, n_support)."""
         targets = balanced_targets(task.support_labels, task.n_way, support)
-        return fit_cosine(support, targets, self.scale, shares_in_means(support, task), self.steps, self.rate)
+        return fit_cosine(support, targets, self.scale, coefficients_of_means(support, task), self.steps, self.rate)
 
 
-def shares_in_means(support: Tensor, task: Task) -> Tensor:
-    """The shares of the support images in their class's mean feature, scaled to unit length: (task, n_way, image)."""
+def coefficients_of_means(support: Tensor, task: Task) -> Tensor:
+    """The classes' mean features of unit length, as coefficients of the support features: (task, n_way, image)."""
     members = members_of(task.support_labels, task.n_way, support)
     lengths: Tensor = torch.linalg.vector_norm(members @ support, dim=2, keepdim=True)  # (task, n_way, 1)
     return members / lengths.clamp(min=1e-3)

@@ -37,7 +37,7 @@ class BdCspn(NormalisedHead):
         trained_on="nothing",
         transductive=True,
     )
-    scale: float = setting(10.0, "of squared distances in the logits", after_training=True)
+    scale: float = setting(10.0, "scale of squared distances in the logits", after_training=True)
 
     def __post_init__(self) -> None:
         require_positive(self, "method", "scale")

@@ -95,7 +95,7 @@ class BayesianMamlModel(AdaptedConv4Model):
         return features[:, None] @ weight.transpose(2, 3) + bias[:, :, None]
 
     def negative_log_posterior(self, particles: Tensor, features: Tensor, labels: Tensor) -> Tensor:
-        """Of each particle, up to a constant: (task, particle)."""
+        """The negative log posterior of each particle, up to a constant: (task, particle)."""
         logits = self.particle_logits(particles, features)
         likelihood = torch.log_softmax(logits, -1).gather(3, labels[:, None, :, None].expand(*logits.shape[:3], 1))
         return 0.5 * self.method.precision * particles.square().sum(2) - likelihood.sum((2, 3))

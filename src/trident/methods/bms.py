@@ -47,11 +47,11 @@ class Bms(HeadOnFeatures):
     class_sizes: Literal["lower_bound", "equal"] = setting(
         "lower_bound", "of the queries: at least as many as of the smallest class so far; or equal", after_training=True
     )
-    scale: float = setting(8.5, "of cosines in the logits", after_training=True)
+    scale: float = setting(8.5, "scale of cosines in the logits", after_training=True)
     rounds: int = setting(
         20, "how often class means and probabilities are computed anew", after_training=True, most=1000
     )
-    iterations: int = setting(50, "of Sinkhorn in each round", after_training=True, most=1000)
+    iterations: int = setting(50, "Sinkhorn iterations in each round", after_training=True, most=1000)
 
     def __post_init__(self) -> None:
         require_positive(self, "method", "scale")

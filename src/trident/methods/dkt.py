@@ -38,7 +38,9 @@ class DeepKernelTransfer(KernelHead):
         "Bayesian Meta-Learning for the Few-Shot Setting via Deep Kernels",
     )
     noise: float = setting(0.1, "variance of the labels around the process; fixed, as published")
-    scale: float = setting(1.0, "of posterior means in the logits: how sure the probabilities are", after_training=True)
+    scale: float = setting(
+        1.0, "scale of posterior means in the logits: how confident the probabilities are", after_training=True
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

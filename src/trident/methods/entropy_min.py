@@ -34,7 +34,7 @@ class EntropyMin(HeadOnFeatures):
         trained_on="nothing",
         transductive=True,
     )
-    scale: float = setting(15.0, "of squared distances in the logits", after_training=True)
+    scale: float = setting(15.0, "scale of squared distances in the logits", after_training=True)
     steps: int = setting(25, "gradient steps", after_training=True, most=10_000)
     rate: float = setting(5e-5, "learning rate of Adam", after_training=True)
 
@@ -47,6 +47,6 @@ class EntropyMin(HeadOnFeatures):
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         features = F.normalize(features, dim=2)
-        loss = InformationLoss(fit=1, sure=1, spread=0, scale=self.scale)
+        loss = InformationLoss(1, 1, marginal_entropy=0, scale=self.scale)
         weights = loss.fitted(features, task.support_labels, task.n_way, self.steps, self.rate)
         return loss.logits(features[:, task.queries], weights)

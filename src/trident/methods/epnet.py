@@ -10,7 +10,7 @@ from trident.methods.base import About, HeadOnFeatures, Method
 from trident.methods.nearest_mean import NearestMean
 from trident.nn.classes import members_of
 from trident.nn.parameters import Parameters
-from trident.nn.propagation import between, propagator
+from trident.nn.propagation import pairwise_squared_distances, propagator
 from trident.settings import require, require_positive, setting
 from trident.tasks.task import Task
 
@@ -41,7 +41,7 @@ class EpNet(HeadOnFeatures):
     )
     feature_flow: float = setting(0.5, "how far features spread: from 0 to below 1", after_training=True)
     label_flow: float = setting(0.2, "how far labels spread: from 0 to below 1", after_training=True)
-    scale: float = setting(1.0, "of squared distances in the graph", after_training=True)
+    scale: float = setting(1.0, "scale of squared distances in the graph", after_training=True)
 
     def __post_init__(self) -> None:
         require_positive(self, "method", "scale")
@@ -61,7 +61,7 @@ class EpNet(HeadOnFeatures):
 
     def _propagator(self, features: Tensor, flow: float) -> Tensor:
         """(task, image, feature) -> (task, image, image)."""
-        distances = between(features)
+        distances = pairwise_squared_distances(features)
         # Only ratios of distances matter. Without this, squares of large distances would overflow.
         distances = distances / distances.detach().amax((1, 2), keepdim=True).clamp(min=1e-30)
         n = distances.shape[1]

@@ -15,7 +15,7 @@ from trident.nn.parameters import Parameters
 from trident.settings import require_at_least, require_positive, setting
 from trident.tasks.task import Labels, Task, all_labels
 
-PROJECTIONS = ("asks", "answers", "values")
+PROJECTIONS = ("asks", "answers", "values")  # queries, keys and values, as the parameters are called
 
 
 @dataclass(frozen=True)

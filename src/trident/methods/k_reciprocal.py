@@ -46,7 +46,9 @@ class KReciprocal(NormalisedHead):
         6, "nearest nodes, itself among them, whose weights are averaged", after_training=True, most=1000
     )
     blend: float = setting(0.3, "weight of the cosine distance beside the Jaccard distance", after_training=True)
-    scale: float = setting(10.0, "of distances in the logits: how sure the probabilities are", after_training=True)
+    scale: float = setting(
+        10.0, "scale of distances in the logits: how confident the probabilities are", after_training=True
+    )
 
     def __post_init__(self) -> None:
         require_positive(self, "method", "scale")

@@ -1,4 +1,4 @@
-"""What the methods with Gaussian processes on deep features share: the kernel, and the labels of a task."""
+"""Base classes of methods with Gaussian processes on deep features: the kernel, and the training objective."""
 
 import math
 from abc import abstractmethod
@@ -35,13 +35,13 @@ class KernelHead(NormalisedHead):
         return {"log_scale": torch.tensor(math.log(self.initial_scale))}
 
     def kernel(self, parameters: Parameters, features: Tensor) -> Tensor:
-        """Of all images with each other: (task, image, image)."""
+        """The kernel between all images of a task: (task, image, image)."""
         features = self.normalised(parameters, features)
         return parameters["log_scale"].exp() * features @ features.mT
 
 
 @dataclass(frozen=True)
-class BoundedKernelHead(KernelHead):
+class MeanFieldKernelHead(KernelHead):
     """Base of those whose posterior is found by mean-field updates, with a choice of what training maximises."""
 
     objective: Literal["marginal", "predictive"] = setting(

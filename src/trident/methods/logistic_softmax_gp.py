@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from trident.methods.base import About
-from trident.methods.kernel_head import BoundedKernelHead, one_hot
+from trident.methods.kernel_head import MeanFieldKernelHead, one_hot
 from trident.nn.gaussian_process import Posterior, mean_log_sigmoid, polya_gamma_mean, posterior, tilt_of
 from trident.nn.parameters import Parameters
 from trident.settings import require_at_least, setting
@@ -24,7 +24,7 @@ class Local(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LogisticSoftmaxProcess(BoundedKernelHead):
+class LogisticSoftmaxProcess(MeanFieldKernelHead):
     """One Gaussian process per class, and probabilities that are normalised sigmoids.
 
     Learned: the backbone and the kernel's scale v (`kernel_head.py`). f_c ~ GP(0, k) for each class, and
@@ -72,7 +72,7 @@ class LogisticSoftmaxProcess(BoundedKernelHead):
         return mean_log_sigmoid(means, variances).mT
 
     def infer(self, kernel: Tensor, truth: Tensor) -> Local:
-        """From (task, image, image) and (task, n_way, image)."""
+        """The mean-field distributions, from a kernel (task, image, image) and labels (task, n_way, image)."""
         local = Local(truth * 0 + 1e-3, truth * 0 + 0.5 / truth.shape[1], truth[:, 0] * 0 + 1.5)
         for _ in range(self.rounds):
             found = self.update(kernel, truth, local)

@@ -27,7 +27,9 @@ class NearestMean(HeadOnFeatures):
         "SimpleShot: Revisiting Nearest-Neighbor Classification for Few-Shot Learning",
         trained_on="nothing",
     )
-    scale: float = setting(20.0, "of cosines in the logits: how sure the probabilities are", after_training=True)
+    scale: float = setting(
+        20.0, "scale of cosines in the logits: how confident the probabilities are", after_training=True
+    )
 
     def __post_init__(self) -> None:
         require_positive(self, "method", "scale")

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trident.methods.base import About
-from trident.methods.kernel_head import BoundedKernelHead, one_hot
+from trident.methods.kernel_head import MeanFieldKernelHead, one_hot
 from trident.nn.gaussian_process import Posterior, mean_log_sigmoid, polya_gamma_mean, posterior, tilt_of
 from trident.nn.parameters import Parameters
 from trident.settings import require_at_least, setting
@@ -16,7 +16,7 @@ from trident.tasks.task import Task
 
 
 @dataclass(frozen=True)
-class OveGaussianProcess(BoundedKernelHead):
+class OveGaussianProcess(MeanFieldKernelHead):
     """One Gaussian process per class, and a likelihood that compares the image's class with each other class.
 
     Learned: the backbone and the kernel's scale v (`kernel_head.py`). f_c ~ GP(0, k) for each class, and

@@ -113,7 +113,7 @@ class PlatipusModel(RandomWeightsModel):
         statistics: BatchNormStatistics,
         reused: Any = None,
     ) -> Evaluated:
-        """Of the support set: the sum over the samples, each of which takes its own steps."""
+        """The loss. That of the support set is the sum over the samples, each of which takes its own steps."""
         weights = self._sampled_weights(parameters)
         found = [self.network_loss(one, task, target, labels, statistics) for one in weights]
         if target == "support":

@@ -40,13 +40,13 @@ class PtMap(HeadOnFeatures):
         trained_on="nothing",
         transductive=True,
     )
-    exponent: float = setting(0.5, "of the power transform of features", after_training=True)
-    scale: float = setting(10.0, "of squared distances in the logits", after_training=True)
+    exponent: float = setting(0.5, "exponent of the power transform of features", after_training=True)
+    scale: float = setting(10.0, "scale of squared distances in the logits", after_training=True)
     rounds: int = setting(20, "how often class means move", after_training=True, most=1000)
     step: float = setting(
         0.2, "how far class means move towards their new place: 1 is all the way", after_training=True
     )
-    iterations: int = setting(100, "of Sinkhorn in each round", after_training=True, most=1000)
+    iterations: int = setting(100, "Sinkhorn iterations in each round", after_training=True, most=1000)
 
     def __post_init__(self) -> None:
         require_positive(self, "method", "exponent", "scale", "step")

@@ -41,7 +41,7 @@ class RelationNetwork(HeadOnFeatures):
     )
     width: int = setting(64, "feature maps in the two blocks of the relation network", most=4096)
     hidden: int = setting(8, "hidden units between its two dense layers", most=4096)
-    loss: Literal["squared_error", "cross_entropy"] = setting("squared_error", "of the scores in training")
+    loss: Literal["squared_error", "cross_entropy"] = setting("squared_error", "loss of the scores in training")
 
     def __post_init__(self) -> None:
         require_at_least(self, "method", 1, "width", "hidden")

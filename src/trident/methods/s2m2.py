@@ -42,9 +42,9 @@ class S2M2(BaselinePlusPlus):
     about = About(
         "S2M2", "Mangla et al. 2020", "Charting the Right Manifold: Manifold Mixup for Few-shot Learning", "classes"
     )  # fmt: skip
-    learners: ClassVar[Mapping[str, str]] = {"plain": "trident.learning.mixed:MixedLearner"}
+    learners: ClassVar[Mapping[str, str]] = {"plain": "trident.learning.manifold_mixup:ManifoldMixupLearner"}
     rotation_weight: float = setting(0.5, "weight of each of the two losses of rotated pictures")
-    blocks: int = setting(4, "of the network whose inputs may be mixed, from the pictures on", most=4)
+    blocks: int = setting(4, "number of the network's first blocks whose inputs may be mixed", most=4)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trident.methods.base import About
-from trident.methods.sized import SizedHead
+from trident.methods.fixed_shape import FixedShapeHead
 from trident.nn.classes import class_means
 from trident.nn.lengths import length_of
 from trident.nn.linear import Linear
@@ -20,8 +20,8 @@ LAYERS = ("network.0", "network.1", "network.2")
 
 
 @dataclass(frozen=True)
-class SyntheticInformationBottleneck(SizedHead):
-    """Class weights take a few gradient steps on the queries; a network makes up the gradient, for want of labels.
+class SyntheticInformationBottleneck(FixedShapeHead):
+    """Class weights take a few gradient steps on the queries. A network predicts the gradient: there are no labels.
 
     Learned: the network, the start vector a, a scale s and a shift b; the backbone too, unless it is frozen, as
     published. All features f have unit length. At test, for the queries x_i of a task:
@@ -43,7 +43,7 @@ class SyntheticInformationBottleneck(SizedHead):
         transductive=True,
     )
     steps: int = setting(3, "synthetic gradient steps", after_training=True, most=10_000)
-    rate: float = setting(1e-3, "of these steps", after_training=True)
+    rate: float = setting(1e-3, "learning rate of these steps", after_training=True)
     initial_scale: float = setting(10.0, "start of the learned scale s of cosines")
 
     def __post_init__(self) -> None:

@@ -27,7 +27,7 @@ class SimpleShot(ClassifierHead, NormalisedHead):
         trained_on="classes",
     )
     scale: float = setting(
-        10.0, "of squared distances in the logits: how sure the probabilities are", after_training=True
+        10.0, "scale of squared distances in the logits: how confident the probabilities are", after_training=True
     )
 
     def __post_init__(self) -> None:

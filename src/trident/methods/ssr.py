@@ -8,7 +8,7 @@ from torch import Tensor
 
 from trident.errors import TaskSizeError
 from trident.methods.base import About
-from trident.methods.sized import SizedHead
+from trident.methods.fixed_shape import FixedShapeHead
 from trident.nn.classes import class_means
 from trident.nn.lengths import length_of
 from trident.nn.linear import Linear
@@ -21,8 +21,8 @@ LAYERS = (0, 1, 2)
 
 
 @dataclass(frozen=True)
-class SelfSupervisedReranking(SizedHead):
-    """Prototypes and queries are moved by made-up gradients of their similarities, so that neighbours get closer.
+class SelfSupervisedReranking(FixedShapeHead):
+    """Prototypes and queries are moved by synthetic gradients of their similarities, so that neighbours get closer.
 
     Learned: two networks and a scale s; the backbone too, unless it is frozen, as published. At test the prototypes of
     the N classes (mean support features) and the M queries take turns. In each turn, with the cosines A of all N + M
@@ -50,7 +50,7 @@ class SelfSupervisedReranking(SizedHead):
         transductive=True,
     )
     steps: int = setting(3, "turns of prototypes and queries", after_training=True, most=10_000)
-    rate: float = setting(1e-3, "of these steps", after_training=True)
+    rate: float = setting(1e-3, "learning rate of these steps", after_training=True)
     width: int = setting(192, "hidden units of each network", most=4096)
     initial_scale: float = setting(10.0, "start of the learned scale s of cosines")
 
@@ -82,15 +82,15 @@ class SelfSupervisedReranking(SizedHead):
         is_query = (torch.arange(vectors.shape[1], device=vectors.device) >= n)[:, None]
         for _ in range(self.steps):
             for update in UPDATES:
-                gradient = made_up_gradient(parameters, update, vectors, n)
+                gradient = synthetic_gradient(parameters, update, vectors, n)
                 moves = is_query if update == "queries" else ~is_query
                 vectors = vectors - self.rate * moves * gradient
         directions = F.normalize(vectors, dim=2)
         return parameters["scale"] * directions[:, n:] @ directions[:, :n].mT
 
 
-def made_up_gradient(parameters: Parameters, update: str, vectors: Tensor, n_way: int) -> Tensor:
-    """Of all vectors, the prototypes first: (task, vector, feature) -> the same shape."""
+def synthetic_gradient(parameters: Parameters, update: str, vectors: Tensor, n_way: int) -> Tensor:
+    """The gradient of all vectors, the prototypes first: (task, vector, feature) -> the same shape."""
     lengths = length_of(vectors)
     directions = vectors / lengths
     cosines = directions @ directions.mT  # (task, vector, vector)

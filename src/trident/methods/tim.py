@@ -12,7 +12,7 @@ from trident.methods.nearest_mean import NearestMean
 from trident.nn.classes import class_means
 from trident.nn.information import InformationLoss
 from trident.nn.parameters import Parameters
-from trident.nn.rotation import rotated
+from trident.nn.span import span_coordinates
 from trident.settings import require_at_least, require_positive, setting
 from trident.tasks.task import Task
 
@@ -48,13 +48,13 @@ class Tim(HeadOnFeatures):
     solver: Literal["gradient", "alternating"] = setting(
         "gradient", "of the class weights: TIM-GD or TIM-ADM", after_training=True
     )
-    scale: float = setting(15.0, "of squared distances in the logits", after_training=True)
+    scale: float = setting(15.0, "scale of squared distances in the logits", after_training=True)
     fit: float = setting(0.1, "weight of the cross-entropy of the support set", after_training=True)
     sure: float = setting(0.1, "weight of the mean entropy of the queries' probabilities", after_training=True)
     spread: float = setting(1.0, "weight of the entropy of the queries' mean probabilities", after_training=True)
     steps: int | None = setting(
         None,
-        "of the solver; 'none' takes as many as published: 1000 gradient or 150 alternating",
+        "steps of the solver; 'none' takes as many as published: 1000 gradient or 150 alternating",
         after_training=True,
         most=10_000,
     )
@@ -77,7 +77,7 @@ class Tim(HeadOnFeatures):
         if self.solver == "gradient":  # Adam depends on the coordinates, the other solver does not
             weights = loss.fitted(features, task.support_labels, task.n_way, steps, self.rate)
         else:
-            features = rotated(features)
+            features = span_coordinates(features)
             weights = self._alternating(loss, features, task, steps)
         return loss.logits(features[:, task.queries], weights)
 

@@ -12,7 +12,7 @@ from trident.methods.nearest_mean import NearestMean
 from trident.nn.linear import Linear
 from trident.nn.neighbours import nearest
 from trident.nn.parameters import Parameters
-from trident.nn.propagation import between, propagator
+from trident.nn.propagation import pairwise_squared_distances, propagator
 from trident.settings import require, require_at_least, setting
 from trident.tasks.task import Labels, Task, all_labels
 
@@ -74,7 +74,7 @@ class Tpn(HeadOnFeatures):
         g = F.linear(hidden.mean(2), parameters["lengths.1.weight"], parameters["lengths.1.bias"])  # (task, image, 1)
         flat = features.flatten(2)
         scaled = flat * torch.exp(-3 * torch.tanh(g / 3))
-        closeness = -between(scaled) / (2 * flat.shape[2])  # (task, image, image)
+        closeness = -pairwise_squared_distances(scaled) / (2 * flat.shape[2])  # (task, image, image)
         near = nearest(closeness.detach(), self.neighbours)
         weights = torch.maximum(near, near.mT) * closeness.exp()
         spread = propagator(weights, self.flow)[:, :, task.support]

@@ -10,7 +10,7 @@ from trident.methods.base import About, HeadOnFeatures, Method
 from trident.methods.nearest_mean import NearestMean
 from trident.nn.classes import weighted_means
 from trident.nn.parameters import Parameters
-from trident.nn.rotation import rotated
+from trident.nn.span import span_coordinates
 from trident.settings import require_at_least, require_positive, setting
 from trident.tasks.task import Task
 
@@ -41,7 +41,9 @@ class TransductiveCnaps(HeadOnFeatures):
         transductive=True,
     )
     rounds: int = setting(4, "how often queries refine the classes; 0 is Simple CNAPS", after_training=True, most=1000)
-    length: float = setting(3.0, "of the features of an image: how much their covariance counts", after_training=True)
+    length: float = setting(
+        3.0, "length that features are scaled to: how much their covariance counts", after_training=True
+    )
 
     def __post_init__(self) -> None:
         require_at_least(self, "method", 0, "rounds")
@@ -58,7 +60,7 @@ class TransductiveCnaps(HeadOnFeatures):
         return NearestMean()
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
-        features = rotated(self.length * F.normalize(features, dim=2))  # which changes no answer
+        features = span_coordinates(self.length * F.normalize(features, dim=2))  # which changes no answer
         support, queries = features[:, task.support], features[:, task.queries]
         labels = F.one_hot(task.support_labels, task.n_way).to(features)
         logits = _gaussian_logits(support, labels, queries)
@@ -69,7 +71,7 @@ class TransductiveCnaps(HeadOnFeatures):
 
 
 def _gaussian_logits(features: Tensor, labels: Tensor, queries: Tensor) -> Tensor:
-    """Of labelled images (task, image, feature), (task, image, n_way) -> for queries (task, query, n_way)."""
+    """Query logits (task, query, n_way), from images (task, image, feature) and labels (task, image, n_way)."""
     counts = labels.sum(1)[..., None, None]  # (task, n_way, 1, 1)
     means = weighted_means(labels.mT, features)  # (task, n_way, feature)
     centred = features[:, None] - means[:, :, None]  # (task, n_way, image, feature)

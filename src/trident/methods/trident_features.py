@@ -31,7 +31,7 @@ TRAINING_MEAN = "training_mean"  # of the training images' features of unit leng
 
 
 class Latents(NamedTuple):
-    """Of all images of a task, the support set first."""
+    """The latents of all images of a task, the support set first."""
 
     semantic: Gaussian
     label: Gaussian
@@ -39,7 +39,7 @@ class Latents(NamedTuple):
     z_label: Tensor  # (task, image, feature)
 
     def of(self, rows: slice) -> "Latents":
-        """Those of some of the images."""
+        """The latents of some of the images."""
         semantic, label = (Gaussian(*(part[:, rows] for part in each)) for each in (self.semantic, self.label))
         return Latents(semantic, label, self.z_semantic[:, rows], self.z_label[:, rows])
 
@@ -87,7 +87,7 @@ class TridentOnFeatures(HeadOnFeatures):
         0.6, "similarity to training images from which mask and network count", after_training=True
     )
     trust_to: float = setting(0.8, "similarity to training images from which they count fully", after_training=True)
-    scale: float = setting(20.0, "of cosines in the logits of nearest-mean", after_training=True)
+    scale: float = setting(20.0, "scale of cosines in the logits of nearest-mean", after_training=True)
     classifier: Literal["soft-kmeans", "nearest-mean", "logistic-regression"] = setting(
         "soft-kmeans",
         "what classifies z_label (training uses the first two); soft-kmeans classifies the queries together",
@@ -161,11 +161,11 @@ class TridentOnFeatures(HeadOnFeatures):
     ) -> Latents:
         """Latents of some of a task's images, (task, image, feature), with noise by latent; {}: their means."""
         n_features, of_all = images.shape[2], for_each_task(parameters, 1)
-        semantic = Gaussian(*apart(self.semantic_head(n_features)(of_all, together(images)), images))
+        semantic = Gaussian(*split_tasks(self.semantic_head(n_features)(of_all, merge_tasks(images)), images))
         z_semantic = sample(semantic, noise.get("semantic"))
         masked = images * (1 + trust * mask)
-        hidden = self.label_layer(n_features)(of_all, together(torch.cat([masked, z_semantic], 2)))
-        residual = Gaussian(*apart(self.label_head(n_features)(of_all, activate(hidden, ACTIVATION)), images))
+        hidden = self.label_layer(n_features)(of_all, merge_tasks(torch.cat([masked, z_semantic], 2)))
+        residual = Gaussian(*split_tasks(self.label_head(n_features)(of_all, activate(hidden, ACTIVATION)), images))
         label = Gaussian(masked + trust * residual.loc, residual.log_var)
         return Latents(semantic, label, z_semantic, sample(label, noise.get("label")))
 
@@ -211,8 +211,8 @@ class TridentOnFeatures(HeadOnFeatures):
         """Features (task, image, feature)."""
         first, last = self.decoder(latents.z_label.shape[2])
         codes, of_all = torch.cat([latents.z_label, latents.z_semantic], 2), for_each_task(parameters, 1)
-        found = last(of_all, activate(first(of_all, together(codes)), ACTIVATION))
-        return apart([found], codes)[0]
+        found = last(of_all, activate(first(of_all, merge_tasks(codes)), ACTIVATION))
+        return split_tasks([found], codes)[0]
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         draws = sum(name.startswith("query/") and name.endswith("/label") for name in task.noise)
@@ -272,11 +272,11 @@ def sample(of: Gaussian, noise: Tensor | None) -> Tensor:
     return of.loc if noise is None else of.sample(noise)
 
 
-def together(rows: Tensor) -> Tensor:
-    """The images of all tasks as those of one, because all share their weights: (task, image, ...) -> (1, row, ...)."""
+def merge_tasks(rows: Tensor) -> Tensor:
+    """The images of all tasks as those of one, since all share the weights: (task, image, ...) -> (1, row, ...)."""
     return rows.flatten(0, 1)[None]
 
 
-def apart(found: Iterable[Tensor], like: Tensor) -> list[Tensor]:
-    """What was found for them, (1, row, ...), for the images of each task: (task, image, ...)."""
-    return [each.reshape(*like.shape[:2], -1) for each in found]
+def split_tasks(merged: Iterable[Tensor], like: Tensor) -> list[Tensor]:
+    """The reverse, for several tensors: (1, row, ...) -> (task, image, ...), with the tasks and images of `like`."""
+    return [each.reshape(*like.shape[:2], -1) for each in merged]

@@ -18,7 +18,7 @@ from trident.methods.base import Losses
 from trident.methods.inner_loop import Encodings, Evaluated, Target
 from trident.nn.batch_norm import BatchNormStatistics
 from trident.nn.gaussian import Gaussian
-from trident.nn.parameters import Parameters, joined, split_as
+from trident.nn.parameters import Parameters, count, joined, split_as
 from trident.nn.probabilities import mean_prediction
 from trident.settings import EpisodeSpec, require_at_least, setting
 from trident.tasks.source import NoiseShapes
@@ -54,7 +54,7 @@ class RandomWeightsModel(AdaptedConv4Model):
 
     @property
     def n_weights(self) -> int:
-        return sum(value.numel() for value in self.shapes.values())
+        return count(self.shapes)
 
     def log_variances(self, prefix: str = LOG_VAR) -> Parameters:
         start = self.method.initial_log_var

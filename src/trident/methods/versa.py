@@ -58,7 +58,7 @@ class Versa(HeadOnFeatures):
 
     @property
     def classifier(self) -> GaussianHead:
-        """Of the weights and the bias."""
+        """The head that infers the distribution of weights and bias."""
         return GaussianHead("classifier", self.width, self.width + 1, self.initial_log_var, LOG_VAR_BOUND)
 
     def initial(self, n_features: int, generator: torch.Generator) -> Parameters:
@@ -72,7 +72,7 @@ class Versa(HeadOnFeatures):
         return {f"support/{draw}/classifier": (episode.n_support, size) for draw in range(predictions)}
 
     def posterior(self, parameters: Parameters, codes: Tensor, task: Task) -> Gaussian:
-        """Of weights and bias, (task, n_way, width + 1), from g of all images (task, image, width)."""
+        """The posterior of weights and bias, (task, n_way, width + 1), from g of all images (task, image, width)."""
         hidden = class_means(codes[:, task.support], task.support_labels, task.n_way)
         for name in ("network.0", "network.1"):
             hidden = F.elu(F.linear(hidden, parameters[f"{name}.weight"], parameters[f"{name}.bias"]))

@@ -88,11 +88,11 @@ class Classes:
         members = members_of(labels, features.n_way, flat)
         means = weighted_means(members, support)  # (task, n_way, h * w * c)
         within = support - torch.bmm(members.transpose(1, 2), means)
-        statistics = [flat.mean(1), spread(flat), means.mean(1), spread(means), spread(within)]
+        statistics = [flat.mean(1), deviation(flat), means.mean(1), deviation(means), deviation(within)]
         return torch.bmm(parameters[f"{self.w_m.name}.weight"], torch.stack(statistics, 1))
 
 
-def spread(images: Tensor) -> Tensor:
+def deviation(images: Tensor) -> Tensor:
     """Standard deviation over images, (task, image, ...) -> (task, ...). Never 0, so that it is differentiable."""
     return torch.sqrt((images - images.mean(1, keepdim=True)).square().mean(1) + 1e-5)
 

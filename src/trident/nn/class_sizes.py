@@ -1,4 +1,4 @@
-"""How large the classes of a pile are, judged from soft counts."""
+"""Estimates the sizes of the classes of a pile from soft counts."""
 
 import torch
 from torch import Tensor

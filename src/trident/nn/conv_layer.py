@@ -10,13 +10,13 @@ from trident.nn.convolution import convolve, convolve_patches, patches_of
 from trident.nn.parameters import Parameters, uniform
 from trident.nn.resampling import max_pool
 
-MANY = 100  # tasks with more images are convolved in slices, if no gradient is needed
+MOST_AT_ONCE = 100  # images of a task; more are convolved in slices, if no gradient is needed
 SLICE = 50
 
 
-def many(n_images: int) -> bool:
-    """Whether to process the images in slices, which takes a tenth of the memory."""
-    return n_images > MANY and not torch.is_grad_enabled()
+def in_slices(n_images: int) -> bool:
+    """Whether so many images are convolved in slices, which takes a tenth of the memory."""
+    return n_images > MOST_AT_ONCE and not torch.is_grad_enabled()
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class ConvLayer:
         if negative.is_cuda or bool(negative.any()):  # rare; on a GPU the check costs more than it saves
             sign = torch.where(negative, -1.0, 1.0).to(weight)
             weight, bias = weight * sign[:, None, None, None, :], bias * sign
-        if many(images.shape[1]):
+        if in_slices(images.shape[1]):
             pooled, found = self._pooled_slices(images, weight, statistics)
             used = self.norm.combine_moments(found, bias, statistics, sign)
             for part in torch.split(pooled, SLICE, 1):

@@ -170,11 +170,11 @@ class _Convolve(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, images: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(images, weight)
-        ctx.spread = None
+        ctx.transformed = None
         if weight.shape[4] < weight.shape[3]:
             return _convolve_few_outputs(images, weight)
         if _suits_winograd(images, weight.shape[4]):
-            output, ctx.spread = winograd.convolve(images, weight)
+            output, ctx.transformed = winograd.convolve(images, weight)
             return output
         if _large_on_cpu(images, LARGE):
             return _convolve_each_task(images, weight)
@@ -183,8 +183,8 @@ class _Convolve(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
         images, weight = ctx.saved_tensors
-        if ctx.spread is not None and not torch.is_grad_enabled():  # no second derivatives
-            return winograd.pull_back(ctx.spread, weight, gradient)
+        if ctx.transformed is not None and not torch.is_grad_enabled():  # no second derivatives
+            return winograd.pull_back(ctx.transformed, weight, gradient)
         for_images = convolve(gradient, _flipped(weight)) if ctx.needs_input_grad[0] else None
         for_weight = _correlate(images, gradient) if ctx.needs_input_grad[1] else None
         return for_images, for_weight

@@ -1,4 +1,4 @@
-"""Gaussian processes: the posterior under factors that are exponentials of quadratics, and what follows from it."""
+"""Gaussian processes: the posterior for likelihoods that are exponentials of quadratics, and Polya-Gamma means."""
 
 import math
 from typing import NamedTuple
@@ -14,7 +14,7 @@ LEAST_TILT = 1e-4  # of a Polya-Gamma variable; its mean is 1/4 to seven digits 
 
 
 class Posterior(NamedTuple):
-    """Of values f ~ N(0, prior) that are weighted by exp(shift . f - 1/2 sum_i precision_i f_i^2).
+    """The posterior of values f ~ N(0, prior) with the likelihood exp(shift . f - 1/2 sum_i precision_i f_i^2).
 
     Nothing is divided by the precisions, and the only matrix that is factorised has no eigenvalue below 1, so any
     prior will do, also a singular one.
@@ -22,7 +22,7 @@ class Posterior(NamedTuple):
 
     mean: Tensor  # (..., n)
     variance: Tensor  # (..., n)
-    log_evidence: Tensor  # (...): the logarithm of the weight's mean under the prior
+    log_evidence: Tensor  # (...): the logarithm of the mean likelihood under the prior
     weights: Tensor  # (..., n): the mean of a value at another place is its covariances with f times these
     root: Tensor  # (..., n): square roots of the precisions
     factor: Tensor  # (..., n, n): Cholesky factor of I + root prior root
@@ -48,7 +48,7 @@ def solve(factor: Tensor, values: Tensor) -> Tensor:
 
 
 def posterior(prior: Tensor, precision: Tensor, shift: Tensor) -> Posterior:
-    """(..., n, n), (..., n) and (..., n)."""
+    """The posterior for a prior (..., n, n), and the precision and shift of the likelihood, (..., n) each."""
     root = precision.sqrt()
     identity = torch.eye(prior.shape[-1], dtype=prior.dtype, device=prior.device)
     inner = identity + root[..., None] * prior * root[..., None, :]
@@ -68,7 +68,7 @@ def tilt_of(mean: Tensor, variance: Tensor) -> Tensor:
 
 
 def polya_gamma_mean(tilt: Tensor) -> Tensor:
-    """Of PG(1, c): tanh(c / 2) / (2 c). The mean of PG(b, c) is b times as large."""
+    """The mean of PG(1, c): tanh(c / 2) / (2 c). The mean of PG(b, c) is b times as large."""
     return torch.tanh(tilt / 2) / (2 * tilt)
 
 

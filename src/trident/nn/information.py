@@ -1,4 +1,4 @@
-"""Class weights fitted to one task, so that the queries' probabilities are sure but spread over the classes."""
+"""Class weights fitted to one task by information maximisation: queries with certain classes, and of all classes."""
 
 import math
 from dataclasses import dataclass
@@ -15,15 +15,18 @@ _TINY = 1e-12
 
 @dataclass(frozen=True)
 class InformationLoss:
-    """fit * cross-entropy of the support set  +  sure * mean of H(p_i)  -  spread * H(mean of p_i)
+    """The loss that class weights w_c minimise, with three weights:
+
+        cross_entropy * cross-entropy of the support set
+            + conditional_entropy * mean of H(p_i)  -  marginal_entropy * H(mean of p_i)
 
     The means are over the queries; p_ic ~ exp(-scale/2 ||f_i - w_c||^2); H is Tsallis's entropy with this alpha,
     (1 - sum_c p_c^alpha) / (alpha - 1), which is Shannon's for alpha = 1.
     """
 
-    fit: float
-    sure: float
-    spread: float
+    cross_entropy: float
+    conditional_entropy: float
+    marginal_entropy: float
     scale: float
     alpha: float = 1.0
 
@@ -36,20 +39,20 @@ class InformationLoss:
         return self.scale * (products - weights.square().sum(2, keepdim=True) / 2).mT
 
     def gradient(self, features: Tensor, one_hot: Tensor, weights: Tensor) -> Tensor:
-        """Of the loss by the weights, with the labels of the first images (task, n_support, n_way)."""
+        """The gradient of the loss with respect to the weights. `one_hot`: the labels of the first images."""
         n_support = one_hot.shape[1]
         log_p = torch.log_softmax(self.logits(features, weights), 2)
         p = log_p.exp()
         of_queries = p[:, n_support:]
         mean = of_queries.mean(1, keepdim=True).clamp(min=_TINY)
         if self.alpha == 1:  # p times the derivative of the loss by p; a constant in the derivative changes nothing
-            by_p = of_queries * (self.spread * mean.log() - self.sure * log_p[:, n_support:])
+            by_p = of_queries * (self.marginal_entropy * mean.log() - self.conditional_entropy * log_p[:, n_support:])
         else:
             slope = self.alpha / (self.alpha - 1)
-            by_p = of_queries * (self.spread * slope * mean ** (self.alpha - 1))
-            by_p = by_p - self.sure * slope * (self.alpha * log_p[:, n_support:]).exp()
+            by_p = of_queries * (self.marginal_entropy * slope * mean ** (self.alpha - 1))
+            by_p = by_p - self.conditional_entropy * slope * (self.alpha * log_p[:, n_support:]).exp()
         by_query_logits = (by_p - of_queries * by_p.sum(2, keepdim=True)) / of_queries.shape[1]
-        by_support_logits = (p[:, :n_support] - one_hot) * (self.fit / n_support)
+        by_support_logits = (p[:, :n_support] - one_hot) * (self.cross_entropy / n_support)
         by_logits = torch.cat([by_support_logits, by_query_logits], 1)  # (task, image, n_way)
         return self.scale * (by_logits.mT @ features - by_logits.sum(1)[..., None] * weights)
 

@@ -9,6 +9,11 @@ from torch import Tensor
 Parameters = dict[str, Tensor]
 
 
+def count(parameters: Parameters) -> int:
+    """The number of values in all parameters."""
+    return sum(value.numel() for value in parameters.values())
+
+
 def count_by_part(parameters: Parameters) -> dict[str, int]:
     """The number of values in each part of a network. A part is the first word of a parameter's name."""
     counts: dict[str, int] = {}
@@ -20,6 +25,11 @@ def count_by_part(parameters: Parameters) -> dict[str, int]:
 
 def on_device(parameters: Parameters, device: torch.device | str) -> Parameters:
     return {key: value.to(device) for key, value in parameters.items()}
+
+
+def as_leaves(parameters: Parameters) -> Parameters:
+    """The same values as leaves of a new autograd graph, which require gradients."""
+    return {key: value.detach().requires_grad_() for key, value in parameters.items()}
 
 
 def uniform(shape: tuple[int, ...], fan_in: int, generator: torch.Generator) -> Tensor:
@@ -38,7 +48,7 @@ def normal(shape: tuple[int, ...], deviation: float, generator: torch.Generator)
 
 
 def stacked(values: Sequence[Tensor]) -> Tensor:
-    """In a new first dimension, as torch.stack does. On the meta device that would first import torch's compiler."""
+    """The same as torch.stack, which on the meta device would first import torch's compiler."""
     found = torch.empty((len(values), *values[0].shape))
     for place, value in zip(found.unbind(), values, strict=True):
         place.copy_(value)

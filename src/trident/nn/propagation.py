@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 
-def between(features: Tensor) -> Tensor:
+def pairwise_squared_distances(features: Tensor) -> Tensor:
     """Squared distances between all images of a task: (task, image, feature) -> (task, image, image)."""
     lengths = features.square().sum(2)
     return (lengths[:, :, None] + lengths[:, None] - 2 * features @ features.mT).clamp(min=0)

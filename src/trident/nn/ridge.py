@@ -7,10 +7,10 @@ ROUNDING = 100  # smallest penalty, in units of the rounding error: eps times th
 
 
 def ridge_reconstructions(rows: Tensor, queries: Tensor, penalties: Tensor) -> Tensor:
-    """The queries as well as the rows S can reconstruct them: Q (S^T S + penalty I)^-1 S^T S.
+    """The queries Q, reconstructed from the rows S by ridge regression: Q (S^T S + penalty I)^-1 S^T S.
 
     Rows (task, class, row, channel), queries (task, 1, query, channel), penalties (task, class) ->
-    (task, class, query, channel). Rows of zeros change nothing. Penalties that rounding would swallow are raised.
+    (task, class, query, channel). Rows of zeros change nothing. Penalties below the rounding error are raised.
     The matrix that is factorised has the size of the rows or of the channels, whichever is smaller.
     """
     squares = rows.square().sum((2, 3))  # (task, class)

@@ -14,7 +14,7 @@ def svgd_direction(particles: Tensor, gradient: Tensor) -> Tensor:
         phi_p = mean over r of  k(x_r, x_p) gradient_r + grad_(x_r) k(x_r, x_p),   k(x, y) = exp(-||x - y||^2 / h)
 
     The bandwidth h is the median squared distance of two particles divided by the logarithm of their number, so that
-    a particle and all others have about the same say. There must be two particles or more.
+    a particle and all others together have about the same weight. There must be two particles or more.
     """
     n = particles.shape[1]
     distances = (particles[:, :, None] - particles[:, None]).square().sum(3)  # (task, particle, particle)

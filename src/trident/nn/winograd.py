@@ -32,59 +32,59 @@ KERNEL = (
 def convolve(images: Tensor, weight: Tensor) -> tuple[Tensor, list[Tensor]]:
     """(task, image, h, w, inputs) * (task, 3, 3, inputs, outputs) -> (task, image, h, w, outputs), pixels first.
 
-    Also returns the transformed images of each core, for `pull_back`.
+    Also returns each core's share of the transformed images, for `pull_back`.
     """
     tasks, n, height, width, _ = images.shape
-    kernels = spread_weight(weight).flatten(0, 2)  # (36 * task, inputs, outputs)
+    kernels = transform_weight(weight).flatten(0, 2)  # (36 * task, inputs, outputs)
     result = images.new_empty(tasks, height, width, n, weight.shape[4])
 
     def convolve_share(share: slice) -> Tensor:
-        spread = spread_images(images[:, share])
-        products = torch.bmm(_rows(spread), kernels).view(*spread.shape[:-1], -1)
-        gather(products, result[:, :, :, share], _gather_outputs)
-        return spread
+        transformed = transform_input(images[:, share])
+        products = torch.bmm(_rows(transformed), kernels).view(*transformed.shape[:-1], -1)
+        transform_back(products, result[:, :, :, share], _output_transform)
+        return transformed
 
-    spreads = in_shares(convolve_share, n)
-    return result.permute(0, 3, 1, 2, 4), spreads
+    parts = in_shares(convolve_share, n)
+    return result.permute(0, 3, 1, 2, 4), parts
 
 
-def pull_back(spreads: list[Tensor], weight: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of images and weight, given the transformed images from `convolve`."""
+def pull_back(parts: list[Tensor], weight: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of images and weight, given the transformed images that `convolve` returned."""
     tasks, n, height, width, _ = gradient.shape
-    kernels = spread_weight(weight).flatten(0, 2).transpose(1, 2)  # (36 * task, outputs, inputs)
+    kernels = transform_weight(weight).flatten(0, 2).transpose(1, 2)  # (36 * task, outputs, inputs)
     for_images = gradient.new_empty(tasks, height, width, n, weight.shape[3])
-    stops = list(itertools.accumulate(spread.shape[5] for spread in spreads))
+    stops = list(itertools.accumulate(transformed.shape[5] for transformed in parts))
 
     def pull_back_share(share: slice) -> Tensor:
         found = []
-        for spread, stop in zip(spreads[share], stops[share], strict=True):
-            images = slice(stop - spread.shape[5], stop)
-            spread_part = spread_gradient(gradient[:, images])
-            products = torch.bmm(_rows(spread_part), kernels).view_as(spread)
-            gather(products, for_images[:, :, :, images], _gather_gradient)
-            found.append(torch.bmm(_rows(spread).transpose(1, 2), _rows(spread_part)))
+        for transformed, stop in zip(parts[share], stops[share], strict=True):
+            images = slice(stop - transformed.shape[5], stop)
+            transformed_gradient = transform_gradient(gradient[:, images])
+            products = torch.bmm(_rows(transformed_gradient), kernels).view_as(transformed)
+            transform_back(products, for_images[:, :, :, images], _input_transform_transposed)
+            found.append(torch.bmm(_rows(transformed).transpose(1, 2), _rows(transformed_gradient)))
         return torch.stack(found).sum(0)
 
-    for_weight = torch.stack(in_shares(pull_back_share, len(spreads))).sum(0)
+    for_weight = torch.stack(in_shares(pull_back_share, len(parts))).sum(0)
     shape = (SPAN, SPAN, tasks, *weight.shape[3:])
-    return for_images.permute(0, 3, 1, 2, 4), gather_weight(for_weight.view(shape))
+    return for_images.permute(0, 3, 1, 2, 4), transform_weight_transposed(for_weight.view(shape))
 
 
-def spread_images(images: Tensor) -> Tensor:
+def transform_input(images: Tensor) -> Tensor:
     """(task, image, h, w, c) -> (6, 6, task, rows of tiles, columns of tiles, image, c)."""
     tasks, n, height, width, channels = images.shape
     rows, columns = tiles(height), tiles(width)
     padded = images.new_zeros(tasks, TILE * rows + 2, TILE * columns + 2, n, channels)
     padded[:, 1 : 1 + height, 1 : 1 + width] = images.permute(0, 2, 3, 1, 4)
     half = images.new_empty(SPAN, tasks, rows, TILE * columns + 2, n, channels)
-    _spread([padded[:, i : i + TILE * rows - 3 : TILE] for i in range(SPAN)], list(half))
+    _input_transform([padded[:, i : i + TILE * rows - 3 : TILE] for i in range(SPAN)], list(half))
     whole = images.new_empty(SPAN, SPAN, tasks, rows, columns, n, channels)
-    _spread([half[:, :, :, i : i + TILE * columns - 3 : TILE] for i in range(SPAN)], list(whole.unbind(1)))
+    _input_transform([half[:, :, :, i : i + TILE * columns - 3 : TILE] for i in range(SPAN)], list(whole.unbind(1)))
     return whole
 
 
-def spread_gradient(gradient: Tensor) -> Tensor:
-    """The transpose of `gather` for outputs: (task, image, h, w, c) -> (6, 6, task, rows, columns, image, c)."""
+def transform_gradient(gradient: Tensor) -> Tensor:
+    """The transpose of the output transform: (task, image, h, w, c) -> (6, 6, task, rows, columns, image, c)."""
     tasks, n, height, width, channels = gradient.shape
     rows, columns = tiles(height), tiles(width)
     padded = gradient.permute(0, 2, 3, 1, 4)
@@ -92,13 +92,13 @@ def spread_gradient(gradient: Tensor) -> Tensor:
         padded = gradient.new_zeros(tasks, TILE * rows, TILE * columns, n, channels)
         padded[:, :height, :width] = gradient.permute(0, 2, 3, 1, 4)
     half = gradient.new_empty(SPAN, tasks, rows, TILE * columns, n, channels)
-    _spread_gradient([padded[:, i::TILE] for i in range(TILE)], list(half))
+    _output_transform_transposed([padded[:, i::TILE] for i in range(TILE)], list(half))
     whole = gradient.new_empty(SPAN, SPAN, tasks, rows, columns, n, channels)
-    _spread_gradient([half[:, :, :, i::TILE] for i in range(TILE)], list(whole.unbind(1)))
+    _output_transform_transposed([half[:, :, :, i::TILE] for i in range(TILE)], list(whole.unbind(1)))
     return whole
 
 
-def spread_weight(weight: Tensor) -> Tensor:
+def transform_weight(weight: Tensor) -> Tensor:
     """(task, 3, 3, inputs, outputs) -> (6, 6, task, inputs, outputs)."""
     tasks, _, _, inputs, outputs = weight.shape
     kernel = _kernel(weight)
@@ -106,36 +106,38 @@ def spread_weight(weight: Tensor) -> Tensor:
     return (kernel @ flat.view(SPAN, 3, -1)).view(SPAN, SPAN, tasks, inputs, outputs)
 
 
-def gather_weight(products: Tensor) -> Tensor:
-    """The transpose of `spread_weight`: (6, 6, task, inputs, outputs) -> (task, 3, 3, inputs, outputs)."""
+def transform_weight_transposed(products: Tensor) -> Tensor:
+    """The transpose of `transform_weight`: (6, 6, task, inputs, outputs) -> (task, 3, 3, inputs, outputs)."""
     kernel = _kernel(products).T
     flat = (kernel @ products.flatten(1)).view(3, SPAN, -1)
     return (kernel @ flat).view(3, 3, *products.shape[2:]).permute(2, 0, 1, 3, 4)
 
 
-def gather(products: Tensor, whole: Tensor, combine: Callable[[list[Tensor], list[Tensor], int], None]) -> None:
+def transform_back(
+    products: Tensor, whole: Tensor, transform: Callable[[list[Tensor], list[Tensor], int], None]
+) -> None:
     """(6, 6, task, rows, columns, image, c) -> into (task, h, w, image, c)."""
     _, _, tasks, rows, columns, n, channels = products.shape
     half = products.new_empty(TILE, SPAN, tasks, rows, columns, n, channels)
-    combine(list(products), list(half), ROWS)
+    transform(list(products), list(half), ROWS)
     for i in range(TILE):
         targets = [whole[:, i::TILE, j::TILE] for j in range(TILE)]
-        combine([part[:, : targets[0].shape[1]] for part in half[i]], targets, COLUMNS)
+        transform([part[:, : targets[0].shape[1]] for part in half[i]], targets, COLUMNS)
 
 
 def tiles(length: int) -> int:
     return -(-length // TILE)
 
 
-def _rows(spread: Tensor) -> Tensor:
-    return spread.flatten(3, 5).flatten(0, 2)  # (36 * task, rows * columns * image, c)
+def _rows(transformed: Tensor) -> Tensor:
+    return transformed.flatten(3, 5).flatten(0, 2)  # (36 * task, rows * columns * image, c)
 
 
 def _kernel(like: Tensor) -> Tensor:
     return torch.tensor(KERNEL, dtype=like.dtype, device=like.device)  # (6, 3)
 
 
-def _spread(d: list[Tensor], out: list[Tensor]) -> None:
+def _input_transform(d: list[Tensor], out: list[Tensor]) -> None:
     even, odd = torch.sub(d[4], d[2], alpha=4), torch.sub(d[3], d[1], alpha=4)
     torch.add(even, odd, out=out[1])
     torch.sub(even, odd, out=out[2])
@@ -149,7 +151,7 @@ def _spread(d: list[Tensor], out: list[Tensor]) -> None:
     out[5].sub_(odd, alpha=4)
 
 
-def _spread_gradient(g: list[Tensor], out: list[Tensor]) -> None:
+def _output_transform_transposed(g: list[Tensor], out: list[Tensor]) -> None:
     even, odd = g[0] + g[2], g[1] + g[3]
     torch.add(even, odd, out=out[1])
     torch.sub(even, odd, out=out[2])
@@ -164,7 +166,7 @@ def _spread_gradient(g: list[Tensor], out: list[Tensor]) -> None:
 # The last tiles may reach over the edge: results may be shorter along `axis` than their inputs.
 
 
-def _gather_outputs(m: list[Tensor], out: list[Tensor], axis: int) -> None:
+def _output_transform(m: list[Tensor], out: list[Tensor], axis: int) -> None:
     near, far = m[1] + m[2], m[3] + m[4]
     _add(near, far, 4, out[2], axis)
     _add(near.add_(m[0]), far, 1, out[0], axis)
@@ -174,8 +176,8 @@ def _gather_outputs(m: list[Tensor], out: list[Tensor], axis: int) -> None:
     _add(near.add_(m[5]), far, 8, out[3], axis)
 
 
-def _gather_gradient(m: list[Tensor], out: list[Tensor], axis: int) -> None:
-    """The transpose of `_spread`. Tiles overlap, so it also adds numbers from the next and previous tile."""
+def _input_transform_transposed(m: list[Tensor], out: list[Tensor], axis: int) -> None:
+    """The transpose of `_input_transform`. Tiles overlap, so it also adds numbers from the next and previous tile."""
     near, far = m[1] + m[2], m[3] + m[4]
     _add(near.add_(far), m[0], 1, out[3], axis)
     reach = min(out[3].shape[axis], m[0].shape[axis] - 1)

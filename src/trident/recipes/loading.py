@@ -12,6 +12,7 @@ from trident.errors import TridentError, did_you_mean, is_shown
 from trident.importing import imported
 from trident.methods.base import Method
 from trident.methods.registry import method_class, method_name
+from trident.nn.parameters import count
 from trident.recipes.files import read_recipe
 from trident.recipes.recipe import Recipe
 from trident.settings import LARGEST, check_largest, require
@@ -92,7 +93,7 @@ def setting_of(recipe: Recipe, key: str) -> Any:
     return getattr(getattr(recipe, section), name)
 
 
-def shown(value: Any) -> str:
+def formatted(value: Any) -> str:
     """A setting's value as written in a recipe or on the command line."""
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
@@ -177,7 +178,7 @@ def _sized(recipe: Recipe) -> Recipe:
         "tasks of a step or their images fewer",
     )
     try:
-        parameters = sum(value.numel() for value in recipe.shapes().values())
+        parameters = count(recipe.shapes())
     except RuntimeError as error:  # torch's numbers of elements have an end
         raise TridentError(f"the settings make a network of impossible size: {str(error).splitlines()[0]}") from error
     require(

@@ -9,6 +9,7 @@ from trident.learning.checkpoint import Checkpoint
 from trident.measuring.audit import default_protocol
 from trident.measuring.calibration import Calibration, calibration
 from trident.measuring.evaluate import Evaluation, Sample, evaluate, mean_and_interval
+from trident.nn.parameters import count
 from trident.recipes.loading import recipe_values
 from trident.report.content import read_log, run_name
 
@@ -43,7 +44,7 @@ class Comparison:
             "runs": [
                 {
                     "name": run.name,
-                    "weights": run.checkpoint.describe(),
+                    "weights": run.checkpoint.summary(),
                     **run.evaluation.to_json(),
                     "calibration": run.calibration.to_json(),
                     "parameters": run.parameters,
@@ -77,7 +78,7 @@ def compare(
             first = runs[0].evaluation
             if (first.fingerprint, first.episode) == (result.fingerprint, result.episode):
                 difference = mean_and_interval(result.predictions.accuracies - first.predictions.accuracies)
-        counted = sum(value.numel() for value in checkpoint.parameters.values())
+        counted = count(checkpoint.parameters)
         runs.append(
             ComparedRun(
                 name,

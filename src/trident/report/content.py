@@ -38,7 +38,7 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         return {
             "run": self.name,
-            "weights": self.checkpoint.describe(),
+            "weights": self.checkpoint.summary(),
             **self.calibration.to_json(),
             "temperature_as_paper": self.fitted_as_paper.to_json(),
             "audit": self.audit.to_json(),
@@ -47,7 +47,7 @@ class Report:
         }
 
 
-def gather(
+def make_report(
     checkpoint: Checkpoint,
     store: ImageStore,
     fitting_store: ImageStore,
@@ -100,18 +100,19 @@ def gather(
         decoupled,
         tuple(projected_panels(decoupled, seed)) if decoupled else (),
         decoded,
-        tuple(
-            find(
-                table="accuracy",
-                train_dataset=str(checkpoint.provenance["dataset"]),
-                test_dataset=store.dataset,
-                n_way=checkpoint.recipe.episode.n_way,
-                n_shot=checkpoint.recipe.episode.n_shot,
-            )
-        )
-        if split == "test"
-        else (),
+        _published(checkpoint, store) if split == "test" else (),
         store,
+    )
+
+
+def _published(checkpoint: Checkpoint, store: ImageStore) -> tuple[PaperResult, ...]:
+    """The paper's figures for the same data and shots."""
+    return find(
+        table="accuracy",
+        train_dataset=str(checkpoint.provenance["dataset"]),
+        test_dataset=store.dataset,
+        n_way=checkpoint.recipe.episode.n_way,
+        n_shot=checkpoint.recipe.episode.n_shot,
     )
 
 

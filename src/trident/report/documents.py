@@ -1,4 +1,4 @@
-"""Documents whose first part is written by hand, and the rest from kept results."""
+"""Documents whose first part is written by hand, and whose rest is generated from saved results."""
 
 from pathlib import Path
 

@@ -13,7 +13,7 @@ from PIL import Image
 import trident
 from trident.data.describe import describe
 from trident.errors import TridentError
-from trident.recipes.loading import setting_help, setting_of, shown
+from trident.recipes.loading import formatted, setting_help, setting_of
 from trident.recipes.recipe import Recipe
 from trident.report import figures
 from trident.report.comparison import Comparison
@@ -99,7 +99,7 @@ def _data_uri(pixels: np.ndarray) -> str:
 
 def _settings(recipe: Recipe) -> list[tuple[str, str, str]]:
     """Name, value and meaning of each setting."""
-    return [(key, shown(setting_of(recipe, key)), meaning) for key, meaning in setting_help(recipe).items()]
+    return [(key, formatted(setting_of(recipe, key)), meaning) for key, meaning in setting_help(recipe).items()]
 
 
 def _environment(provenance: dict[str, Any]) -> list[tuple[str, str]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from trident.errors import TridentError
 from trident.report.paper_results import PaperResult
 from trident.reproduction.panels import AblationRow, Panel, Reproduction
-from trident.reproduction.results import ORDER_NAMES, ORDERS, Kept, read
+from trident.reproduction.results import ORDER_NAMES, ORDERS, ModelResults, read
 
 FEWEST_ROWS = 5  # for a correlation
 
@@ -24,7 +24,9 @@ class Correlation:
         return f"queries {ORDER_NAMES[self.order]}: {self.rho:+.2f} ({self.rows} rows)"
 
 
-def ablation_rows(reproduction: Reproduction, panel: Panel, folder: Path) -> Iterator[tuple[AblationRow, Kept | None]]:
+def ablation_rows(
+    reproduction: Reproduction, panel: Panel, folder: Path
+) -> Iterator[tuple[AblationRow, ModelResults | None]]:
     for row in reproduction.ablation(panel):
         yield row, read(row.model.name, folder)
 

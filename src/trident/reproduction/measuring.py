@@ -35,13 +35,13 @@ FITTING_TASKS = 200  # of the validation classes, for the temperature
 RECONSTRUCTED_TASKS = 50
 
 
-def in_order(checkpoint: Checkpoint, order: str) -> Checkpoint:
+def with_query_order(checkpoint: Checkpoint, order: str) -> Checkpoint:
     """The model under its own protocol, with another order of the queries."""
     protocol = replace(checkpoint.recipe.protocol, query_order=order)  # type: ignore[arg-type]
     return replace(checkpoint, recipe=replace(checkpoint.recipe, protocol=protocol))
 
 
-def counted(progress: Progress | None, before: int, total: int) -> Callable[[int, int], None]:
+def progress_after(progress: Progress | None, before: int, total: int) -> Callable[[int, int], None]:
     """Progress of one of several parts of the work."""
 
     def report(done: int, _: int) -> None:
@@ -60,10 +60,10 @@ def both_orders(
     orders, problems, accuracies = {}, {}, {}
     execution: Execution | None = None
     for place, order in enumerate(ORDERS):
-        model, before = in_order(checkpoint, order), place * (tasks + fitting_tasks)
+        model, before = with_query_order(checkpoint, order), place * (tasks + fitting_tasks)
 
         def evaluated(where: ImageStore, split: str, n_tasks: int, before: int) -> Evaluation:
-            report = counted(progress, before, total)
+            report = progress_after(progress, before, total)
             return evaluate(model, where, progress=report, split=split, tasks=n_tasks, seed=0, device=device)  # noqa: B023
 
         try:
@@ -104,7 +104,7 @@ def latents(checkpoint: Checkpoint, store: ImageStore, tasks: int, device: str, 
     began, total = time.perf_counter(), len(ORDERS) * tasks
     found = {
         order: decoupling(
-            in_order(checkpoint, order),
+            with_query_order(checkpoint, order),
             store,
             split="test",
             tasks=tasks,
@@ -112,7 +112,7 @@ def latents(checkpoint: Checkpoint, store: ImageStore, tasks: int, device: str, 
             device=device,
             engine="plain",
             precision="fp32",
-            progress=counted(progress, place * tasks, total),
+            progress=progress_after(progress, place * tasks, total),
         )
         for place, order in enumerate(ORDERS)
     }
@@ -144,12 +144,12 @@ def reconstructed(
     began, used = time.perf_counter(), min(RECONSTRUCTED_TASKS, tasks)
     orders, swapped, protocol = {}, np.zeros(0), ""
     for place, order in enumerate(ORDERS):
-        model, errors = in_order(checkpoint, order), []
+        model, errors = with_query_order(checkpoint, order), []
         for task in range(used):
             found = reconstructions(model, store, split="test", seed=0, task=task, device=device)
             errors.append((found.squared_error, found.squared_error_of_mean))
             swapped, protocol = found.swapped if task == 0 else swapped, found.protocol
-            counted(progress, place * used, len(ORDERS) * used)(task + 1, used)
+            progress_after(progress, place * used, len(ORDERS) * used)(task + 1, used)
         ours, of_mean = np.array(errors).T  # (task,) each
         orders[order] = Decoded(float(ours.mean()), float(of_mean.mean()), *mean_and_interval(ours / of_mean))
     source = _source(store, tasks, device, time.perf_counter() - began, Execution(device))

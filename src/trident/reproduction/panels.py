@@ -4,10 +4,10 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
-from trident.ablations.files import checked, errors_in
-from trident.errors import did_you_mean
+from trident.ablations.files import checked
+from trident.errors import did_you_mean, errors_in
 from trident.recipes.files import read_toml
-from trident.recipes.loading import load_recipe, setting_of, shown
+from trident.recipes.loading import formatted, load_recipe, setting_of
 from trident.recipes.recipe import Recipe
 from trident.report.paper_results import PaperResult, paper_table, paper_training
 from trident.settings import require
@@ -21,7 +21,7 @@ KINDS = ("drawing", "accuracy", "parameters", "calibration", "ablation", "latent
 
 @dataclass(frozen=True)
 class Model:
-    """Weights that come along, or a training. It is trained on the first of its datasets, and measured on all."""
+    """Included weights, or a training. It is trained on the first of its datasets, and measured on all."""
 
     data: list[str]
     weights: str = ""
@@ -139,7 +139,9 @@ def _trained(settings: tuple[str, ...], n_shot: int, steps: int) -> Model:
     """The model of a row. Settings that are the recipe's own are left out, so that equal models have equal names."""
     recipe = next(run.recipe for run in paper_training() if (run.train_dataset, run.n_shot) == (TRAINED_ON, n_shot))
     own = load_recipe(recipe)
-    changed = [text for text in settings if shown(setting_of(own, text.partition("=")[0])) != text.partition("=")[2]]
+    changed = [
+        text for text in settings if formatted(setting_of(own, text.partition("=")[0])) != text.partition("=")[2]
+    ]
     parts = [text.partition(".")[2].replace("=", "-") for text in changed]
     return Model(
         data=[TRAINED_ON],

@@ -14,7 +14,7 @@ from trident.reproduction.results import ORDER_NAMES, ORDERS, Latents, read
 
 
 def all_plots(reproduction: Reproduction, folder: Path) -> dict[str, Any]:
-    """By name, those whose results are there: what the order is worth, the ablations, the latents."""
+    """The figures, by name, for which there are results: the effect of the query order, ablations and latents."""
     found = {"order": order_plot(reproduction, folder), "ablations": ablation_plot(reproduction, folder)}
     found["separation"] = separation_plot(reproduction, folder)
     found |= latent_plots(reproduction, folder)

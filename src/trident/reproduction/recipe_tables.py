@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from trident.nn.parameters import count_by_part
-from trident.recipes.loading import load_recipe, setting_of, shown
+from trident.recipes.loading import formatted, load_recipe, setting_of
 from trident.report.paper_results import paper_table, paper_training, paper_training_notes
 from trident.reproduction.panels import Panel, Reproduction
-from trident.reproduction.results import Kept, read
+from trident.reproduction.results import ModelResults, read
 
 # Parts of the network as the paper counts them, and ours that make them up.
 PARTS = {
@@ -45,7 +45,7 @@ def training_table(reproduction: Reproduction, panel: Panel, folder: Path) -> Ta
     published = [dict(text.split("=") for text in run.settings) for run in runs]
     rows = []
     for key in keys:
-        ours = [shown(setting_of(recipe, key)) for recipe in recipes]
+        ours = [formatted(setting_of(recipe, key)) for recipe in recipes]
         cells = [theirs[key] for theirs in published]
         rows.append([key, *(f"{a} / {b}" for a, b in zip(cells, ours, strict=True))])
     costs = [one for one in _trainings(reproduction, folder) if one.training_seconds]
@@ -57,6 +57,6 @@ def training_table(reproduction: Reproduction, panel: Panel, folder: Path) -> Ta
     return ["setting", *(run.recipe for run in runs)], rows, notes
 
 
-def _trainings(reproduction: Reproduction, folder: Path) -> list[Kept]:
+def _trainings(reproduction: Reproduction, folder: Path) -> list[ModelResults]:
     names = {model.name for panel in reproduction.panels for model in reproduction.models_of(panel) if model.recipe}
     return [kept for name in sorted(names) if (kept := read(name, folder)) is not None]

@@ -93,14 +93,14 @@ Part = BothOrders | Latents | Reconstructed
 
 
 @dataclass(frozen=True)
-class Kept:
-    """All that is known of one model."""
+class ModelResults:
+    """All results of one model, and how it was made."""
 
     made_from: str  # weights, or recipe and settings
     digest: str  # of the weights file; empty if the training ended with an error
     n_shot: int
     trained_order: str  # of the queries in training
-    asked_steps: int  # 0 for weights that come along
+    asked_steps: int  # 0 for included weights
     steps: int  # trained
     best_step: int | None  # whose weights are measured
     paper_steps: int  # of the paper's training
@@ -114,25 +114,25 @@ class Kept:
     trident: str = trident.__version__
 
     def part(self, kind: str) -> dict[str, Part]:
-        """By dataset: what a kind of panel shows."""
+        """The results that a kind of panel shows, by dataset."""
         found: dict[str, Part] = getattr(self, part_of(kind))
         return found
 
 
 def part_of(kind: str) -> str:
-    """The field of `Kept` that a kind of panel shows."""
+    """The field of `ModelResults` that a kind of panel shows."""
     return kind if kind in ("latents", "reconstructions") else "measured"
 
 
-def read(name: str, folder: Path = FOLDER) -> Kept | None:
+def read(name: str, folder: Path = FOLDER) -> ModelResults | None:
     """The results of a model; None if it has none."""
     path = folder / f"{name}.json"
-    kept: Kept | None = read_json(Kept, path) if path.is_file() else None
+    kept: ModelResults | None = read_json(ModelResults, path) if path.is_file() else None
     return kept
 
 
-def keep(name: str, change: Callable[[Kept | None], Kept], folder: Path = FOLDER) -> None:
-    """Change what is kept of a model. Other processes may do the same at the same time."""
+def update_results(name: str, change: Callable[[ModelResults | None], ModelResults], folder: Path = FOLDER) -> None:
+    """Change the results of a model in its file, under a lock: other processes may do the same at the same time."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

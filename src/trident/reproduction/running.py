@@ -14,26 +14,27 @@ from trident.data.store import ImageStore
 from trident.files import short_digest
 from trident.learning.checkpoint import LAST, Checkpoint, load_checkpoint
 from trident.learning.training import Observer
+from trident.nn.parameters import count
 from trident.progress import Progress
 from trident.recipes.loading import load_recipe
 from trident.recipes.recipe import Recipe
 from trident.report.paper_results import paper_training
 from trident.reproduction.measuring import both_orders, latents, reconstructed
 from trident.reproduction.panels import Model, Panel, Reproduction
-from trident.reproduction.results import FOLDER, Kept, Part, keep, part_of, read
+from trident.reproduction.results import FOLDER, ModelResults, Part, part_of, read, update_results
 from trident.reproduction.states import is_complete
 from trident.reproduction.training_time import training_seconds
 from trident.settings import require
 
 
 @dataclass(frozen=True)
-class Workshop:
-    """Where the data are, where runs and results go, and how to show progress."""
+class Runner:
+    """Trains and measures models: the data, the folders of runs and results, and how to show progress."""
 
     stores: dict[str, tuple[str, ImageStore]]  # by dataset: how to find it again, and the store
     runs: Path  # folder of trainings
     results: Path
-    fresh: bool  # whether to begin without the results that come along
+    fresh: bool  # whether to ignore the included results
     device: str
     budget: float
     say: Callable[[str], None]
@@ -48,7 +49,7 @@ class Workshop:
         return self.stores[dataset][1]
 
     def prepare(self) -> None:
-        """Make the folder of results, with those that come along unless this is a fresh start."""
+        """Make the folder of results. Unless this is a fresh start, copy the included results into it."""
         require(not self.results.is_file(), f"--results {self.results} is a file: it must be a folder")
         self.results.mkdir(parents=True, exist_ok=True)
         for path in [] if self.fresh else FOLDER.glob("*.json"):
@@ -81,9 +82,9 @@ class Workshop:
         if checkpoint is not None:
             _check_store(checkpoint, self.store(dataset))
             found = self._measured(panel, model, checkpoint, dataset, tasks)
-            keep(model.name, lambda kept: _extended(kept, fresh, part, dataset, found), self.results)
+            update_results(model.name, lambda kept: _extended(kept, fresh, part, dataset, found), self.results)
         else:
-            keep(model.name, lambda kept: _newer(kept, fresh), self.results)
+            update_results(model.name, lambda kept: _newer(kept, fresh), self.results)
 
     def _measured(self, panel: Panel, model: Model, checkpoint: Checkpoint, dataset: str, tasks: int) -> Part:
         store = self.store(dataset)
@@ -94,7 +95,7 @@ class Workshop:
                 return reconstructed(checkpoint, store, tasks, self.device, progress)
             return both_orders(checkpoint, store, self.store(model.data[0]), tasks, self.device, progress)
 
-    def _model(self, model: Model) -> tuple[Kept, Checkpoint | None]:
+    def _model(self, model: Model) -> tuple[ModelResults, Checkpoint | None]:
         """What is to be kept of a model, and its weights; None if its training ended with an error."""
         if model.weights:
             checkpoint = load_checkpoint(model.weights)
@@ -114,10 +115,10 @@ class Workshop:
         return (about if best else replace(about, digest="")), best
 
 
-def _about(model: Model, recipe: Recipe, asked: int, last: Checkpoint, best: Checkpoint | None) -> Kept:
+def _about(model: Model, recipe: Recipe, asked: int, last: Checkpoint, best: Checkpoint | None) -> ModelResults:
     measured = best or last
     assert measured.path is not None
-    return Kept(
+    return ModelResults(
         made_from=model.made_from,
         digest=short_digest(measured.path),
         n_shot=recipe.episode.n_shot,
@@ -126,12 +127,12 @@ def _about(model: Model, recipe: Recipe, asked: int, last: Checkpoint, best: Che
         steps=last.all_steps,
         best_step=best.all_steps if best else None,
         paper_steps=_paper_steps(model, recipe),
-        parameters=sum(value.numel() for value in measured.parameters.values()),
+        parameters=count(measured.parameters),
     )
 
 
 def _paper_steps(model: Model, recipe: Recipe) -> int:
-    """Of the recipe, or for weights of the paper's training with as many shots."""
+    """Training steps in the paper: of the recipe, or for weights, of the paper's training with as many shots."""
     if model.recipe:
         return load_recipe(model.recipe).training.steps
     wanted = (recipe.dataset, recipe.episode.n_shot)
@@ -148,7 +149,7 @@ def _check_store(checkpoint: Checkpoint, store: ImageStore) -> None:
         require(same, f"the store of {store.dataset} is not the one trained on: its fingerprint is another")
 
 
-def _newer(kept: Kept | None, fresh: Kept) -> Kept:
+def _newer(kept: ModelResults | None, fresh: ModelResults) -> ModelResults:
     """What is known of a model after it was made again. Results of more steps are never replaced by those of fewer."""
     if kept is None:
         return fresh
@@ -159,6 +160,6 @@ def _newer(kept: Kept | None, fresh: Kept) -> Kept:
     return fresh
 
 
-def _extended(kept: Kept | None, fresh: Kept, part: str, dataset: str, found: Part) -> Kept:
+def _extended(kept: ModelResults | None, fresh: ModelResults, part: str, dataset: str, found: Part) -> ModelResults:
     newer = _newer(kept, fresh)
     return replace(newer, **{part: getattr(newer, part) | {dataset: found}})

@@ -8,7 +8,7 @@ from trident.report.paper_results import find, paper_table
 from trident.reproduction.correlation import ablation_rows, correlations
 from trident.reproduction.panels import Model, Panel, Reproduction
 from trident.reproduction.recipe_tables import Table, parameters_table, training_table
-from trident.reproduction.results import ORDER_NAMES, ORDERS, BothOrders, Kept, read
+from trident.reproduction.results import ORDER_NAMES, ORDERS, BothOrders, ModelResults, read
 from trident.reproduction.states import state
 
 FITTED = {"none": "no temperature", "validation": "fitted on validation tasks", "paper": "fitted on the scored tasks"}
@@ -62,7 +62,7 @@ def _drawing(reproduction: Reproduction, panel: Panel, folder: Path) -> Table:
     return [], [], []
 
 
-def _kept(reproduction: Reproduction, panel: Panel, folder: Path) -> Iterator[tuple[Model, Kept | None]]:
+def _results_of(reproduction: Reproduction, panel: Panel, folder: Path) -> Iterator[tuple[Model, ModelResults | None]]:
     for model in reproduction.models_of(panel):
         yield model, read(model.name, folder)
 
@@ -71,7 +71,7 @@ def _accuracy(reproduction: Reproduction, panel: Panel, folder: Path) -> Table:
     headings = ["trained on queries", "shots", "measured on", "steps (of the paper's)", "published, %"]
     headings += ["queries sorted by class, %", "the same queries shuffled, %", "difference, points", "measuring, s"]
     rows = []
-    for model, kept in _kept(reproduction, panel, folder):
+    for model, kept in _results_of(reproduction, panel, folder):
         for dataset in model.data:
             if kept is None or dataset not in kept.measured:
                 rows.append([model.name, "", dataset, (kept and kept.error) or "not run", *[""] * 5])
@@ -84,7 +84,7 @@ def _accuracy(reproduction: Reproduction, panel: Panel, folder: Path) -> Table:
     return headings, rows, _protocols(reproduction, panel, folder)
 
 
-def _steps(kept: Kept) -> str:
+def _steps(kept: ModelResults) -> str:
     best = "" if kept.best_step in (None, kept.steps) else f", measured after {kept.best_step:,}"
     return f"{kept.steps:,} of {kept.paper_steps:,}{best}"
 
@@ -102,7 +102,7 @@ def _figures(found: BothOrders) -> list[str]:
 def _protocols(reproduction: Reproduction, panel: Panel, folder: Path) -> list[str]:
     """How ours were measured, once for each dataset and number of shots."""
     found = {}
-    for model, kept in _kept(reproduction, panel, folder):
+    for model, kept in _results_of(reproduction, panel, folder):
         for dataset in panel.datasets_of(model):
             for one in kept.measured[dataset].orders.values() if kept and dataset in kept.measured else ():
                 source = kept.measured[dataset].source  # type: ignore[union-attr]
@@ -115,7 +115,7 @@ def _calibration(reproduction: Reproduction, panel: Panel, folder: Path) -> Tabl
     headings = ["trained on queries", "shots", "measured on queries", "temperature"]
     headings += [name.upper() for name in metrics]
     rows = []
-    for model, kept in _kept(reproduction, panel, folder):
+    for model, kept in _results_of(reproduction, panel, folder):
         if kept is None or panel.dataset not in kept.measured:
             rows.append([model.name, "", "not run", "", *[""] * len(metrics)])
             continue
@@ -156,7 +156,7 @@ def _ablation(reproduction: Reproduction, panel: Panel, folder: Path) -> Table:
 def _latents(reproduction: Reproduction, panel: Panel, folder: Path) -> Table:
     headings = ["trained on queries", "shots", "measured on queries", "latent", "before", "after", "change"]
     rows, notes = [], ["Davies-Bouldin scores in the latents' own space: lower means better separated classes."]
-    for model, kept in _kept(reproduction, panel, folder):
+    for model, kept in _results_of(reproduction, panel, folder):
         if kept is None or panel.dataset not in kept.latents:
             rows.append([model.name, "", "not run", "", "", "", ""])
             continue
@@ -173,7 +173,7 @@ def _reconstructions(reproduction: Reproduction, panel: Panel, folder: Path) -> 
     headings = ["trained on queries", "shots", "measured on queries", "decoder's squared error"]
     headings += ["error of the task's mean image", "ratio, mean over tasks"]
     rows, notes = [], []
-    for model, kept in _kept(reproduction, panel, folder):
+    for model, kept in _results_of(reproduction, panel, folder):
         if kept is None or panel.dataset not in kept.reconstructions:
             rows.append([model.name, "", "not run", "", "", ""])
             continue

@@ -4,14 +4,14 @@ from pathlib import Path
 
 from trident.files import short_digest
 from trident.reproduction.panels import Model, Panel, Reproduction
-from trident.reproduction.results import Kept, read
+from trident.reproduction.results import ModelResults, read
 from trident.weights import weights_file
 
 NOTHING = "nothing to run"
 
 
 def is_complete(
-    kept: Kept, panel: Panel, model: Model, dataset: str, tasks: int, budget: float, fingerprint: str | None
+    kept: ModelResults, panel: Panel, model: Model, dataset: str, tasks: int, budget: float, fingerprint: str | None
 ) -> bool:
     """Whether a model was measured as the panel asks. The result of a training that failed is its error."""
     if kept.made_from != model.made_from or kept.asked_steps < model.asked_steps(budget):

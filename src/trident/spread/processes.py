@@ -27,7 +27,7 @@ class Processes:
 
     rank = 0
     size = 1
-    alone = True  # whether torchrun is not in use, so that there is nobody to talk to
+    alone = True  # whether this process runs without torchrun
 
     @property
     def first(self) -> bool:
@@ -35,7 +35,7 @@ class Processes:
         return self.rank == 0
 
     def block(self, items: range) -> range:
-        """This process's share of some items: neighbours, and as many as the others have, or one more."""
+        """This process's share of the items: a contiguous block. The shares differ in size by at most one."""
         return items[self.rank * len(items) // self.size : (self.rank + 1) * len(items) // self.size]
 
     def sum(self, values: Tensor) -> None:
@@ -49,11 +49,11 @@ class Processes:
         return [value]
 
     def from_first(self, work: Callable[[], Value]) -> Value:
-        """The result of work that only the first process does. If it fails, all processes raise its error."""
+        """Run `work` on the first process and return its result on all. If it fails, all processes raise its error."""
         return work()
 
-    def together(self, work: Callable[[], Value]) -> Value:
-        """The result of work that each process does. If any of them fails, all raise the same error."""
+    def on_each(self, work: Callable[[], Value]) -> Value:
+        """Run `work` on each process and return its own result. If one fails, all raise the same error."""
         return work()
 
     def check_same(self, facts: Mapping[str, object]) -> None:
@@ -71,17 +71,17 @@ class _Connected(Processes):
         self.size = size
 
     def sum(self, values: Tensor) -> None:
-        with _noticing_losses():
+        with _reporting_lost_processes():
             distributed.all_reduce(values)
 
     def copy_from_first(self, tensors: Sequence[Tensor]) -> None:
-        with _noticing_losses():
+        with _reporting_lost_processes():
             for tensor in tensors:
                 distributed.broadcast(tensor.detach(), 0)
 
     def gather(self, value: Value) -> list[Value]:
         found: list[Any] = [None] * self.size
-        with _noticing_losses():
+        with _reporting_lost_processes():
             distributed.all_gather_object(found, value)
         return found
 
@@ -89,12 +89,12 @@ class _Connected(Processes):
         found: list[Any] = [None]
         if self.first:
             found = [_attempt(work)]
-        with _noticing_losses():
+        with _reporting_lost_processes():
             distributed.broadcast_object_list(found, 0)
         value: Value = _result(found)
         return value
 
-    def together(self, work: Callable[[], Value]) -> Value:
+    def on_each(self, work: Callable[[], Value]) -> Value:
         value, problem = _attempt(work)
         problems = self.gather(problem)
         result: Value = _result([(value, problem) for problem in problems])
@@ -125,7 +125,7 @@ def connected(launched: Launched, nccl: bool) -> Iterator[Processes]:
     import torch.distributed.nn.functional  # noqa: F401
 
     rank, size, restarts = launched.rank, launched.size, launched.restarts
-    with _noticing_losses():
+    with _reporting_lost_processes():
         kept, _, _ = next(rendezvous("env://", rank, size))
         # torchrun keeps its store when it starts the processes again, with the addresses of those that have ended.
         store = PrefixStore(f"trident/{restarts}/{size}", kept)
@@ -163,8 +163,8 @@ def _result(attempts: Sequence[tuple[Any, tuple[type[TridentError], str] | None]
 
 
 @contextmanager
-def _noticing_losses() -> Iterator[None]:
-    """torch.distributed reports a lost connection as a RuntimeError."""
+def _reporting_lost_processes() -> Iterator[None]:
+    """Raise a LostProcessError where torch.distributed raises a RuntimeError, because a connection was lost."""
     try:
         yield
     except torch.OutOfMemoryError:

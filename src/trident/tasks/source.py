@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trident.data.store import ImageStore
+from trident.data.store import ImageStore, positions_of
 from trident.tasks.augmentation import augment, draw_augmentations
 from trident.tasks.episodes import EpisodeSampler, task_generator
 from trident.tasks.images import Images
@@ -32,21 +32,21 @@ class Source(ABC):
     @abstractmethod
     def batch(self, indices: Sequence[int]) -> Batch: ...
 
-    def ahead(self, indices: Sequence[int]) -> Callable[[], Batch]:
-        """Draw a batch before it is needed, in the background if its images are gathered from host memory.
+    def prefetch(self, indices: Sequence[int]) -> Callable[[], Batch]:
+        """Draw a batch before it is needed, in a background thread if its images are gathered from host memory.
 
-        The function that is returned gives the batch, and waits for it if necessary.
+        Returns a function that returns the batch, and waits for it if necessary.
         """
         if self.images.gathers:
             return self.images.in_background(lambda: self.batch(indices))
         batch = self.batch(indices)
         return lambda: batch
 
-    def in_turn(self, chunks: Iterable[Sequence[int]]) -> Iterator[Batch]:
-        """One batch after another; each is drawn while the one before is in use."""
+    def prefetched(self, chunks: Iterable[Sequence[int]]) -> Iterator[Batch]:
+        """Yield one batch after another. Each is drawn while the one before it is in use."""
         upcoming: Callable[[], Batch] | None = None
         for indices in chunks:
-            current, upcoming = upcoming, self.ahead(indices)
+            current, upcoming = upcoming, self.prefetch(indices)
             if current is not None:
                 yield current()
         if upcoming is not None:
@@ -122,7 +122,7 @@ class ClassSource(Source):
         entries = store.classes_of("train")
         self.images = Images(store, device)
         self.n_classes = len(entries)
-        self.positions = np.concatenate([np.arange(entry.start, entry.start + entry.count) for entry in entries])
+        self.positions = positions_of(entries)
         self.classes = np.repeat(np.arange(len(entries)), [entry.count for entry in entries])
         self.n_images = min(images_per_step, len(self.positions))
         self.seed = seed

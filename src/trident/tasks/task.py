@@ -21,7 +21,7 @@ class Task:
     support_labels: Tensor  # (task, n_support) int64
     n_way: int
     noise: Noise = field(default_factory=dict)  # (task, images of the set, size) each, as the method asked for
-    _made: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _cache: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def n_tasks(self) -> int:
@@ -52,11 +52,11 @@ class Task:
         """The images with values in 0 .. 1."""
         return self.images.float() / 255 if self.images.dtype == torch.uint8 else self.images
 
-    def once(self, name: str, make: Callable[[Tensor], Tensor]) -> Tensor:
-        """`make(pixels)`, cached under this name."""
-        if name not in self._made:
-            self._made[name] = make(self.pixels)
-        return self._made[name]
+    def cached(self, name: str, compute: Callable[[Tensor], Tensor]) -> Tensor:
+        """`compute(pixels)`, computed once and cached under this name."""
+        if name not in self._cache:
+            self._cache[name] = compute(self.pixels)
+        return self._cache[name]
 
     def with_images(self, images: Tensor) -> "Task":
         return replace(self, images=images)
@@ -70,7 +70,7 @@ class Labels(NamedTuple):
 
 
 def all_labels(task: Task, labels: Labels) -> Tensor:
-    """Of support set and queries, for a training loss: (task, image)."""
+    """The labels of the support set and of the queries, for a training loss: (task, image)."""
     return torch.cat([task.support_labels, labels.queries], 1)
 
 

@@ -81,7 +81,7 @@ def is_loopback(address: str) -> bool:
 
 
 def chosen_token(file: Path | None) -> str | None:
-    """That of a file, or of the environment; none if there is neither."""
+    """The token from a file, or from the environment; None if there is neither."""
     if file is not None:
         try:
             return _checked(file.read_text("utf-8").strip(), f"--token-file {file}")

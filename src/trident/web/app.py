@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp
 
 import trident
-from trident.data.decoding_process import DecodingProcesses, shared
+from trident.data.decoding_process import DecodingProcesses, decoders
 from trident.data.images import Target
 from trident.errors import TridentError
 from trident.web.connections import client_of
@@ -31,7 +31,7 @@ STATIC = Path(__file__).parent / "static"
 Work = Callable[[Network, Task, Check], dict[str, Any]]
 
 
-def make_routes(network: Network, limits: Limits, metrics: Metrics, processes: DecodingProcesses = shared) -> ASGIApp:
+def make_routes(network: Network, limits: Limits, metrics: Metrics, processes: DecodingProcesses = decoders) -> ASGIApp:
     """What the server answers to those who are let in."""
     # Turn off the telemetry of newer FastAPI versions.
     silent: Any = dict.fromkeys(("tracing", "metrics", "logs", "operation_spans", "auto_configure"), False)

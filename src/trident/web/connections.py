@@ -35,12 +35,12 @@ class FairProtocol(H11Protocol):
         self._wait(HEADER_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._go_on()
+        self._stop_waiting()
         super().connection_lost(exc)
 
     def handle_events(self) -> None:
         super().handle_events()
-        self._look()
+        self._stop_waiting_if_answering()
 
     def on_response_complete(self) -> None:
         if not self._unread:
@@ -56,31 +56,31 @@ class FairProtocol(H11Protocol):
         super().resume_writing()
         self._unread = False
         self._wait(HEADER_SECONDS)
-        self._look()
+        self._stop_waiting_if_answering()
 
     def drop(self) -> None:
         """Close at once, without waiting until the client has read what was sent."""
         self.connections.discard(self)
         self.transport.abort()
 
-    def _look(self) -> None:
+    def _stop_waiting_if_answering(self) -> None:
         """While the server works on an answer, its client is not waited for."""
         if self.cycle is not None and not self.cycle.response_complete and not self._unread:
-            self._go_on()
+            self._stop_waiting()
 
     def _wait(self, seconds: float) -> None:
-        self._go_on()
+        self._stop_waiting()
         self.waiting_since = self.loop.time()
         self._deadline = self.loop.call_later(seconds, self.drop)
 
-    def _go_on(self) -> None:
+    def _stop_waiting(self) -> None:
         self.waiting_since = None
         if self._deadline is not None:
             self._deadline.cancel()
 
 
 def longest_waiting(connections: Iterable[FairProtocol]) -> FairProtocol | None:
-    """Among the connections of the client that has most of those that wait."""
+    """The connection that waits longest, of the client with the most waiting connections."""
     waiting = [(one.waiting_since, one) for one in connections if one.waiting_since is not None]
     held = Counter(one.owner for _, one in waiting)
     if not waiting:
@@ -89,7 +89,7 @@ def longest_waiting(connections: Iterable[FairProtocol]) -> FairProtocol | None:
 
 
 def client_of(address: str) -> str:
-    """Whom an address belongs to. With IPv6 a client has not one address but a network of them."""
+    """The client that an address belongs to. With IPv6, a client is a /64 network of addresses."""
     try:
         found = ipaddress.ip_address(address)
     except ValueError:

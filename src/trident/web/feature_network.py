@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from trident.backbones.pretrained import BATCH, Pretrained
+from trident.backbones.python_function import UNKNOWN
 from trident.data.images import key_of
 from trident.labelling.feature_labeller import FeatureLabeller
 from trident.labelling.label_latents import latents_for
@@ -43,7 +44,7 @@ class FeatureNetwork:
         return [
             {
                 "name": self._backbone.name,
-                "described": "" if facts.trained_on == "not said" else f"trained on {facts.trained_on}",
+                "described": "" if facts.trained_on == UNKNOWN else f"trained on {facts.trained_on}",
                 "size": self.size,
                 "features": True,
                 "latents": False,
@@ -55,20 +56,13 @@ class FeatureNetwork:
         return self.described()[0]
 
     def label(self, task: Task, check: Check) -> Labelled:
-        pile = [(place, got.pixels) for place, got in enumerate(task.upload.pile) if got.pixels is not None]
-        n, places = len(task.examples), [place for place, _ in pile]
-        features = self._features([*task.examples, *(pixels for _, pixels in pile)], task.upload.tab, check)
+        n, pile = len(task.examples), [got.pixels for got in task.upload.pile if got.pixels is not None]
+        features = self._features([*task.examples, *pile], task.upload.tab, check)
         check()
         labeller = FeatureLabeller(self._backbone, task.classes, features[:n], task.labels, self._latents)
         found = labeller.label_features(features[n:])
-        probabilities = np.full((len(task.upload.pile), len(task.classes)), np.nan)
-        probabilities[places] = found.probabilities
-        typical = None
-        if found.typicality is not None:
-            typical = np.full(len(task.upload.pile), np.nan)
-            typical[places] = found.typicality
         failures = {place: got.error or "" for place, got in enumerate(task.upload.pile) if got.pixels is None}
-        return replace(found, probabilities=probabilities, failures=failures, typicality=typical)
+        return found.with_failures(failures)
 
     def _features(self, pictures: Sequence[np.ndarray], tab: str, check: Check) -> np.ndarray:
         """(picture, feature). Those that the same tab sent before are not computed again."""

@@ -93,8 +93,8 @@ def _label(labelled: Labelled, place: int) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class _Held:
-    """An already decoded picture, for `label_pile`."""
+class _DecodedPicture:
+    """A picture that was decoded on arrival, as an `ImageSource`."""
 
     received: Received
 
@@ -113,8 +113,8 @@ class _Held:
             return key_of_pixels(image)
 
 
-def held(upload: Upload) -> list[_Held]:
-    return [_Held(received) for received in upload.pile]
+def decoded_pictures(upload: Upload) -> list[_DecodedPicture]:
+    return [_DecodedPicture(received) for received in upload.pile]
 
 
 def _labelled(upload: Upload) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ class RefusedError(TridentError):
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one request, except the last three. Pictures are decoded and made small as they arrive."""
+    """The limits of one request; the last three are for all requests. Pictures are decoded and shrunk on arrival."""
 
     classes: int = 50
     labelled: int = 100  # with weights of Conv4 they are in memory with every chunk of the pile

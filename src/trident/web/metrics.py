@@ -57,7 +57,7 @@ def _head(name: str, kind: str, described: str) -> Iterator[str]:
     yield f"# TYPE {name} {kind}"
 
 
-class Measured:
+class MetricsMiddleware:
     """Adds every request to the metrics, also those that are refused."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics):

@@ -8,7 +8,7 @@ from trident.web.weight_store import WeightStore
 
 
 def open_network(backbone: str, weights: str, device: str) -> Network:
-    """As `trident predict` chooses: pretrained features if they are installed, otherwise the included weights."""
+    """Chooses as `trident predict` does: pretrained features if they are installed, else the included weights."""
     chosen = chosen_backbone(backbone, weights)
     if chosen != CONV4:
         return FeatureNetwork(find_backbone(chosen, device))

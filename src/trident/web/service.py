@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from trident.web.access import TokenGate
 from trident.web.guard import Guard
-from trident.web.metrics import Measured, Metrics
+from trident.web.metrics import Metrics, MetricsMiddleware
 
 _CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # of the Prometheus text format
 
@@ -23,7 +23,7 @@ class Service:
         self.stopping = False
         self.on_stop: Callable[[], None] = lambda: None  # called when every request has its answer
         inner = self._answer if token is None else TokenGate(self._answer, token)
-        self._app = Measured(Guard(inner, names), self.metrics)
+        self._app = MetricsMiddleware(Guard(inner, names), self.metrics)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)

@@ -8,9 +8,9 @@ import numpy as np
 from trident.backbones.conv4 import conv4_of
 from trident.errors import TridentError
 from trident.labelling.labelled import Labelled
-from trident.labelling.labeller import Labeller, label_pile, refuse_positional
+from trident.labelling.labeller import Labeller, refuse_positional
 from trident.learning.checkpoint import Checkpoint, load_checkpoint
-from trident.web.labels import Task, held
+from trident.web.labels import Task, decoded_pictures
 from trident.web.request_queue import Check
 from trident.weights import weight_names, weights_for
 
@@ -48,7 +48,7 @@ class WeightStore:
 
     def label(self, task: Task, check: Check) -> Labelled:
         # Includes unreadable pictures, as `trident predict` does, so that chunks and labels are the same.
-        return label_pile(self.labeller(task), held(task.upload), lambda done, total: check())
+        return self.labeller(task).label(decoded_pictures(task.upload), lambda done, total: check())
 
     def labeller(self, task: Task) -> Labeller:
         _, checkpoint = self._fitting(task)
@@ -67,7 +67,7 @@ class WeightStore:
 def describe(name: str, checkpoint: Checkpoint) -> dict[str, Any]:
     return {
         "name": name,
-        "described": checkpoint.described(),
+        "described": checkpoint.describe(),
         "size": conv4_of(checkpoint.recipe.backbone, "the page").image_size,
         "features": False,
         "latents": "latents" in checkpoint.recipe.method.about.analyses,

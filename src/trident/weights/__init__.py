@@ -1,6 +1,6 @@
 """Trained weights that are installed, most with a model card. They are loaded by name wherever a run is.
 
-Some come along in this folder. Other packages add theirs by an entry point of the group `trident.weights` that names
+Some are included in this folder. Other packages add theirs by an entry point of the group `trident.weights` that names
 a package with safetensors files, as `packages/weights` does.
 """
 

@@ -8,15 +8,15 @@ from torch import Tensor
 from trident.engines.kernels.coefficients import Lines
 from trident.engines.kernels.convolution import convolve, correlate
 from trident.engines.kernels.first_layer import PictureRows
-from trident.engines.kernels.normalisation import activate, gradient_sums, spread
-from trident.engines.kernels.picture import compare, fold
+from trident.engines.kernels.normalisation import activate, gradient_sums, input_gradient
+from trident.engines.kernels.picture import squared_error_gradient, upsample_backward
 from trident.engines.kernels.scaling import stored
 from trident.nn.batch_norm import EPSILON
 from trident.nn.conv4 import BLOCKS
 from trident.nn.parameters import Parameters
 
 LAST = BLOCKS - 1
-NO_ACTIVATION = 1.0  # `compare` applies the final sigmoid
+NO_ACTIVATION = 1.0  # `squared_error_gradient` applies the final sigmoid
 
 
 @dataclass
@@ -87,7 +87,7 @@ class FusedDecoder:
             layers.append(Layer(x, y, lines))
             if number < LAST:
                 x = activate(y, lines, self.slope, pool=False)
-        delta, error = compare(layers[-1].y, layers[-1].lines, pictures.pictures, pictures.first)
+        delta, error = squared_error_gradient(layers[-1].y, layers[-1].lines, pictures.pictures, pictures.first)
         assert error is not None
         return Decoded(pictures, parameters, layers, delta, error)
 
@@ -101,10 +101,10 @@ class FusedDecoder:
             layer.dp = dp
             partial = gradient_sums(layer.y, dp, layer.lines, self._slope(number), pool=False)
             layer.lines.set_gradient(partial, undo, (dgain, doffset))
-            layer.dy = spread(layer.y, dp, layer.lines, self._slope(number), pool=False)
+            layer.dy = input_gradient(layer.y, dp, layer.lines, self._slope(number), pool=False)
             self._correlate(layer, layer.dy, undo, dweight)
-            dx, _ = convolve(layer.dy, weight, self.precision, turned=True)
-            dp = fold(dx, layer.x.shape[2])
+            dx, _ = convolve(layer.dy, weight, self.precision, transposed=True)
+            dp = upsample_backward(dx, layer.x.shape[2])
         return dp.float() * weight_of_error
 
     def _correlate(
@@ -136,7 +136,7 @@ class FusedDecoder:
             if number < LAST:
                 x1 = activate(layer.y, layer.lines, self.slope, pool=False, tangent=(y1, table1))
         last = decoded.layers[-1]
-        tangents.delta, _ = compare(
+        tangents.delta, _ = squared_error_gradient(
             last.y, last.lines, decoded.pictures.pictures, decoded.pictures.first, (tangents.y[-1], tangents.tables[-1])
         )
         return tangents
@@ -153,10 +153,10 @@ class FusedDecoder:
             slope, y1, x1 = self._slope(number), tangents.y[number], tangents.inputs[number]
             partial = gradient_sums(layer.y, layer.dp, layer.lines, slope, pool=False, tangent=(y1, dp1))
             table = layer.lines.tangent_gradient(partial, tangents.tables[number], ones, undo, (dgain, doffset))
-            dy1 = spread(layer.y, layer.dp, layer.lines, slope, pool=False, tangent=(y1, dp1, table))
+            dy1 = input_gradient(layer.y, layer.dp, layer.lines, slope, pool=False, tangent=(y1, dp1, table))
             self._correlate(layer, dy1, undo, dweight, (x1, layer.dy, ones))
-            dx1, _ = convolve(dy1, weight, self.precision, second=(layer.dy, weight1, None), turned=True)
-            dp1 = fold(dx1, layer.x.shape[2])
+            dx1, _ = convolve(dy1, weight, self.precision, second=(layer.dy, weight1, None), transposed=True)
+            dp1 = upsample_backward(dx1, layer.x.shape[2])
         return dp1 * undo[:, None, None, None, None]
 
     def statistics(self, parameters: Parameters, decoded: Decoded) -> Parameters:

@@ -10,8 +10,8 @@ from trident.engines.kernels.first_coefficients import FirstLines, forward_lines
 from trident.engines.kernels.first_coefficients import gradient as first_gradient
 from trident.engines.kernels.first_coefficients import tangent_gradient as first_tangent_gradient
 from trident.engines.kernels.first_layer import PictureRows
-from trident.engines.kernels.normalisation import activate, gradient_sums, spread
-from trident.engines.kernels.scaling import enter
+from trident.engines.kernels.normalisation import activate, gradient_sums, input_gradient
+from trident.engines.kernels.scaling import scale_into_range
 from trident.nn.batch_norm import EPSILON
 from trident.nn.conv4 import BLOCKS
 from trident.nn.parameters import Parameters
@@ -84,16 +84,18 @@ class FusedEncoder:
 
     def backward(self, parameters: Parameters, encoded: Encoded, gradient: Tensor, out: Parameters) -> None:
         """The gradient of the parameters, given that of the features (task, image, h, w, channel)."""
-        dp, encoded.scale, undo = enter(gradient.contiguous(), GRADIENT_SIZE, encoded.winners.dtype, self.precision)
+        dp, encoded.scale, undo = scale_into_range(
+            gradient.contiguous(), GRADIENT_SIZE, encoded.winners.dtype, self.precision
+        )
         for number, layer in reversed(list(enumerate(encoded.layers, 1))):
             weight, _, _ = self.parts(parameters, number)
             dweight, *rest = self.parts(out, number)
             layer.dp = dp
             partial = gradient_sums(layer.y, dp, layer.lines, self.slope, pool=True)
             layer.lines.set_gradient(partial, undo, (rest[0], rest[1]))
-            layer.dy = spread(layer.y, dp, layer.lines, self.slope, pool=True)
+            layer.dy = input_gradient(layer.y, dp, layer.lines, self.slope, pool=True)
             correlate(layer.x, layer.dy, self.precision, undo, dweight)
-            dp, _ = convolve(layer.dy, weight, self.precision, turned=True)
+            dp, _ = convolve(layer.dy, weight, self.precision, transposed=True)
         total = encoded.first.rows.backward(encoded.which, dp, self.slope)
         encoded.first_sums = first_gradient(encoded.first, total, undo, self.parts(out, 0))
 
@@ -123,7 +125,7 @@ class FusedEncoder:
         """The tangent of the parameters' gradient, given the tangent of the features' gradient."""
         assert encoded.scale is not None and encoded.first_sums is not None
         # If the tangent of the features' gradient is large, scale all tangents down further to stay in range.
-        dp1, smaller, undo = enter(
+        dp1, smaller, undo = scale_into_range(
             gradient1.contiguous(),
             GRADIENT_SIZE,
             encoded.winners.dtype,
@@ -140,9 +142,9 @@ class FusedEncoder:
             table = layer.lines.tangent_gradient(
                 partial, tangents.tables[number - 1], smaller, undo, (rest[0], rest[1])
             )
-            dy1 = spread(layer.y, layer.dp, layer.lines, self.slope, pool=True, tangent=(y1, dp1, table))
+            dy1 = input_gradient(layer.y, layer.dp, layer.lines, self.slope, pool=True, tangent=(y1, dp1, table))
             correlate(layer.x, dy1, self.precision, undo, dweight, second=(x1, layer.dy, smaller))
-            dp1, _ = convolve(dy1, weight, self.precision, second=(layer.dy, weight1, smaller), turned=True)
+            dp1, _ = convolve(dy1, weight, self.precision, second=(layer.dy, weight1, smaller), transposed=True)
         total1 = encoded.first.rows.backward(encoded.which, dp1, self.slope)
         first_tangent_gradient(
             encoded.first, tangents.first, total1, encoded.first_sums, smaller, undo, self.parts(out, 0)

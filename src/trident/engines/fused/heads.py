@@ -12,7 +12,7 @@ from trident.engines.fused.replay import Recordings, computing
 from trident.engines.fused.storage import PRODUCTS, pictures_of, slope_of
 from trident.engines.learner import Gradient, LearnerFields, accuracy_of
 from trident.methods.base import HeadModel
-from trident.nn.parameters import Parameters, for_each_task
+from trident.nn.parameters import Parameters, as_leaves, for_each_task
 from trident.nn.probabilities import mean_prediction
 from trident.tasks.task import Batch, Task
 
@@ -40,8 +40,8 @@ class FusedHeadLearner(LearnerFields):
     def log_probabilities(self, parameters: Parameters, task: Task) -> Tensor:
         with computing(self.precision, task.device):
             features = self.model.features(_joined(self._encode(for_each_task(parameters, task.n_tasks), task)))
-            logits = self.model.method.head(self.model.of_head(parameters, self.running), features, task)
-            return mean_prediction([logits])
+            parameters = self.model.with_running_statistics(parameters, self.running)
+            return mean_prediction([self.model.method.head(parameters, features, task)])
 
     def gradient(self, parameters: Parameters, batch: Batch) -> Gradient:
         return self.recordings(self.compute, parameters, batch)
@@ -57,9 +57,10 @@ class FusedHeadLearner(LearnerFields):
             encoded = self._encode(own, task)
             with torch.enable_grad():
                 maps = _joined(encoded).requires_grad_()
-                head = {key: value.detach().requires_grad_() for key, value in parameters.items() if key not in own}
+                head = as_leaves({key: value for key, value in parameters.items() if key not in own})
                 features = self.model.features(maps)
-                logits, losses = method.training(self.model.in_training(head, features), features, task, labels)
+                complete = self.model.with_batch_statistics(head, features)
+                logits, losses = method.training(complete, features, task, labels)
                 leaves = [maps, *head.values()]
                 for_maps, *for_head = torch.autograd.grad(losses["total"].sum(), leaves, materialize_grads=True)
             layout = Layout(own)

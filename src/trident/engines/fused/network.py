@@ -13,14 +13,14 @@ from trident.engines.fused.encoder import Encoded, FusedEncoder
 from trident.engines.fused.layout import Layout
 from trident.engines.fused.storage import PRODUCTS, pictures_of, slope_of
 from trident.engines.kernels.first_layer import PictureRows
-from trident.engines.kernels.scaling import enter
+from trident.engines.kernels.scaling import scale_into_range
 from trident.methods.base import Losses
 from trident.methods.inner_loop import Target
 from trident.methods.trident.latents import Latents
 from trident.methods.trident.network import Network
 from trident.methods.trident.objective import evidence_lower_bound
 from trident.nn.batch_norm import BatchNormStatistics
-from trident.nn.parameters import Parameters
+from trident.nn.parameters import Parameters, as_leaves
 from trident.tasks.task import Labels, Task
 
 TRANSDUCTIVE = BatchNormStatistics("transductive")
@@ -85,8 +85,8 @@ class FusedNetwork:
         )
 
     @cached_property
-    def outside(self) -> frozenset[str]:
-        """The parameters of the fused stacks. Autograd differentiates the others."""
+    def fused_parameters(self) -> frozenset[str]:
+        """The names of the fused stacks' parameters. Autograd differentiates the others."""
         decoder = self.model.decoder
         layers = (*self.model.backbone.network.layers, *self.model.semantic_encoder.layers, *decoder.layers)
         with torch.device("meta"):
@@ -127,9 +127,9 @@ class FusedNetwork:
         return self.model.has_context(target, TRANSDUCTIVE)
 
     def leaves(self, parameters: Parameters, encodings: FusedEncodings) -> dict[str, Tensor]:
-        inside = {key: value for key, value in parameters.items() if key not in self.outside}
+        others = {key: value for key, value in parameters.items() if key not in self.fused_parameters}
         features = {"/semantic": encodings.semantic_features, "/label": encodings.label.features}
-        return {key: value.detach().requires_grad_() for key, value in (features | inside).items()}
+        return as_leaves(features | others)
 
     def posteriors(self, leaves: Parameters, task: Task, target: Target, draw: int) -> Latents:
         context, semantic = self._has_context(target), leaves["/semantic"]
@@ -243,5 +243,5 @@ class FusedNetwork:
     ) -> tuple[Parameters, Tensor]:
         """A stack's part of a direction, scaled into the range of 16 bits, and the scale."""
         columns, part = layout.part(direction, prefix)
-        scaled = enter(columns, TANGENT_SIZE, torch.float32, "fp32", among=among)
+        scaled = scale_into_range(columns, TANGENT_SIZE, torch.float32, "fp32", among=among)
         return part.split(scaled.stored), scaled.factor

@@ -143,18 +143,18 @@ class FusedTridentLearner(LearnerFields):
             if second_order:
                 moments = InnerState(*({key: torch.zeros_like(x) for key, x in m.items()} for m in state))
                 for number in reversed(range(len(steps))):
-                    pulled, moments = self._pull(pulled, moments, steps[number], number, layout)
+                    pulled, moments = self._pull_back(pulled, moments, steps[number], number, layout)
                     steps[number].record = None  # frees its memory
             finite = outer.losses["total"].detach().isfinite() & pulled.isfinite().all(1)
             return Gradient(
-                self._pull_through_start(layout, only_finite(pulled, finite), start),
+                self._pull_back_through_start(layout, only_finite(pulled, finite), start),
                 {name: part.detach() for name, part in outer.losses.items()},
                 accuracy_of(outer.logits, labels.queries),
                 statistics,
                 finite,
             )
 
-    def _pull(
+    def _pull_back(
         self, pulled: Tensor, moments: InnerState, step: Step, number: int, layout: Layout
     ) -> tuple[Tensor, InnerState]:
         """The vector-Jacobian product of an inner step, through the optimiser and the Hessian."""
@@ -175,7 +175,7 @@ class FusedTridentLearner(LearnerFields):
             direct, through, *rest = torch.autograd.grad(outputs, inputs, cotangents, materialize_grads=True)
         return direct + hessian(through), InnerState(*({"": moment} for moment in rest))
 
-    def _pull_through_start(self, layout: Layout, pulled: Tensor, start: Start) -> Parameters:
+    def _pull_back_through_start(self, layout: Layout, pulled: Tensor, start: Start) -> Parameters:
         """Sum over tasks. If the last layer was made from prototypes, backpropagate its gradient through them."""
         summed = {key: value[0] for key, value in layout.split(pulled.sum(0, keepdim=True)).items()}
         if start.encodings is None:

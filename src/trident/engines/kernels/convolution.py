@@ -26,14 +26,14 @@ def _source(place, UP: tl.constexpr):
 
 
 @triton.jit
-def _weights(w, tap, CI: tl.constexpr, CIP: tl.constexpr, CO: tl.constexpr, TURNED: tl.constexpr,
+def _weights(w, tap, CI: tl.constexpr, CIP: tl.constexpr, CO: tl.constexpr, TRANSPOSED: tl.constexpr,
              PRECISION: tl.constexpr):  # fmt: skip
     """The weights of one column of the window, (input, (row, output)), where the fourth row is empty."""
     ci = tl.arange(0, CIP)[:, None]
     k = tl.arange(0, 4 * CO)[None, :]
     row = k // CO
     co = k % CO
-    if TURNED:  # for gradients: flipped, inputs and outputs swapped
+    if TRANSPOSED:  # for gradients: flipped, inputs and outputs swapped
         at = (((2 - row) * 3 + (2 - tap)) * CO + co) * CI + ci
     else:
         at = ((row * 3 + tap) * CI + ci) * CO + co
@@ -67,7 +67,7 @@ def _products(P, x, at, keep, hi, w0, w1, w2, W: tl.constexpr, column, CI: tl.co
 def _convolve(
     x, w, w_stride, x2, w2, w2_stride, factor2, y, other, partial,
     N, H: tl.constexpr, W: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
-    CI: tl.constexpr, CIP: tl.constexpr, CO: tl.constexpr, UP: tl.constexpr, TURNED: tl.constexpr,
+    CI: tl.constexpr, CIP: tl.constexpr, CO: tl.constexpr, UP: tl.constexpr, TRANSPOSED: tl.constexpr,
     PAIRS: tl.constexpr, FACTOR: tl.constexpr, SUMS: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -89,14 +89,14 @@ def _convolve(
     at = (task * N + image) * (SH * SW * CI)
     co = tl.arange(0, CO)[None, :]
     w += task.to(tl.int64) * w_stride
-    a0 = _weights(w, 0, CI, CIP, CO, TURNED, PRECISION)
-    a1 = _weights(w, 1, CI, CIP, CO, TURNED, PRECISION)
-    a2 = _weights(w, 2, CI, CIP, CO, TURNED, PRECISION)
+    a0 = _weights(w, 0, CI, CIP, CO, TRANSPOSED, PRECISION)
+    a1 = _weights(w, 1, CI, CIP, CO, TRANSPOSED, PRECISION)
+    a2 = _weights(w, 2, CI, CIP, CO, TRANSPOSED, PRECISION)
     if PAIRS == 2:
         w2 += task.to(tl.int64) * w2_stride
-        b0 = _weights(w2, 0, CI, CIP, CO, TURNED, PRECISION)
-        b1 = _weights(w2, 1, CI, CIP, CO, TURNED, PRECISION)
-        b2 = _weights(w2, 2, CI, CIP, CO, TURNED, PRECISION)
+        b0 = _weights(w2, 0, CI, CIP, CO, TRANSPOSED, PRECISION)
+        b1 = _weights(w2, 1, CI, CIP, CO, TRANSPOSED, PRECISION)
+        b2 = _weights(w2, 2, CI, CIP, CO, TRANSPOSED, PRECISION)
         if FACTOR:
             factor = tl.load(factor2 + task)
             b0, b1, b2 = b0 * factor, b1 * factor, b2 * factor
@@ -242,14 +242,14 @@ def convolve(
     weight: Tensor,  # (task, 3, 3, inputs, outputs) float32, any task stride
     precision: str,
     second: tuple[Tensor, Tensor, Tensor | None] | None = None,  # add another input and weight, times (task,)
-    turned: bool = False,  # flip the weight and swap inputs and outputs, for gradients
+    transposed: bool = False,  # flip the weight and swap inputs and outputs, for gradients
     size: int | None = None,  # upsample the input to this height and width first
     sums_with: Tensor | None = None,  # also return sums over a task: of the result and its product with this
     sums: bool = False,  # also return sums over a task: of the result and its square
 ) -> tuple[Tensor, Tensor | None]:
     tasks, n, height, width, inputs = x.shape
     size_out = (size, size) if size is not None else (height, width)
-    outputs = weight.shape[3 if turned else 4]
+    outputs = weight.shape[3 if transposed else 4]
     y = x.new_empty(tasks, n, *size_out, outputs)
     pairs = 1 if second is None else 2
     tiling = CONVOLVE[x.element_size(), pairs]
@@ -263,7 +263,7 @@ def convolve(
     launch(
         _convolve, tasks * parts, x, weight, weight.stride(0), x2, w2, w2.stride(0), factor2, y, other, partial,
         N=n, H=size_out[0], W=size_out[1], SH=height, SW=width, CI=inputs, CIP=max(16, inputs), CO=outputs,
-        UP=_up(height, size_out[0]), TURNED=turned, PAIRS=pairs, FACTOR=factor2 is not None,
+        UP=_up(height, size_out[0]), TRANSPOSED=transposed, PAIRS=pairs, FACTOR=factor2 is not None,
         SUMS=2 if sums_with is not None else int(sums), PRECISION=precision, BM=tiling.block, ROWS=rows,
         num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip

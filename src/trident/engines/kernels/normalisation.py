@@ -147,7 +147,7 @@ def _store_pixel(dy, at, keep, y, y1, delta, k0, k1, ky1, TANGENT: tl.constexpr,
 
 
 @triton.jit
-def _spread(y, y1, dp, dp1, forward, gradient, dy, N, H: tl.constexpr, W: tl.constexpr,
+def _input_gradient(y, y1, dp, dp1, forward, gradient, dy, N, H: tl.constexpr, W: tl.constexpr,
             C: tl.constexpr, SLOPE: tl.constexpr, POOL: tl.constexpr, TANGENT: tl.constexpr,
             PRECISION: tl.constexpr, BP: tl.constexpr):  # fmt: skip
     """From the gradient of the pooled output to that of the convolution's output, or the same for tangents."""
@@ -228,7 +228,7 @@ def gradient_sums(
     return partial
 
 
-def spread(
+def input_gradient(
     y: Tensor,
     dp: Tensor,
     lines: Lines,
@@ -242,7 +242,7 @@ def spread(
     cells = n * triton.cdiv(height, 2) * triton.cdiv(width, 2) if pool else n * height * width
     block = 32
     y1, dp1, table = tangent if tangent is not None else (y, dp, lines.gradient)
-    _spread[(tasks * triton.cdiv(cells, block),)](
+    _input_gradient[(tasks * triton.cdiv(cells, block),)](
         y, y1, dp, dp1, lines.forward, table, dy, **_shape(y), SLOPE=slope, POOL=pool, TANGENT=tangent is not None,
         PRECISION=lines.precision, BP=block, num_warps=4,
     )  # fmt: skip

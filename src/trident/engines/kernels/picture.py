@@ -10,7 +10,7 @@ from trident.engines.kernels.first_layer import UNIT, Pictures
 
 
 @triton.jit
-def _compare(y, y1, forward, tangent, images, delta, partial, N, SIZE: tl.constexpr, FIRST,
+def _squared_error_gradient(y, y1, forward, tangent, images, delta, partial, N, SIZE: tl.constexpr, FIRST,
              TOTAL, CI: tl.constexpr, UNIT: tl.constexpr, TANGENT: tl.constexpr,
              BP: tl.constexpr):  # fmt: skip
     """Squared error of sigmoid(z) and its derivative with respect to z, or the derivative's tangent."""
@@ -44,7 +44,7 @@ def _compare(y, y1, forward, tangent, images, delta, partial, N, SIZE: tl.conste
 
 
 @triton.jit
-def _fold(x, y, N, H: tl.constexpr, SIZE: tl.constexpr, C: tl.constexpr, BP: tl.constexpr):
+def _upsample_backward(x, y, N, H: tl.constexpr, SIZE: tl.constexpr, C: tl.constexpr, BP: tl.constexpr):
     """The transpose of upsampling: every pixel is the sum of its copies."""
     pixels = N * H * H
     blocks = (pixels + BP - 1) // BP
@@ -68,7 +68,7 @@ def _fold(x, y, N, H: tl.constexpr, SIZE: tl.constexpr, C: tl.constexpr, BP: tl.
     tl.store(y + (task * pixels + q)[:, None] * C + c, total.to(y.dtype.element_ty), mask=keep[:, None])
 
 
-def compare(
+def squared_error_gradient(
     y: Tensor,  # (task, image, size, size, 4)
     lines: Lines,
     pictures: Pictures,
@@ -82,7 +82,7 @@ def compare(
     blocks = triton.cdiv(n * size * size, block)
     partial = None if tangent is not None else torch.empty(tasks, blocks, device=y.device)
     y1, table = tangent if tangent is not None else (y, lines.forward)
-    _compare[(tasks * blocks,)](
+    _squared_error_gradient[(tasks * blocks,)](
         y, y1, lines.forward, table, pictures.padded, delta, delta if partial is None else partial, N=n, SIZE=size,
         FIRST=first, TOTAL=pictures.padded.shape[1], CI=pictures.channels, UNIT=UNIT,
         TANGENT=tangent is not None, BP=block, num_warps=4,
@@ -90,12 +90,12 @@ def compare(
     return delta, None if partial is None else partial.sum(1)
 
 
-def fold(x: Tensor, height: int) -> Tensor:
+def upsample_backward(x: Tensor, height: int) -> Tensor:
     """(task, image, size, size, channel) -> (task, image, height, height, channel)."""
     tasks, n, size, _, channels = x.shape
     y = x.new_empty(tasks, n, height, height, channels)
     block = 64
-    _fold[(tasks * triton.cdiv(n * height * height, block),)](
+    _upsample_backward[(tasks * triton.cdiv(n * height * height, block),)](
         x, y, N=n, H=height, SIZE=size, C=channels, BP=block, num_warps=4
     )
     return y

@@ -11,7 +11,7 @@ from trident.engines.kernels.launching import at_least, rounded
 
 
 @triton.jit
-def _enter(x, stride, largest, base, stored, factor, undo, SIZE, WANTED: tl.constexpr, BASE: tl.constexpr,
+def _scale_into_range(x, stride, largest, base, stored, factor, undo, SIZE, WANTED: tl.constexpr, BASE: tl.constexpr,
            PRECISION: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     task = tl.program_id(0)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -34,7 +34,7 @@ class Scaled(NamedTuple):
     undo: Tensor  # (task,): undoes all scaling
 
 
-def enter(
+def scale_into_range(
     x: Tensor,  # (task, ...), contiguous but for the task stride
     wanted: float,
     dtype: torch.dtype,
@@ -54,7 +54,7 @@ def enter(
     stored = torch.empty(x.shape, dtype=dtype, device=x.device)
     factor, undo = torch.empty_like(largest), torch.empty_like(largest)
     size = x[0].numel()
-    _enter[(tasks, triton.cdiv(size, 1024))](
+    _scale_into_range[(tasks, triton.cdiv(size, 1024))](
         x, x.stride(0), largest, base, stored, factor, undo, size, WANTED=wanted, BASE=base is not None,
         PRECISION=precision, BLOCK=1024, num_warps=4,
     )  # fmt: skip

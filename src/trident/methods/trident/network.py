@@ -193,7 +193,7 @@ class Network(Parts):
         return self.method.unlabelled_weight * total
 
     def divergences(self, parameters: Parameters, latents: Latents) -> tuple[Tensor, Tensor]:
-        """Of q(z_label) and of q(z_semantic) of the target images from their priors: (task, image) each."""
+        """KL divergences of q(z_label) and q(z_semantic) of the target images from their priors: (task, image) each."""
         first = latents.n_context
         label, semantic = (Gaussian(*(x[:, first:] for x in of)) for of in (latents.label, latents.semantic))
         return (

@@ -1,4 +1,4 @@
-"""Heads whose weights have a place for each class or image of a task, so that they take tasks of one shape only."""
+"""Heads whose parameters depend on the shape of a task, so that they take tasks of one shape only."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from trident.settings import EpisodeSpec, setting
 
 
 @dataclass(frozen=True)
-class SizedHead(NormalisedHead):
+class FixedShapeHead(NormalisedHead):
     """Base of heads whose parameters depend on the number of classes. They take no other number after training."""
 
     normalisation: Literal["UN", "L2N", "CL2N"] = setting(
@@ -33,13 +33,13 @@ class SizedHead(NormalisedHead):
     def for_few_queries(self) -> Method:
         return NearestMean()
 
-    def model(self, backbone: Backbone, episode: EpisodeSpec) -> "SizedModel":
-        return SizedModel(self, backbone, episode)
+    def model(self, backbone: Backbone, episode: EpisodeSpec) -> "FixedShapeModel":
+        return FixedShapeModel(self, backbone, episode)
 
 
 @dataclass(frozen=True)
-class SizedModel(HeadModel):
-    method: SizedHead
+class FixedShapeModel(HeadModel):
+    method: FixedShapeHead
     episode: EpisodeSpec
 
     def initial(self, generator: torch.Generator) -> Parameters:

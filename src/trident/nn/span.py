@@ -1,11 +1,11 @@
-"""Fewer dimensions for heads that depend on distances and angles alone."""
+"""Reduces the dimensions of features, for heads that depend on distances and angles alone."""
 
 import torch
 from torch import Tensor
 
 
-def rotated(features: Tensor) -> Tensor:
-    """Features (task, image, feature) in the coordinates of the space that they span: no more of them than images.
+def span_coordinates(features: Tensor) -> Tensor:
+    """Features (task, image, feature) as coordinates in the space that they span: at most as many as there are images.
 
     All inner products, and so all distances, stay as they are. Only rounding depends on the order of the images.
     """

@@ -1,4 +1,4 @@
-"""The learner of S2M2: it turns training pictures, and mixes feature maps inside the backbone."""
+"""The learner of S2M2: it rotates training pictures, and mixes feature maps inside the backbone (manifold mixup)."""
 
 from dataclasses import dataclass, replace
 
@@ -15,7 +15,7 @@ from trident.tasks.task import Batch, Task
 
 
 @dataclass(frozen=True)
-class MixedLearner(HeadLearner):
+class ManifoldMixupLearner(HeadLearner):
     @property
     def method(self) -> S2M2:
         assert isinstance(self.model.method, S2M2)
@@ -28,7 +28,7 @@ class MixedLearner(HeadLearner):
 
         features = self._mixed_features(parameters, task, share, place)
         logits = method.training_logits(parameters, features, task)
-        mixed = share * cross_entropy(logits, classes) + (1 - share) * cross_entropy(logits, _others(classes))
+        mixed = share * cross_entropy(logits, classes) + (1 - share) * cross_entropy(logits, _partners(classes))
 
         quarter = -(-classes.shape[1] // ROTATIONS)
         pictures = task.images[:, :quarter]
@@ -48,7 +48,7 @@ class MixedLearner(HeadLearner):
 
         def mix(block: int, maps: Tensor) -> Tensor:
             kept = torch.where(place == block, share, 1.0).to(maps.dtype)[:, None, None, None, None]
-            return kept * maps + (1 - kept) * _others(maps)
+            return kept * maps + (1 - kept) * _partners(maps)
 
         network = single_conv4(self.model.backbone, self.method.about.title).network
         own = for_each_task(parameters, task.n_tasks)
@@ -56,6 +56,6 @@ class MixedLearner(HeadLearner):
         return self.model.features(maps)
 
 
-def _others(values: Tensor) -> Tensor:
-    """Of each image's partner, (task, image, ...). A batch is in random order, so the next image will do."""
+def _partners(values: Tensor) -> Tensor:
+    """The values of each image's partner, (task, image, ...). A batch is in random order, so its neighbour will do."""
     return values.roll(1, 1)

@@ -73,7 +73,7 @@ def audit(
     if not here.processes.first:
         return
     if as_json:
-        print(json.dumps({**result.to_json(), "weights": checkpoint.describe()}, allow_nan=False))
+        print(json.dumps({**result.to_json(), "weights": checkpoint.summary()}, allow_nan=False))
         return
     print(f"{'protocol':26} {'accuracy, %':>16} {'difference, points':>20}")
     for row in result.rows:
@@ -82,7 +82,7 @@ def audit(
         print(f"{row.name:26} {accuracy:>16} {difference:>20}")
     for name, why in result.without_result.items():
         print(f"{name:26} no result: {why}")
-    print(f"(default: {result.rows[0].evaluation.describe_protocol()}; {checkpoint.described()})")
+    print(f"(default: {result.rows[0].evaluation.describe_protocol()}; {checkpoint.describe()})")
     print(result.verdict())
 
 
@@ -127,12 +127,12 @@ def calibrate(
 
         save_figure(reliability_diagram(result.panels()), out)
     if as_json:
-        print(json.dumps({**result.to_json(), "weights": checkpoint.describe()}, allow_nan=False))
+        print(json.dumps({**result.to_json(), "weights": checkpoint.summary()}, allow_nan=False))
         return
     print(f"accuracy {result.evaluation.accuracy:.2f} ± {result.evaluation.ci95:.2f} %")
     for _, entry in result.panels():
         print(f"ECE {entry.ece:.4f}  MCE {entry.mce:.4f}  Brier {entry.brier:.4f}  with {entry.describe()}")
-    print(f"({result.evaluation.describe_protocol()}; {checkpoint.described()})")
+    print(f"({result.evaluation.describe_protocol()}; {checkpoint.describe()})")
 
 
 @app.command(context_settings=SETTINGS, short_help="See which latent separates the classes.")
@@ -170,7 +170,7 @@ def decoupling(
         panels = [(panel.title(), panel.points) for panel in projected_panels(result, seed)]
         save_figure(latent_plot(panels, result.shown.labels[0]), out)
     if as_json:
-        print(json.dumps({**result.to_json(), "weights": checkpoint.describe()}, allow_nan=False))
+        print(json.dumps({**result.to_json(), "weights": checkpoint.summary()}, allow_nan=False))
         return
     print(f"{'Davies-Bouldin score':22} {'before':>8} {'after':>8}   change (lower: classes better separated)")
     for name, change in result.changes.items():
@@ -178,7 +178,7 @@ def decoupling(
             f"{'z_' + name:22} {change.before:8.4f} {change.after:8.4f}   "
             f"{change.change:+.4f} ± {change.change_ci95:.4f}"
         )
-    print(f"({result.protocol}; {checkpoint.described()})")
+    print(f"({result.protocol}; {checkpoint.describe()})")
     print(result.verdict())
 
 
@@ -206,5 +206,5 @@ def reconstructions(
     print(f"{result.describe()}.")
     print(
         f"({store.dataset} {split}, {spec.describe()}, {spec.describe_queries()}, "
-        f"{checkpoint.recipe.describe_protocol()}, task {task} of seed {seed}; {checkpoint.described()})"
+        f"{checkpoint.recipe.describe_protocol()}, task {task} of seed {seed}; {checkpoint.describe()})"
     )

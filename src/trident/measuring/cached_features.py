@@ -1,6 +1,6 @@
-"""Features that are computed once for each image, where no image changes the features of another.
+"""Caches the features of each image, for models in which no image changes the features of another.
 
-An image occurs in many tasks, so this saves most of the work of measuring on a CPU.
+An image occurs in many tasks, so the cache saves most of the work of measuring on a CPU.
 """
 
 import numpy as np
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from trident.backbones.conv4 import Conv4Backbone
 from trident.backbones.pretrained import BATCH, Compute, in_batches
-from trident.data.store import ImageStore
+from trident.data.store import ImageStore, positions_of
 from trident.engines.execution import Execution
 from trident.methods.base import HeadOnFeatures
 from trident.recipes.recipe import Recipe
@@ -21,13 +21,13 @@ MOST_BYTES = 2 * 2**30  # of the features of all images
 BYTES_PER_NUMBER = 4
 
 
-def can_be_kept(recipe: Recipe, execution: Execution, n_images: int) -> bool:
-    """Whether an image has the same features in every task, and those of so many images are worth keeping.
+def can_be_cached(recipe: Recipe, execution: Execution, n_images: int) -> bool:
+    """Whether an image has the same features in every task, and caching those of `n_images` images pays off.
 
-    They are not on a GPU, which computes them as fast as it would find them.
+    On a GPU it does not: computing them again is as fast as looking them up.
     """
     backbone = recipe.backbone
-    # Another package's backbone may look at the task.
+    # In a backbone of another package, an image's features may depend on the task.
     if type(backbone) is not Conv4Backbone or not isinstance(recipe.method, HeadOnFeatures):
         return False
     size = BYTES_PER_NUMBER * n_images * recipe.views.number * backbone.n_features
@@ -35,18 +35,17 @@ def can_be_kept(recipe: Recipe, execution: Execution, n_images: int) -> bool:
     return recipe.protocol.batch_norm == "running" and on_cpu and size <= MOST_BYTES
 
 
-class SeenImages(Images):
-    """The features of one split's images in some views, each image's computed when it is first asked for.
+class CachedFeatures(Images):
+    """The features of the images of one split, in some views. Each is computed at its first use, then cached.
 
-    Several threads may ask at the same time. Two of them may compute the same features, which come out the same.
+    Several threads may use it at the same time. Two of them may compute the same features; the results are equal.
     """
 
     def __init__(self, store: ImageStore, split: str, compute: Compute, n_features: int, views: Views):
         super().__init__(store, "cpu")
         self.compute = compute
         self.views = views
-        entries = store.classes_of(split)
-        positions = np.concatenate([np.arange(entry.start, entry.start + entry.count) for entry in entries])
+        positions = positions_of(store.classes_of(split))
         self._row_of = np.full(len(store.images), len(positions))  # of `_features`; too large in other splits
         self._row_of[positions] = np.arange(len(positions))
         self._known = np.zeros(len(store.images), bool)
@@ -54,8 +53,8 @@ class SeenImages(Images):
 
     def at(self, positions: np.ndarray) -> Tensor:
         """(...) -> (..., view * feature) float32."""
-        asked = np.unique(positions)
-        missing = asked[~self._known[asked]]
+        needed = np.unique(positions)
+        missing = needed[~self._known[needed]]
         for start in range(0, len(missing), BATCH):
             part = missing[start : start + BATCH]
             self.store.check(part)

@@ -1,4 +1,4 @@
-"""The methods of the leaderboard, as `field.toml` lists them."""
+"""The rows of the leaderboard, one for each method, as `rows.toml` lists them."""
 
 import tomllib
 from dataclasses import dataclass, field, fields
@@ -13,7 +13,7 @@ from trident.methods.registry import method_class, method_name
 from trident.recipes.loading import load_recipe, with_overrides
 from trident.recipes.recipe import Recipe
 
-FILE = Path(__file__).with_name("field.toml")
+FILE = Path(__file__).with_name("rows.toml")
 
 
 @dataclass(frozen=True)

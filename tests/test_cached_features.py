@@ -15,8 +15,8 @@ from trident.errors import TridentError
 from trident.learning.checkpoint import Checkpoint, load_checkpoint
 from trident.measuring import subject
 from trident.measuring.audit import audit
+from trident.measuring.cached_features import CachedFeatures, can_be_cached
 from trident.measuring.evaluate import evaluate
-from trident.measuring.seen_once import SeenImages, can_be_kept
 from trident.measuring.subject import subject_of
 from trident.settings import Protocol, Views
 from trident.tasks.images import Images
@@ -53,21 +53,21 @@ def images_of(model: Checkpoint, store: ImageStore = GLYPHS) -> Images:
 def test_predictions_are_the_same(name: str, protocol: Protocol, views: Views, monkeypatch: pytest.MonkeyPatch) -> None:
     model, store = under(name, protocol, views), GLYPHS
     once = log_probabilities(model, store)
-    assert isinstance(images_of(model), SeenImages)
-    monkeypatch.setattr(subject, "can_be_kept", lambda *_: False)
-    assert not isinstance(images_of(model), SeenImages)
+    assert isinstance(images_of(model), CachedFeatures)
+    monkeypatch.setattr(subject, "can_be_cached", lambda *_: False)
+    assert not isinstance(images_of(model), CachedFeatures)
     np.testing.assert_allclose(np.exp(once), np.exp(log_probabilities(model, store)), atol=1e-4)
 
 
 def test_an_image_is_computed_when_it_is_first_asked_for_and_never_again(monkeypatch: pytest.MonkeyPatch) -> None:
     computed: list[int] = []
-    features = SeenImages._computed
+    features = CachedFeatures._computed
 
-    def counted(self: SeenImages, images: np.ndarray) -> np.ndarray:
+    def counted(self: CachedFeatures, images: np.ndarray) -> np.ndarray:
         computed.append(len(images))
         return features(self, images)
 
-    monkeypatch.setattr(SeenImages, "_computed", counted)
+    monkeypatch.setattr(CachedFeatures, "_computed", counted)
     images = images_of(under("glyphs-simpleshot", RUNNING))
     start = GLYPHS.classes_of("test")[0].start
     positions = start + np.array([[5, 100, 5], [31, 100, 40]])
@@ -85,7 +85,7 @@ def test_images_that_change_each_others_features_are_computed_in_every_task() ->
         ("glyphs-simpleshot", Protocol(batch_norm="support")),
         ("glyphs-set", RUNNING),  # TRIDENT's own networks see the task
     ]:
-        assert not isinstance(images_of(under(name, protocol)), SeenImages)
+        assert not isinstance(images_of(under(name, protocol)), CachedFeatures)
 
 
 def test_features_are_not_kept_on_a_gpu_or_of_too_many_images_or_by_another_backbone() -> None:
@@ -93,10 +93,10 @@ def test_features_are_not_kept_on_a_gpu_or_of_too_many_images_or_by_another_back
         pass
 
     recipe = under("glyphs-simpleshot", RUNNING).recipe
-    assert can_be_kept(recipe, Execution("cpu"), 10_000)
-    assert not can_be_kept(recipe, Execution("cuda"), 10_000)
-    assert not can_be_kept(recipe, Execution("cpu"), 100_000_000)
-    assert not can_be_kept(replace(recipe, backbone=Another(**vars(recipe.backbone))), Execution("cpu"), 10_000)
+    assert can_be_cached(recipe, Execution("cpu"), 10_000)
+    assert not can_be_cached(recipe, Execution("cuda"), 10_000)
+    assert not can_be_cached(recipe, Execution("cpu"), 100_000_000)
+    assert not can_be_cached(replace(recipe, backbone=Another(**vars(recipe.backbone))), Execution("cpu"), 10_000)
 
 
 def test_features_that_are_not_finite_cost_an_audit_one_line() -> None:
