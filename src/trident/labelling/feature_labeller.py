@@ -186,10 +186,11 @@ class FeatureLabeller:
 
     def _temperature_together(self, logits: np.ndarray) -> float:
         """Hard piles, whose pictures are not very similar to the class means, need a higher temperature."""
-        if not self.calibrated:
+        if not isinstance(self.method, SoftKMeans):
             return 1.0
-        similarity = float(logits.max(1).mean()) / SoftKMeans().scale
-        return math.exp(1.650 - 0.342 * math.log(self._shots) - 2.314 * similarity)
+        scale = self.method.scale
+        at_default = math.exp(1.650 - 0.342 * math.log(self._shots) - 2.314 * float(logits.max(1).mean()) / scale)
+        return at_default * scale / SoftKMeans().scale  # fitted with the default scale
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without the network, which is found again by its name."""

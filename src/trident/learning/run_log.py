@@ -10,6 +10,9 @@ from typing import Any, Protocol, Self
 from trident.errors import TridentError
 from trident.files import atomic_file
 
+LOG = "log.jsonl"
+_FIELDS = {"train": ("step", "accuracy", "losses"), "validation": ("step", "accuracy", "ci95")}  # that readers use
+
 
 class Validated(Protocol):
     """The result of a validation: an accuracy in percent with its interval, and its protocol."""
@@ -33,7 +36,7 @@ class RunLog:
 
     def __init__(self, folder: Path, step: int, validated_step: int):
         """Drops lines after these steps: the resumed run computes them again."""
-        path = folder / "log.jsonl"
+        path = folder / LOG
         kept = [line for line in _lines(path) if _is_settled(line, step, validated_step)]
         with atomic_file(path) as file:
             file.write("".join(kept).encode())
@@ -127,3 +130,16 @@ def _is_settled(line: str, step: int, validated_step: int) -> bool:
         return line.endswith("\n") and entry["step"] <= (validated_step if entry["kind"] == "validation" else step)
     except (ValueError, KeyError, TypeError):
         return False
+
+
+def read_log(weights: Path | None) -> tuple[dict[str, Any], ...]:
+    """The log beside a weights file, without incomplete or unknown lines; empty if there is none."""
+    lines = []
+    for line in _lines(weights.parent / LOG) if weights else ():
+        try:
+            entry = json.loads(line)
+            if all(isinstance(entry[key], int | float | dict) for key in _FIELDS[entry["kind"]]):
+                lines.append(entry)
+        except (ValueError, KeyError, TypeError):
+            continue  # the run was killed or is still writing
+    return tuple(lines)

@@ -6,12 +6,13 @@ from typing import Any, Unpack
 
 from trident.data.store import ImageStore
 from trident.learning.checkpoint import Checkpoint
+from trident.learning.run_log import read_log
 from trident.measuring.audit import default_protocol
 from trident.measuring.calibration import Calibration, calibration
 from trident.measuring.evaluate import Evaluation, Sample, evaluate, mean_and_interval
 from trident.nn.parameters import count
 from trident.recipes.loading import recipe_values
-from trident.report.content import read_log, run_name
+from trident.report.content import run_name
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def compare(
                 result,
                 calibration(result.predictions),
                 counted,
-                read_log(checkpoint),
+                read_log(checkpoint.path),
                 difference,
             )
         )

@@ -1,13 +1,12 @@
 """Measures everything that a report shows about a run."""
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Unpack
 
 from trident.data.store import ImageStore
 from trident.learning.checkpoint import Checkpoint
+from trident.learning.run_log import LOG, read_log
 from trident.measuring.audit import Audit, audit, default_protocol
 from trident.measuring.calibration import Calibration, CalibrationResult, calibrate, calibration, fit_temperature
 from trident.measuring.decoupling import Decoupling, Panel, decoupling, projected_panels
@@ -16,8 +15,6 @@ from trident.measuring.reconstruction import Reconstructions, reconstructions
 from trident.nn.parameters import count_by_part
 from trident.progress import StageProgress
 from trident.report.paper_results import PaperResult, find
-
-_LOGGED = {"train": ("step", "accuracy", "losses"), "validation": ("step", "accuracy", "ci95")}
 
 
 @dataclass(frozen=True)
@@ -92,7 +89,7 @@ def make_report(
     return Report(
         run_name(checkpoint),
         checkpoint,
-        read_log(checkpoint),
+        read_log(checkpoint.path),
         count_by_part(checkpoint.parameters),
         calibrated,
         as_paper,
@@ -120,20 +117,4 @@ def run_name(checkpoint: Checkpoint) -> str:
     path = checkpoint.path
     if path is None:
         return checkpoint.recipe.name
-    return path.resolve().parent.name if (path.parent / "log.jsonl").is_file() else path.stem
-
-
-def read_log(checkpoint: Checkpoint) -> tuple[dict[str, Any], ...]:
-    path = checkpoint.path.parent / "log.jsonl" if checkpoint.path else Path()
-    if not path.is_file():
-        return ()
-    lines = []
-    for line in path.read_text("utf-8", errors="replace").splitlines():
-        try:
-            entry = json.loads(line)
-            wanted = _LOGGED[entry["kind"]]
-            if all(isinstance(entry[key], int | float | dict) for key in wanted):
-                lines.append(entry)
-        except (ValueError, KeyError, TypeError):
-            continue  # an incomplete line (the run was killed or is still writing), or an unknown one
-    return tuple(lines)
+    return path.resolve().parent.name if (path.parent / LOG).is_file() else path.stem
