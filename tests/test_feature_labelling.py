@@ -23,6 +23,7 @@ from trident.labelling.making import chosen_backbone, make_labeller
 from trident.labelling.picture_features import features_of
 from trident.labelling.suggesting import suggest
 from trident.labelling.typicality import LEAST_TYPICAL, normalised, typicality, typicality_alone
+from trident.methods.soft_kmeans import SoftKMeans
 from trident.methods.trident_features import TRAINING_MEAN
 from trident.tasks.task import Task
 
@@ -48,6 +49,17 @@ def split_up(
     rest = np.setdiff1d(np.arange(len(labels)), known)
     classes = tuple(f"class {c}" for c in range(len(shots)))
     return FeatureLabeller(backbone, classes, features[known], labels[known], latents), features[rest], labels[rest]
+
+
+def test_the_temperature_of_a_pile_follows_the_scale_of_its_cosines(backbone: Pretrained) -> None:
+    """With one round of assignments, a larger scale changes no label; nor should it change a probability."""
+    features, labels = made_up(4, 30, spread=1.6)
+    probabilities = []
+    for scale in (10.0, 25.0):
+        labeller, pile, _ = split_up(backbone, features, labels, [1, 2, 3, 4])
+        scaled = replace(labeller, method=SoftKMeans(rounds=0, scale=scale))
+        probabilities.append(scaled.label_computed(pile.copy(), {}).probabilities)
+    np.testing.assert_allclose(*probabilities, rtol=1e-4)
 
 
 @pytest.mark.parametrize("at_once", [7, 4096])
