@@ -59,7 +59,7 @@ def test_the_temperature_of_a_pile_follows_the_scale_of_its_cosines(backbone: Pr
         labeller, pile, _ = split_up(backbone, features, labels, [1, 2, 3, 4])
         scaled = replace(labeller, method=SoftKMeans(rounds=0, scale=scale))
         probabilities.append(scaled.label_computed(pile.copy(), {}).probabilities)
-    np.testing.assert_allclose(*probabilities, rtol=1e-4)
+    np.testing.assert_allclose(probabilities[1], probabilities[0], rtol=1e-4)
 
 
 @pytest.mark.parametrize("at_once", [7, 4096])
