@@ -105,6 +105,8 @@ def test_features_are_divided_along_principal_directions() -> None:
         expected = features[:, :, branch].numpy() @ (principal * factors) @ principal.T
         np.testing.assert_allclose(found[:, :, branch], expected, rtol=1e-9)
     torch.testing.assert_close(shortened(parameters, features, 0.0), features)
+    nothing = parameters | {"variation.cells": torch.zeros_like(parameters["variation.cells"])}
+    torch.testing.assert_close(shortened(nothing, features, damping), features)
 
 
 def an_ensemble(**changed: object) -> tuple[Ensemble, Parameters, Tensor, Task]:
@@ -140,6 +142,10 @@ def test_piles_are_classified_with_damping_and_single_queries_without() -> None:
         torch.testing.assert_close(
             same.head(parameters, features, task), without.for_few_queries().head(parameters, features, task)
         )
+    alone = task.with_images(features[:, :4])
+    torch.testing.assert_close(
+        method.head(parameters, features[:, :4], alone), without.head(parameters, features[:, :4], alone)
+    )
     assert method.describe() == "2 branches, damping 10, 8 rounds, learned class sizes"
     assert method.for_few_queries().describe().startswith("2 branches, 0 rounds")
 
@@ -161,7 +167,7 @@ def test_settings_that_do_not_fit_are_errors() -> None:
     episode = EpisodeSpec(3, 1, 2)
     with pytest.raises(TridentError, match=r"method.variation needs the feature maps of 2 networks"):
         Ensemble(5, branches=2, variation=3).model(FrozenBackbone("features", 8), episode)
-    with pytest.raises(TridentError, match=r"method.variation is 5: a branch has 4 features"):
+    with pytest.raises(TridentError, match=r"method.variation is 5: it must be at most 4"):
         Ensemble(5, branches=2, variation=5).model(Conv4Backbone(image_size=16, channels=4, branches=2), episode)
     with pytest.raises(TridentError, match=r"method.damping is -1"):
         Ensemble(5, damping=-1)

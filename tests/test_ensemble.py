@@ -29,7 +29,7 @@ from trident.tasks.task import Labels, Task
 EPISODE = EpisodeSpec(3, 1, 2)
 CLASSES = [0, 3, 1, 3, 0, 0, 2, 3]  # of a batch: 1 and 2 have one image, 4 has none
 TRAINED = replace(
-    with_training(images_per_step=12),
+    with_training(images_per_step=12, weight_decay=0.1),
     backbone=Conv4Backbone(image_size=16, image_channels=1, channels=4, branches=3),
     method=Ensemble(training_classes=5, branches=3, attention=True, prototype_weight=0.5, variation=2),
     protocol=Protocol(batch_norm="running"),

@@ -52,7 +52,7 @@ def split_up(
 
 
 def test_the_temperature_of_a_pile_follows_the_scale_of_its_cosines(backbone: Pretrained) -> None:
-    """With one round of assignments, a larger scale changes no label; nor should it change a probability."""
+    """Without rounds, a larger scale changes no label; nor should it change a probability."""
     features, labels = made_up(4, 30, spread=1.6)
     probabilities = []
     for scale in (10.0, 25.0):

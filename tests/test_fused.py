@@ -42,6 +42,7 @@ def small_head(name: str) -> Recipe:
     size = [] if name.startswith("glyphs") else ["backbone.image_size=44", "backbone.channels=32"]
     on_classes = load_recipe(name).method.about.trained_on == "classes"
     classes = ["method.training_classes=5"] if on_classes else []  # as many as are made up
+    classes += ["method.variation=3"] if name == "glyphs-ensemble" else []
     tasks = ["training.task_ways=none", "training.task_queries=none"]
     return load_recipe(name, ["episode.n_query=3", *size, *classes, *tasks]).in_training()
 

@@ -90,7 +90,7 @@ def test_features_are_gathered_too() -> None:
 
 
 def test_batches_are_drawn_while_others_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`ahead` returns before the batch is drawn, and what goes wrong meanwhile reaches the one who asks for it."""
+    """`prefetch` returns before the batch is drawn, and what goes wrong meanwhile reaches the one who asks for it."""
     source = tasks(replace(tiny_store(), keep_on="host"))
     released, drawn_by, batch = threading.Event(), [], source.batch
 

@@ -2,7 +2,7 @@
 
 Each is measured on the test classes of the dataset that it was trained on; the glyphs need no store. The results go to
 FOLDER, a file for each; what is there is not measured again, so that several processes can share the work. Without
-stores and names, the files are printed as the document `docs/audits.md`.
+stores and names, the files are printed as one document.
 """
 
 import argparse

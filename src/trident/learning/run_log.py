@@ -11,7 +11,10 @@ from trident.errors import TridentError
 from trident.files import atomic_file
 
 LOG = "log.jsonl"
-_FIELDS = {"train": ("step", "accuracy", "losses"), "validation": ("step", "accuracy", "ci95")}  # that readers use
+_FIELDS = {
+    "train": ("step", "accuracy", "losses", "seconds"),
+    "validation": ("step", "accuracy", "ci95"),
+}  # that readers use
 
 
 class Validated(Protocol):

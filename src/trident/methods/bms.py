@@ -45,7 +45,9 @@ class Bms(HeadOnFeatures):
         transductive=True,
     )
     class_sizes: Literal["lower_bound", "equal"] = setting(
-        "lower_bound", "of the queries: at least as many as of the smallest class so far; or equal", after_training=True
+        "lower_bound",
+        "sizes of the classes among the queries: at least as many as of the smallest class so far; or equal",
+        after_training=True,
     )
     scale: float = setting(8.5, "scale of cosines in the logits", after_training=True)
     rounds: int = setting(

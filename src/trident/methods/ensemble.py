@@ -35,15 +35,15 @@ class Ensemble(SoftKMeans, ClassifierHead):
 
     With attention, a branch has a layer of self-attention between the cells of its map (`nn/cell_attention.py`), and f
     is what comes out of it. With variation, a Gaussian model of f / ||f|| within a class is learned beside it
-    (`nn/class_variation.py`), which does not change what the branch learns:
+    (`nn/class_variation.py`). The branch gets no gradient from its loss:
 
         variation    the negative log-likelihood of the images' differences from the mean of their class in the batch
 
     Networks that differ only in their random start make different mistakes, so that together they are better than each
     of them. At test the features of each branch are scaled to unit length, damped along the directions of the variation
-    and joined; soft k-means classifies them (`soft_kmeans.py`). Single queries go to the nearest class mean, without
-    damping. The published ensemble averages probabilities, and its networks are also trained to agree, or to disagree,
-    with each other.
+    and joined; soft k-means classifies them (`soft_kmeans.py`). A query alone is classified without damping; for it
+    `trident predict` takes the nearest class mean. The published ensemble averages probabilities, and its networks are
+    also trained to agree, or to disagree, with each other.
     """
 
     about = About(
@@ -56,9 +56,11 @@ class Ensemble(SoftKMeans, ClassifierHead):
     branches: int = setting(1, "networks that the features come from: backbone.branches", most=64)
     attention: bool = setting(False, "whether the cells of each branch's feature map attend to each other")
     prototype_weight: float = setting(0.0, "weight of the loss of prototypes in training")
-    prototype_scale: float = setting(10.0, "of cosines in the loss of prototypes")
+    prototype_scale: float = setting(10.0, "factor of the cosines in the loss of prototypes")
     variation: int = setting(0, "directions in which images of a class differ, found in training", most=4096)
-    damping: float = setting(10.0, "how much features are shortened along these directions", after_training=True)
+    damping: float = setting(
+        10.0, "how much features are shortened along these directions (method.variation)", after_training=True
+    )
 
     def __post_init__(self) -> None:
         ClassifierHead.__post_init__(self)
@@ -98,7 +100,7 @@ class Ensemble(SoftKMeans, ClassifierHead):
             unused = not getattr(self, name)
             require(unused or maps, f"method.{name} needs the feature maps of {self.branches} networks")
         features = backbone.n_features // self.branches
-        few = f"method.variation is {self.variation}: a branch has {features} features"
+        few = f"method.variation is {self.variation}: it must be at most {features}, the features of a branch"
         require(self.variation <= features, few)
         if self.attention:
             multiple = f"method.attention needs a multiple of {HEADS} channels, not {channels}: set backbone.channels"
@@ -112,7 +114,7 @@ class Ensemble(SoftKMeans, ClassifierHead):
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         unit = F.normalize(self._of_branches(parameters, features), dim=3)
-        seen = shortened(parameters, unit, self.damping) if self._damped else unit
+        seen = shortened(parameters, unit, self.damping) if self._damped and task.n_queries > 1 else unit
         return super().head(parameters, seen.flatten(2), task)
 
     def training_logits(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:

@@ -19,7 +19,7 @@ class FixedShapeHead(NormalisedHead):
     """Base of heads whose parameters depend on the number of classes. They take no other number after training."""
 
     normalisation: Literal["UN", "L2N", "CL2N"] = setting(
-        "L2N", "of features: none, unit length, or centred on the training images and unit length"
+        "L2N", "normalisation of features: none, unit length, or centred on the training images and unit length"
     )
 
     @abstractmethod

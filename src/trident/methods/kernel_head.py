@@ -24,7 +24,7 @@ class KernelHead(NormalisedHead):
     """
 
     normalisation: Literal["UN", "L2N", "CL2N"] = setting(
-        "L2N", "of features in the kernel: linear kernel, cosine, or cosine of centred features"
+        "L2N", "normalisation of features in the kernel: linear kernel, cosine, or cosine of centred features"
     )
     initial_scale: float = setting(1.0, "start of the kernel's learned scale v")
 

@@ -27,7 +27,9 @@ class NormalisedHead(HeadOnFeatures):
     """
 
     normalisation: Literal["UN", "L2N", "CL2N"] = setting(
-        "CL2N", "of features: none, unit length, or centred on the training images and unit length", after_training=True
+        "CL2N",
+        "normalisation of features: none, unit length, or centred on the training images and unit length",
+        after_training=True,
     )
 
     def initial_statistics(self, n_features: int) -> Parameters:

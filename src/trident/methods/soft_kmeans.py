@@ -42,7 +42,7 @@ class SoftKMeans(HeadOnFeatures):
     rounds: int = setting(
         8, "how often class means and probabilities are computed anew", after_training=True, most=1000
     )
-    scale: float = setting(10.0, "of cosines in the logits", after_training=True)
+    scale: float = setting(10.0, "factor of the cosines in the logits", after_training=True)
     support_weight: float = setting(1.5, "weight of a support image in its class mean", after_training=True)
     centre: Literal["classes", "task", "support"] = setting(
         "classes",

@@ -46,7 +46,7 @@ class Tim(HeadOnFeatures):
         transductive=True,
     )
     solver: Literal["gradient", "alternating"] = setting(
-        "gradient", "of the class weights: TIM-GD or TIM-ADM", after_training=True
+        "gradient", "solver for the class weights: TIM-GD or TIM-ADM", after_training=True
     )
     scale: float = setting(15.0, "scale of squared distances in the logits", after_training=True)
     fit: float = setting(0.1, "weight of the cross-entropy of the support set", after_training=True)

@@ -13,6 +13,7 @@ from trident.nn.parameters import Parameters, normal
 RANK = 4  # of a direction, as a matrix of cells and channels: it has few parameters then
 LENGTH = 0.5  # of the vectors that make up a direction, at the start
 LOG_NOISE = -8.0  # at the start
+TINY = 1e-12
 
 
 def initial_variation(
@@ -63,9 +64,11 @@ def negative_log_likelihood(parameters: Parameters, unit: Tensor, classes: Tenso
 def shortened(parameters: Parameters, features: Tensor, damping: float) -> Tensor:
     """Features (..., branch, feature), divided by sqrt(1 + damping * variance / largest variance) along each
     principal direction of the variation."""
-    # Directions are the rows of U S V^T: V has the principal ones, S^2 their variances.
-    _, deviations, principal = torch.linalg.svd(directions_of(parameters), full_matrices=False)
-    shares = (deviations / deviations.amax(1, keepdim=True)).square()  # (branch, direction)
-    removed = 1 - (1 + damping * shares).rsqrt()
-    along = torch.einsum("...bf,bdf->...bd", features, principal)
-    return features - torch.einsum("...bd,bd,bdf->...bf", along, removed, principal)
+    directions = directions_of(parameters)  # D: (branch, direction, feature)
+    variances, vectors = torch.linalg.eigh(directions @ directions.mT)  # the variances are those of D^T D, too
+    slopes = damping / variances.amax(1, keepdim=True).clamp(min=TINY)
+    roots = (1 + slopes * variances.clamp(min=0)).sqrt()  # (branch, direction)
+    # f - D^T K D f, where K has the eigenvalues (1 - 1 / root) / variance, written without dividing by the variance.
+    kernel = (vectors * (slopes / (roots * (roots + 1)))[:, None]) @ vectors.mT
+    along = torch.einsum("...bf,bdf->...bd", features, directions)
+    return features - torch.einsum("...bd,bde,bef->...bf", along, kernel, directions)
