@@ -82,9 +82,11 @@ def document(folder: Path) -> str:
             lines.append(_row(name, accuracy, *(cell(one, column) for column in used)))
         lines.append("")
     depends = [name for name, one in results.items() if one["depends_on_query_order"]]
-    lines += [
-        f"Accuracy depends on the order of the queries in {len(depends)} of {len(results)}: {', '.join(depends)}.\n"
-    ]
+    listed = f": {', '.join(depends)}" if depends else ""
+    lines.append(f"Accuracy depends on the order of the queries in {len(depends)} of {len(results)}{listed}.\n")
+    missing = [name for name in weight_names() if name not in results]
+    if missing:
+        lines.append(f"Not audited yet: {', '.join(missing)}.\n")
     return "\n".join(lines)
 
 
