@@ -4,7 +4,7 @@ Four kinds of things, one folder each, no two pictures alike. For screenshots in
 on them.
 """
 
-import sys
+import argparse
 from collections.abc import Callable
 from pathlib import Path
 
@@ -109,7 +109,10 @@ KINDS: dict[str, Callable[[np.random.Generator], Image.Image]] = {
 }
 
 
-def main(folder: Path) -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    folder = parser.parse_args().folder
     for place, (name, drawn) in enumerate(KINDS.items()):
         (folder / name).mkdir(parents=True, exist_ok=True)
         for number in range(PER_KIND):
@@ -120,4 +123,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()

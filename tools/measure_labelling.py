@@ -11,8 +11,8 @@ classes; the strangers come from its other classes and from the stores after it.
 Stores are made by `trident data prepare --features efficientnet-lite0`.
 """
 
+import argparse
 import math
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -34,10 +34,12 @@ TASKS_TO_SUGGEST = 100  # each labels three piles
 
 
 def main() -> None:
-    what, *places = sys.argv[1:]
-    stores = [classes_of(place) for place in places]
     measures = {"none": none_of_these, "suggest": suggestions, "calibration": calibration, "temperatures": temperatures}
-    measures[what](stores)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=measures)
+    parser.add_argument("stores", nargs="+", metavar="STORE[:SPLIT]")
+    asked = parser.parse_args()
+    measures[asked.what]([classes_of(place) for place in asked.stores])
 
 
 def classes_of(place: str) -> tuple[str, list[np.ndarray]]:

@@ -4,6 +4,7 @@ Letters of 12 scripts, each drawn 20 times in random faces of DejaVu (which matp
 pixels, one bit each. Only needed to change the set: the file is part of the package.
 """
 
+import argparse
 import math
 import unicodedata
 from pathlib import Path
@@ -101,6 +102,7 @@ def warp(glyph: Image.Image, generator: np.random.Generator) -> np.ndarray:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     folder = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
     files = [path for path in sorted(folder.glob("DejaVu*.ttf")) if "Display" not in path.name]
     faces = {path: set(TTFont(path).getBestCmap()) for path in files}

@@ -6,8 +6,8 @@ FOLDER has a folder for each class, named by its WordNet id; data.noun is a file
 first branch below that is among its hypernyms, by whichever way upwards; classes of no branch are for training.
 """
 
+import argparse
 import json
-import sys
 from pathlib import Path
 
 BRANCHES = {  # ids of WordNet 3.0
@@ -34,14 +34,18 @@ def all_above(number: int, above: dict[int, list[int]]) -> set[int]:
     return set(above[number]).union(*(all_above(one, above) for one in above[number]))
 
 
-def main(folder: Path, wordnet: Path) -> None:
-    above = hypernyms(wordnet)
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("wordnet", type=Path, metavar="data.noun")
+    asked = parser.parse_args()
+    above = hypernyms(asked.wordnet)
     split: dict[str, list[str]] = {"train": [], "val": [], "test": []}
-    for name in sorted(path.name for path in folder.iterdir()):
+    for name in sorted(path.name for path in asked.folder.iterdir()):
         kinds = all_above(int(name[1:]), above)
         split[next((part for part, branches in BRANCHES.items() if kinds.intersection(branches)), "train")].append(name)
     print(json.dumps(split, indent=1))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main()
