@@ -96,7 +96,7 @@ def test_csv_json_and_files_say_the_same(predict: Here, folders: Path) -> None:
     assert [row["path"] for row in rows if row["none_of_these"] == "yes"] == ["pile/white-0.png", "pile/white-1.png"]
     written = predict("--support", "support", "--out", "labels.csv")
     assert (folders / "labels.csv").read_text() == text
-    assert "labelled 15 of 17 pictures, see labels.csv; 2 seem to belong to none of the classes" in written.stderr
+    assert "labelled 15 of 17 pictures, see labels.csv; none of these classes: 2" in written.stderr
     result = json.loads(predict("--support", "support", "--json", "--all").stdout)
     assert result["classes"] == sorted(SUPPORT) and result["skipped"] == []
     for row, one in zip(rows, result["pictures"], strict=True):

@@ -165,7 +165,7 @@ def test_what_is_run_is_not_run_again(small: Path, reproduce: Reproduce) -> None
     assert (found.steps, found.n_shot, found.trained_order) == (4, 1, "class_sorted")
     assert found.training_seconds and found.training_device == both.source.device
     again = reproduce(small, "accuracy")
-    assert (again.returncode, again.stderr.strip()) == (0, "accuracy: nothing is missing")
+    assert (again.returncode, again.stderr.strip()) == (0, "")
     assert f"{shuffled.accuracy:.2f} ± {shuffled.ci95:.2f}" in again.stdout
     states = {one["name"]: one["state"] for one in json.loads(reproduce(small, "--json").stdout)}
     assert states == {"accuracy": "run", "reconstructions": "not run", "latents": "not run", "calibration": "run"}
@@ -306,6 +306,10 @@ def test_what_is_run_is_shown_without_stores_and_writes_nothing(
     found = json.loads(trident_here("reproduce", "parameters", "calibration", "--json").stdout)
     assert [(one["name"], one["state"]) for one in found] == [("parameters", "nothing to run"), ("calibration", "run")]
     assert found[1]["rows"][0]["ECE"] == "0.0036"
+    assert "drawings of the method" in trident_here("reproduce", "process").stdout
+    partly = trident_here("reproduce", "attfex")
+    assert partly.returncode == 0 and "48.87 ± 0.71" in partly.stdout and "not run" in partly.stdout
+    assert partly.stderr.strip().endswith("for it, give the stores of mini-imagenet with --data STORE")
     assert list(tmp_path.iterdir()) == []
     assert trident_here("reproduce", "--figures", "new").returncode == 0
     assert (tmp_path / "new" / "reproduction-order.svg").is_file()
@@ -326,7 +330,7 @@ def test_errors_are_one_line(small: Path, reproduce: Reproduce, trident_here: Ca
     def told(*arguments: str, words: str) -> None:
         assert_one_line_error(trident_here("reproduce", *arguments, "--out", f"{small}/other"), words)
 
-    told("attfex", words="needs the store of mini-imagenet: give it with --data STORE")
+    told("attfex", "--fresh", words="needs the store of mini-imagenet: give it with --data STORE")
     told("attfex", "--data", "glyphs", words="needs the store of mini-imagenet")
     told("ablation", words="did you mean 'ablation-training' or 'ablation-latents' or 'ablation-attfex-width'?")
     told("--budget", "0.5", words="run what? Name a table or figure")
@@ -366,7 +370,6 @@ def test_a_wrong_list_of_panels_is_told(text: str, wrong: str, words: str, tmp_p
         load_panels(tmp_path / "panels.toml")
 
 
-@pytest.mark.slow
 def test_the_time_of_a_training_is_that_of_its_complete_lines(tmp_path: Path) -> None:
     line = '{"step": %d, "kind": "train", "seconds": %g, "accuracy": 20.0, "losses": {}}\n'
     assert training_seconds(tmp_path) is None
@@ -375,6 +378,7 @@ def test_the_time_of_a_training_is_that_of_its_complete_lines(tmp_path: Path) ->
     assert training_seconds(tmp_path) == 10 * 0.5 + 10 * 0.25
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on(tmp_path: Path, reproduce: Reproduce) -> None:
     (tmp_path / "panels.toml").write_text(SMALL.replace("steps = 4", "steps = 12").replace("_step=1", "_step=4"))
     command = [sys.executable, "-m", "trident", "reproduce", "accuracy", *places(tmp_path)]

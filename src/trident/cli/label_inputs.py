@@ -1,5 +1,6 @@
 """What the labelling commands read: labelled pictures, a pile, a saved classifier, corrections."""
 
+import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -160,12 +161,12 @@ def labeller_from_file(
 
 
 def new_classes(names: Iterable[str], known: Iterable[str]) -> str:
-    """Names those that are not known, for a message; and the known ones that differ in capital letters only."""
-    alike = {name.casefold(): name for name in known}
-    found = [
-        one_line(name) + (f" (there is {one_line(alike[name.casefold()])} too)" if name.casefold() in alike else "")
-        for name in sorted(set(names) - set(alike.values()) - {NONE})
-    ]
+    """Names those that are not known, for a message; and the most similar known one, if it may have been meant."""
+    written = {name.casefold(): name for name in known}
+    found = []
+    for name in sorted(set(names) - set(written.values()) - {NONE}):
+        close = difflib.get_close_matches(name.casefold(), written, n=1)
+        found.append(one_line(name) + (f" (there is {one_line(written[close[0]])} too)" if close else ""))
     return f"; new classes: {', '.join(found)}" if found else ""
 
 

@@ -114,7 +114,7 @@ def predict(
     corrected = _corrected(corrections, pile)
     if corrections is not None:
         new = new_classes(corrected.values(), by_class) if support is not None else ""
-        stderr.print(f"{len(corrected)} corrections taken from {corrections}{new}", soft_wrap=True, markup=False)
+        stderr.print(f"corrections taken from {corrections}: {len(corrected)}{new}", soft_wrap=True, markup=False)
     if target is not None:
         check_folder_names(set(corrected.values()), target)
     pile = [source for source in pile if source not in corrected]
@@ -247,7 +247,7 @@ def _corrected(corrections: Path | None, pile: "Sequence[ImageSource]") -> "dict
 def _summary(rows: list[Row], n_pictures: int, out: Path) -> str:
     text = f"labelled {sum(bool(row.label) for row in rows)} of {n_pictures} pictures, see {out}"
     none = sum(row.none_of_these for row in rows)
-    return text + (f"; {none} seem to belong to none of the classes" if none else "")
+    return text + (f"; none of these classes: {none}" if none else "")
 
 
 def _sort(rows: list[Row], target: Path, moving: bool, really: bool) -> bool:
@@ -255,7 +255,9 @@ def _sort(rows: list[Row], target: Path, moving: bool, really: bool) -> bool:
     from trident.cli.console import counting, stderr
     from trident.labelling.sorting import carry_out, plan
 
-    steps = plan({Path(row.path): row.label for row in rows if row.label}, target, moving)
+    labelled = {Path(row.path): row.label for row in rows if row.label}
+    steps = plan(labelled, target, moving)
+    there = f"; {len(labelled) - len(steps)} were there already" if len(steps) < len(labelled) else ""
     verb = "move" if moving else "copy"
     if really:
         with counting("sorting pictures") as progress:
@@ -263,9 +265,9 @@ def _sort(rows: list[Row], target: Path, moving: bool, really: bool) -> bool:
         for why in result.failures:
             print(f"trident: {one_line(why)}", file=sys.stderr)
         number = f"{result.done} of {len(steps)}" if result.failures else f"{result.done}"
-        stderr.print(f"{verb.replace('y', 'ie')}d {number} pictures into {target}", soft_wrap=True)
+        stderr.print(f"{verb.replace('y', 'ie')}d {number} pictures into {target}{there}", soft_wrap=True)
         return not result.failures
     for source, place in steps:
         stderr.print(f"would {verb} {source} to {place}", soft_wrap=True)
-    stderr.print(f"nothing was done; --yes would {verb} {len(steps)} pictures", soft_wrap=True)
+    stderr.print(f"nothing was done; --yes would {verb} {len(steps)} pictures{there}", soft_wrap=True)
     return True

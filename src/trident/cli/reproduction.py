@@ -49,7 +49,7 @@ def reproduce(
 
     \b
     trident reproduce                                    list them, and which are run
-    trident reproduce calibration                        show one, if nothing is missing
+    trident reproduce calibration                        show one, as far as it is run
     trident reproduce stand-in --data tiny.store         run what one still lacks; run it again to resume
     trident reproduce calibration --data mini.store --fresh --out runs/again      run all of it again
     trident reproduce --document d.md --page p.html      write both from the kept results, without computing
@@ -70,19 +70,24 @@ def reproduce(
         panels = [reproduction.panel(name) for name in dict.fromkeys(names)]
         runner = _runner(data or [], cub, out, kept, device, budget, fresh)
         unmeasured = [one for panel in panels for one in _unmeasured(reproduction, panel, runner)]
-        for model, dataset in unmeasured:  # before any training
-            runner.store(model.data[0])
-            runner.store(dataset)
-        if unmeasured:
-            runner.prepare()
-        elif not kept.is_dir():
-            kept = FOLDER
+        needed = {name for model, dataset in unmeasured for name in (model.data[0], dataset)}
+        missing = sorted(needed - runner.stores.keys())
+        only_show = not (data or cub or cluster or fresh or budget != 1) and missing
+        if not only_show:
+            for dataset in sorted(needed):  # before any training
+                runner.store(dataset)
+            if unmeasured:
+                runner.prepare()
+        kept = kept if kept.is_dir() else FOLDER
         for panel in panels:
-            _run(reproduction, panel, runner, cluster)
+            if not only_show:
+                _run(reproduction, panel, runner, cluster)
             if not as_json:
                 _show(reproduction, panel, kept)
         if as_json:
             print(json.dumps([_as_json(reproduction, panel, kept) for panel in panels]))
+        if only_show:
+            runner.say(f"the rest is not run: for it, give the stores of {', '.join(missing)} with --data STORE")
     else:
         if data or cub or cluster or fresh or budget != 1:
             raise TridentError("run what? Name a table or figure; without names, 'trident reproduce' lists them")
@@ -140,9 +145,6 @@ def _unmeasured(reproduction: "Reproduction", panel: "Panel", runner: "Runner") 
 
 def _run(reproduction: "Reproduction", panel: "Panel", runner: "Runner", cluster: str | None) -> None:
     wanted = _unmeasured(reproduction, panel, runner)
-    if not wanted:
-        runner.say(f"{panel.name}: nothing is missing")
-        return
     trained = {model.name: model for model, _ in wanted if model.recipe}
     for dataset in sorted({model.data[0] for model in trained.values()}):
         for model in _train([one for one in trained.values() if one.data[0] == dataset], runner, cluster):
@@ -182,8 +184,8 @@ def _show(reproduction: "Reproduction", panel: "Panel", kept: Path) -> None:
     from trident.reproduction.sections import section
 
     found = section(reproduction, panel, kept)
-    lines = [f"{panel.place}: {panel.title}", "", *aligned([found.headings, *found.rows]), "", *found.notes]
-    print("\n".join(lines))
+    table = [*aligned([found.headings, *found.rows]), ""] if found.headings else []
+    print("\n".join([f"{panel.place}: {panel.title}", "", *table, *found.notes]))
 
 
 def _as_json(reproduction: "Reproduction", panel: "Panel", kept: Path) -> dict[str, Any]:

@@ -38,5 +38,7 @@ def read_corrections(path: Path) -> dict[str, str]:
                     raise TridentError(f"{path} corrects {name} twice: to '{found[name]}' and to '{wanted}'")
                 found[name] = wanted
             return found
-    except (OSError, csv.Error) as error:
+    except OSError as error:
+        raise TridentError(f"cannot read {path}: {error.strerror}") from error
+    except csv.Error as error:
         raise TridentError(f"cannot read {path}: {error}") from error

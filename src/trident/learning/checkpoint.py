@@ -4,6 +4,7 @@ Files are written atomically. All randomness depends on (seed, stream, task inde
 state of random generators.
 """
 
+import difflib
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -146,7 +147,9 @@ def load_checkpoint(path: Path | str) -> Checkpoint:
         without_best = found[0].name == LAST
         path = found[0]
     if not path.is_file():
-        raise TridentError(f"there is no run or weights file at {path}, and 'trident weights' does not list it")
+        close = difflib.get_close_matches(str(path), weight_names(), n=1, cutoff=0.8)
+        hint = f": did you mean '{close[0]}'?" if close else ""
+        raise TridentError(f"there is no run or weights file at {path}, and 'trident weights' does not list it{hint}")
     metadata, tensors = _content(path)
     try:
         loaded = _checkpoint_from(metadata, tensors, path)
