@@ -14,6 +14,7 @@ from trident.data.glyphs import open_glyphs
 from trident.data.store import open_store
 from trident.files import atomic_file
 from trident.learning.checkpoint import load_checkpoint
+from trident.learning.frozen_weights import with_conv4
 from trident.measuring.audit import PROTOCOLS, audit
 from trident.weights import weight_names
 
@@ -54,7 +55,7 @@ def main() -> None:
     asked.folder.mkdir(parents=True, exist_ok=True)
     stores = {store.dataset: store for store in [open_glyphs(), *map(open_store, asked.stores)]}
     for name in asked.names or weight_names():
-        path, model = asked.folder / f"{name}.json", load_checkpoint(name)
+        path, model = asked.folder / f"{name}.json", with_conv4(load_checkpoint(name))
         dataset = str(model.provenance["dataset"])
         if path.exists() or dataset not in stores:
             continue
