@@ -32,12 +32,16 @@ COLUMNS = {
 INTRODUCTION = """\
 # Audits of the included weights
 
-What the accuracy of each file of weights owes to its protocol, as `trident audit NAME --data STORE --tasks {tasks}`
-says; `python tools/audit_weights.py FOLDER STORE...` asks it for all of them. The first column has the accuracy under
-the default protocol (test classes of the dataset trained on, 5 ways, shuffled queries, balanced, latent means, {tasks}
-tasks, 95 % interval, seed 0), in percent. The others change one thing about it on the same tasks, and give the paired
-difference in points; [`measuring.md`](measuring.md) explains each. A dash: this changes nothing about the method. *No
-result*: inner steps diverge under this protocol, or the method needs all queries of a task at once.
+How much the accuracy of each weights file depends on its protocol. `trident audit NAME --data STORE --tasks {tasks}` audits
+one of them, `python tools/audit_weights.py FOLDER STORE...` all that are installed.
+
+- **Accuracy** is measured under the default protocol: test classes of the dataset that the weights were trained on,
+  shuffled queries, balanced, all queries at once, the weights' own batch norm, latent means, {tasks} tasks, 95 %
+  interval, seed 0. The headings give ways, shots and queries per class.
+- **The other columns** change one thing about this protocol, on the same tasks, and give the paired difference in
+  points. [`measuring.md`](measuring.md) explains each.
+- **A dash** means that the change does not apply. *No result* means that inner steps diverge, or that the method needs
+  all queries of a task at once.
 """
 
 
@@ -72,10 +76,10 @@ def document(folder: Path) -> str:
     tasks = {row["protocol"]["tasks"] for result in results.values() for row in result["rows"]}
     assert len(tasks) == 1, f"the audits are of {tasks} tasks: one document needs one number"
     lines = [INTRODUCTION.format(tasks=tasks.pop())]
-    for group in dict.fromkeys((result["dataset"], result["episode"]) for result in results.values()):
-        members = {name: one for name, one in results.items() if (one["dataset"], one["episode"]) == group}
+    for group in sorted({heading_of(result) for result in results.values()}):
+        members = {name: one for name, one in results.items() if heading_of(one) == group}
         used = [name for name in COLUMNS if any(cell(one, name) != "-" for one in members.values())]
-        lines += [f"## {group[0]}, {group[1]}\n", _row("weights", "accuracy, %", *(COLUMNS[name] for name in used))]
+        lines += [f"## {group}\n", _row("weights", "accuracy, %", *(COLUMNS[name] for name in used))]
         lines.append("|" + "---|" * (len(used) + 2))
         for name, one in members.items():
             first = one["rows"][0]
@@ -89,6 +93,10 @@ def document(folder: Path) -> str:
     if missing:
         lines.append(f"Not audited yet: {', '.join(missing)}.\n")
     return "\n".join(lines)
+
+
+def heading_of(result: dict[str, Any]) -> str:
+    return f"{result['dataset']}, {result['episode']}, {result['rows'][0]['protocol']['n_query']} queries per class"
 
 
 def cell(result: dict[str, Any], name: str) -> str:
