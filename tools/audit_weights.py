@@ -32,8 +32,8 @@ COLUMNS = {
 INTRODUCTION = """\
 # Audits of the included weights
 
-How much the accuracy of each weights file depends on its protocol. `trident audit NAME --data STORE --tasks {tasks}` audits
-one of them, `python tools/audit_weights.py FOLDER STORE...` all that are installed.
+How much the accuracy of each weights file depends on its protocol. `trident audit NAME --data STORE --tasks {tasks}`
+audits one of them, `python tools/audit_weights.py FOLDER STORE...` all that are installed.
 
 - **Accuracy** is measured under the default protocol: test classes of the dataset that the weights were trained on,
   shuffled queries, balanced, all queries at once, the weights' own batch norm, latent means, {tasks} tasks, 95 %
