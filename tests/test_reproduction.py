@@ -36,7 +36,6 @@ from trident.reproduction.results import (
 from trident.reproduction.running import _newer
 from trident.reproduction.sections import section
 from trident.reproduction.states import is_complete, state
-from trident.reproduction.training_time import training_seconds
 from trident.weights import weight_names
 
 Reproduce = Callable[..., Answer]
@@ -368,14 +367,6 @@ def test_a_wrong_list_of_panels_is_told(text: str, wrong: str, words: str, tmp_p
     (tmp_path / "panels.toml").write_text(SMALL.replace(text, wrong))
     with pytest.raises(TridentError, match=words):
         load_panels(tmp_path / "panels.toml")
-
-
-def test_the_time_of_a_training_is_that_of_its_complete_lines(tmp_path: Path) -> None:
-    line = '{"step": %d, "kind": "train", "seconds": %g, "accuracy": 20.0, "losses": {}}\n'
-    assert training_seconds(tmp_path) is None
-    half = '{"step": 30, "kind": "tr'  # left by a kill
-    (tmp_path / "log.jsonl").write_text(line % (10, 0.5) + line % (20, 0.25) + half)
-    assert training_seconds(tmp_path) == 10 * 0.5 + 10 * 0.25
 
 
 @pytest.mark.slow

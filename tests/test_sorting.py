@@ -224,3 +224,47 @@ def test_thirty_kills_while_files_are_moved(tmp_path: Path, elsewhere: bool) -> 
     finally:
         if elsewhere:
             shutil.rmtree(target)
+
+
+def test_what_has_been_copied_is_not_copied_again(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"x")
+    steps = plan({tmp_path / "a.png": "cat"}, tmp_path / "sorted", moving=False)
+    carry_out(steps, tmp_path / "sorted", moving=False)
+    assert plan({tmp_path / "a.png": "cat"}, tmp_path / "sorted", moving=False) == []
+    (tmp_path / "a.png").write_bytes(b"y")
+    assert plan({tmp_path / "a.png": "cat"}, tmp_path / "sorted", moving=False)[0][1].name == "a-2.png"
+
+
+def test_a_file_in_its_place_stays_there(tmp_path: Path) -> None:
+    source = tmp_path / "cat" / "a.png"
+    source.parent.mkdir()
+    source.write_bytes(b"x")
+    assert plan({source: "cat"}, tmp_path, moving=True) == []
+    assert plan({source: "dog"}, tmp_path, moving=True) == [(source, tmp_path / "dog" / "a.png")]
+
+
+def test_a_copy_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.png").write_bytes(b"whole")
+
+    def full(source: Path, place: Path) -> None:
+        Path(place).write_bytes(b"wh")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("shutil.copyfile", full)
+    monkeypatch.setattr("trident.labelling.sorting._linked", lambda source, place: False)
+    steps = plan({tmp_path / "a.png": "cat"}, tmp_path / "sorted", moving=True)
+    done, (why,) = carry_out(steps, tmp_path / "sorted", moving=True)
+    assert done == 0 and str(tmp_path / "a.png") in why and "No space left on device" in why
+    assert list((tmp_path / "sorted" / "cat").iterdir()) == []
+    assert (tmp_path / "a.png").read_bytes() == b"whole"
+
+
+def test_a_file_that_came_in_between_is_not_written_over(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"new")
+    steps = plan({tmp_path / "a.png": "cat"}, tmp_path / "sorted", moving=True)
+    (tmp_path / "sorted" / "cat").mkdir(parents=True)
+    (tmp_path / "sorted" / "cat" / "a.png").write_bytes(b"old")
+    done, (why,) = carry_out(steps, tmp_path / "sorted", moving=True)
+    assert done == 0 and "it already exists" in why
+    assert (tmp_path / "sorted" / "cat" / "a.png").read_bytes() == b"old"
+    assert (tmp_path / "a.png").read_bytes() == b"new"

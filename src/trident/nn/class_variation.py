@@ -33,12 +33,14 @@ def directions_of(parameters: Parameters) -> Tensor:
 
 
 def negative_log_likelihood(parameters: Parameters, unit: Tensor, classes: Tensor, n_classes: int) -> Tensor:
-    """Of what images differ by from the mean of their class in the batch, if that is Gaussian with the covariance
+    """How badly the Gaussian fits a batch: a loss per feature, without constants.
 
-        sum over directions d of d d^T  +  noise I,
+    It takes the difference of each image from the mean of its class in the batch, and the covariance
 
-    per feature and without constants. Features (task, image, branch, feature), classes (task, image) -> (task,). A
-    class with n images in the batch has n - 1 degrees of freedom; a class with one image does not count.
+        sum over directions d of d d^T  +  noise I.
+
+    Features (task, image, branch, feature), classes (task, image) -> (task,). A class with n images in the batch has
+    n - 1 degrees of freedom; a class with one image does not count.
     """
     one_hot = F.one_hot(classes, n_classes).to(unit)  # (task, image, class)
     counts = one_hot.sum(1)  # (task, class)
