@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,9 +16,10 @@ import pytest
 
 from ablation_grids import Answer
 from conftest import assert_one_line_error, run_trident
+from trident.ablations.results import RESULT
 from trident.data.glyphs import open_glyphs
 from trident.errors import TridentError
-from trident.learning.checkpoint import load_checkpoint
+from trident.learning.checkpoint import LAST, load_checkpoint, save_checkpoint
 from trident.measuring.calibration import calibrate
 from trident.reproduction.correlation import correlations
 from trident.reproduction.document import page, whole_document
@@ -118,8 +120,10 @@ def measured(sorted_accuracy: float, shuffled_accuracy: float) -> BothOrders:
 
 
 def kept(model: Model, steps: int = 4000, asked: int = 4000, error: str | None = None) -> ModelResults:
+    """With an error: of a training that failed before its first validation."""
+    digest, best = ("0123", steps) if error is None else ("", None)
     return ModelResults(
-        model.made_from, "0123", 1, "class_sorted", asked, steps, steps, 82_000, 410_760, 170.0, "a GPU", error
+        model.made_from, digest, 1, "class_sorted", asked, steps, best, 82_000, 410_760, 170.0, "a GPU", error
     )
 
 
@@ -239,6 +243,25 @@ def test_states_and_rows_say_what_was_run(tmp_path: Path) -> None:
     rows = section(reproduction, panel, tmp_path).rows
     assert "2,000 of 82,000" in rows[0] and "step 5: the loss is not finite" in rows[1]
     assert "no result: task 3 is not finite" in rows[2] and "not run" in rows[3]
+
+
+def test_a_training_that_failed_is_measured_with_its_best_weights(
+    small: Path, tmp_path: Path, reproduce: Reproduce
+) -> None:
+    shutil.copytree(small / "runs", tmp_path / "runs")
+    shutil.copy(small / "panels.toml", tmp_path)
+    run = tmp_path / "runs" / "small"
+    save_checkpoint(run / LAST, replace(load_checkpoint(run / LAST), step=3))
+    result = json.loads((run / RESULT).read_text())
+    result["error"] = "step 4: the loss is not finite. The state after step 3 is kept in a file"
+    (run / RESULT).write_text(json.dumps(result))
+    answer = reproduce(tmp_path, "accuracy")
+    assert answer.returncode == 0, answer.stderr
+    assert "(then the loss was not finite)" in answer.stdout
+    found = read("small", tmp_path / "results")
+    assert found is not None and found.error == "step 4: the loss is not finite"
+    assert found.measured["glyphs"].orders.keys() == set(ORDERS)
+    assert "run" in reproduce(tmp_path).stdout.splitlines()[0].split()
 
 
 def test_two_processes_do_not_lose_each_others_results(tmp_path: Path) -> None:

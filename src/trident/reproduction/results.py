@@ -97,7 +97,7 @@ class ModelResults:
     """All results of one model, and how it was made."""
 
     made_from: str  # weights, or recipe and settings
-    digest: str  # of the weights file; empty if the training ended with an error
+    digest: str  # of the weights file; empty if the training failed before the first validation
     n_shot: int
     trained_order: str  # of the queries in training
     asked_steps: int  # 0 for included weights

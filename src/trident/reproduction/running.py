@@ -12,7 +12,7 @@ from trident.ablations.results import RESULT, read_results
 from trident.ablations.running import GridRun
 from trident.data.store import ImageStore
 from trident.files import short_digest
-from trident.learning.checkpoint import LAST, Checkpoint, load_checkpoint
+from trident.learning.checkpoint import BEST, LAST, Checkpoint, load_checkpoint
 from trident.learning.training import Observer
 from trident.nn.parameters import count
 from trident.progress import Progress
@@ -96,7 +96,7 @@ class Runner:
             return both_orders(checkpoint, store, self.store(model.data[0]), tasks, self.device, progress)
 
     def _model(self, model: Model) -> tuple[ModelResults, Checkpoint | None]:
-        """What is to be kept of a model, and its weights; None if its training ended with an error."""
+        """What is to be kept of a model, and its weights; None if its training failed before the first validation."""
         if model.weights:
             checkpoint = load_checkpoint(model.weights)
             return _about(model, checkpoint.recipe, 0, checkpoint, checkpoint), checkpoint
@@ -107,8 +107,8 @@ class Runner:
         result, asked = results[name], recipe.training.steps
         last = load_checkpoint(folder / LAST)
         # An error after the last step is of the grid's own measurement, which is of no use here.
-        error = result.error if last.step < asked else None
-        best = None if error else load_checkpoint(folder)
+        error = result.error.partition(". ")[0] if result.error and last.step < asked else None
+        best = load_checkpoint(folder) if error is None or (folder / BEST).is_file() else None
         about = _about(model, recipe, asked, last, best)
         device = str(last.provenance.get("device_name", last.provenance.get("device", "")))
         about = replace(about, error=error, training_seconds=training_seconds(folder), training_device=device)

@@ -85,8 +85,9 @@ def _accuracy(reproduction: Reproduction, panel: Panel, folder: Path) -> Table:
 
 
 def _steps(kept: ModelResults) -> str:
+    failed = " (then the loss was not finite)" if kept.error else ""
     best = "" if kept.best_step in (None, kept.steps) else f", measured after {kept.best_step:,}"
-    return f"{kept.steps:,} of {kept.paper_steps:,}{best}"
+    return f"{kept.steps:,} of {kept.paper_steps:,}{failed}{best}"
 
 
 def _figures(found: BothOrders) -> list[str]:

@@ -13,12 +13,12 @@ NOTHING = "nothing to run"
 def is_complete(
     kept: ModelResults, panel: Panel, model: Model, dataset: str, tasks: int, budget: float, fingerprint: str | None
 ) -> bool:
-    """Whether a model was measured as the panel asks. The result of a training that failed is its error."""
+    """Whether a model was measured as the panel asks. The result of a training without weights is its error."""
     if kept.made_from != model.made_from or kept.asked_steps < model.asked_steps(budget):
         return False
     if model.weights and kept.digest != short_digest(weights_file(model.weights)):
         return False
-    if kept.error is not None:
+    if kept.error is not None and not kept.digest:
         return True
     found = kept.part(panel.kind).get(dataset)
     if found is None or found.source.tasks != tasks:
