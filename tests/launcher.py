@@ -23,9 +23,9 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 import trident
 import trident.learning.inner_loop
 from trident.cli import main
+from trident.distributed.torchrun import launched
 from trident.learning import step_gradient
 from trident.measuring import evaluate
-from trident.spread.torchrun import launched
 from trident.tasks.images import Images
 from trident.tasks.source import TaskSource
 

@@ -48,6 +48,8 @@ def images_of(model: Checkpoint, store: ImageStore = GLYPHS) -> Images:
         (RUNNING, AS_IT_IS),
         (replace(RUNNING, balance="dirichlet"), Views(mirrored=True)),
         (replace(RUNNING, queries_at_once="one"), Views(mirrored=True, corners=True)),
+        (RUNNING, Views(mirrored=True, shifted=True, average="features")),
+        (replace(RUNNING, queries_at_once="one"), Views(shifted=True, average="features")),
     ],
 )
 def test_predictions_are_the_same(name: str, protocol: Protocol, views: Views, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -9,13 +10,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from conftest import tiny_store
+from conftest import doubles, source_for, tiny_store
 from short_runs import Interrupting, assert_same_weights, log_of, resume, run, with_training
 from trident.backbones.conv4 import Conv4Backbone
 from trident.backbones.frozen import FrozenBackbone
+from trident.engines.execution import Execution
 from trident.errors import TridentError
 from trident.learning import frozen_weights
 from trident.learning.checkpoint import load_checkpoint
+from trident.learning.heads import HeadLearner
+from trident.learning.learners import make_learner
+from trident.measuring.prediction import predict, predict_one_by_one
 from trident.methods.ensemble import Ensemble
 from trident.methods.maml import Maml
 from trident.methods.relation_network import RelationNetwork
@@ -23,8 +28,9 @@ from trident.methods.soft_kmeans import SoftKMeans
 from trident.nn.batch_norm import BatchNormStatistics
 from trident.nn.cell_attention import HEADS, attend, initial_attention
 from trident.nn.parameters import Parameters, for_each_task, stacked
-from trident.settings import EpisodeSpec, Protocol
-from trident.tasks.task import Labels, Task
+from trident.settings import EpisodeSpec, Protocol, Views
+from trident.tasks.task import Labels, Task, queries_alone
+from trident.tasks.views import views_of
 
 EPISODE = EpisodeSpec(3, 1, 2)
 CLASSES = [0, 3, 1, 3, 0, 0, 2, 3]  # of a batch: 1 and 2 have one image, 4 has none
@@ -137,6 +143,33 @@ def test_it_predicts_by_soft_k_means_on_unit_features_of_all_branches() -> None:
         torch.testing.assert_close(used.head({}, scaled, task), used.head({}, features, task))
 
 
+@pytest.mark.parametrize("batch_norm", ["running", "transductive"])
+def test_features_are_averaged_over_the_views_after_attention(batch_norm: Literal["running", "transductive"]) -> None:
+    views = Views(mirrored=True, shifted=True, average="features")
+    recipe = replace(TRAINED, views=views, protocol=Protocol(batch_norm=batch_norm))
+    parameters, running = doubles(recipe.initial(0)), doubles(recipe.model.initial_running())
+    parameters["attention.output"] = torch.randn(3, 4, 4, dtype=torch.float64)
+    drawn = source_for(recipe, tiny_store(), "test", sampled=False).batch(range(2)).task
+    task = drawn.with_images(drawn.images.double() / 255)
+    learner = make_learner(recipe, Execution(), running)
+    assert isinstance(learner, HeadLearner) and isinstance(recipe.method, Ensemble)
+    without = replace(recipe.method, attention=False)
+
+    def expected(shown: Task) -> Tensor:
+        seen = [learner.features(parameters, shown.with_images(view))[0] for view in views_of(shown.images, views)]
+        units = [
+            F.normalize(attend(parameters, features.reshape(*features.shape[:2], 3, -1)), dim=3) for features in seen
+        ]
+        return without.head(parameters, torch.stack(units).mean(0).flatten(2), shown).log_softmax(2)
+
+    torch.testing.assert_close(predict(learner, parameters, task, views), expected(task))
+    alone = predict_one_by_one(learner, parameters, task, 4, views)
+    for place in range(2):
+        singly = queries_alone(task, place, range(task.n_queries))
+        torch.testing.assert_close(alone[place], expected(singly)[:, 0])
+    assert "mirror images and shifted images too, mean features" in recipe.describe_protocol()
+
+
 def test_attention_is_that_of_the_equations() -> None:
     branches, cells, channels, size = 2, 3, 8, 8 // HEADS
     generator = torch.Generator().manual_seed(5)
@@ -175,7 +208,8 @@ def test_attention_is_used_in_training_and_in_prediction() -> None:
     apart = attend(parameters, features.reshape(2, 9, 2, -1)).flatten(2)
     for used in (method, method.for_few_queries()):
         without = replace(used, attention=False)
-        torch.testing.assert_close(used.head(parameters, features, task), without.head(parameters, apart, task))
+        seen = used.image_features(parameters, features)
+        torch.testing.assert_close(used.head(parameters, seen, task), without.head(parameters, apart, task))
     labels = Labels(torch.zeros(2, 9, dtype=torch.int64))
     found = method.training(parameters, features, task, labels)
     torch.testing.assert_close(found, replace(method, attention=False).training(parameters, apart, task, labels))

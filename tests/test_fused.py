@@ -191,7 +191,7 @@ def test_predictions_of_heads_are_the_plain_ones(name: str) -> None:
     running = {key: torch.rand(shape, generator=generator).cuda() for key, shape in shapes.items()}
     plain, fused = (make_learner(recipe, Execution("cuda", engine), running) for engine in ("plain", "fused"))
     parameters = start_of(recipe)
-    for views in (Views(), Views(mirrored=True, corners=True)):
+    for views in (Views(), Views(mirrored=True, corners=True), Views(shifted=True, average="features")):
         found, expected = (predict(learner, parameters, task, views) for learner in (fused, plain))
         assert found.shape == (3, task.n_queries, task.n_way)
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)

@@ -18,8 +18,8 @@ import torch
 
 from conftest import tiny_store
 from trident.data.store import ImageStore, store_in_memory, write_store
+from trident.distributed.processes import Processes
 from trident.learning.checkpoint import BEST, LAST, Checkpoint, load_checkpoint
-from trident.spread.processes import Processes
 
 RECIPE = """
 summary = "noise, for tests"
@@ -287,8 +287,8 @@ def test_no_thread_of_a_connection_is_left_at_its_end() -> None:
     """Such a thread can crash a program that ends, after all its work is done."""
     program = """
 import pathlib, torch
-from trident.spread.processes import connected
-from trident.spread.torchrun import launched
+from trident.distributed.processes import connected
+from trident.distributed.torchrun import launched
 
 def threads():
     return [(path / "comm").read_text() for path in pathlib.Path("/proc/self/task").iterdir()]

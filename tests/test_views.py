@@ -9,6 +9,7 @@ import torch
 
 from conftest import TINY_RECIPE, source_for, tiny_store
 from trident.engines.execution import Execution
+from trident.errors import TridentError
 from trident.learning.checkpoint import Checkpoint
 from trident.learning.learners import make_learner
 from trident.measuring.evaluate import evaluate
@@ -16,7 +17,8 @@ from trident.measuring.prediction import predict
 from trident.settings import Views
 from trident.tasks.views import views_of
 
-every = pytest.mark.parametrize("views", [Views(m, c) for m in (False, True) for c in (False, True)], ids=str)
+EITHER = (False, True)
+every = pytest.mark.parametrize("views", [Views(m, c, s) for m in EITHER for c in EITHER for s in EITHER], ids=str)
 
 
 def numbered(size: int, dtype: torch.dtype) -> torch.Tensor:
@@ -29,7 +31,7 @@ def numbered(size: int, dtype: torch.dtype) -> torch.Tensor:
 def test_how_many_views_there_are_and_that_the_image_is_the_first(views: Views) -> None:
     images = torch.randint(0, 256, (2, 3, 14, 14, 1), dtype=torch.uint8)
     shown = list(views_of(images, views))
-    assert len(shown) == 1 + views.mirrored + 4 * views.corners
+    assert len(shown) == views.number == (1 + views.mirrored) * (1 + 2 * views.shifted) + 4 * views.corners
     assert torch.equal(shown[0], images)
     assert all(view.shape == images.shape and view.dtype == images.dtype for view in shown)
     for one, other in pairwise(shown):
@@ -43,6 +45,13 @@ def test_corners_are_spread_over_the_whole_image() -> None:
         seen = seen.clamp(0, 71)  # beyond the middle of an edge pixel there is only that pixel
         assert torch.allclose(corner[1, 2, :, 5, 0], top + seen)
         assert torch.allclose(corner[1, 2, 5, :, 1], left + seen)
+
+
+def test_shifted_images_are_reflected_at_their_edges() -> None:
+    _, up, down = views_of(numbered(84, torch.int64), Views(shifted=True))
+    for axis, seen in enumerate((up[1, 2, :, 5, 0], up[1, 2, 5, :, 1])):
+        assert seen.tolist() == [*range(2, 84), 82, 81], axis
+    assert down[0, 0, :, 0, 0].tolist() == down[0, 0, 0, :, 1].tolist() == [2, 1, *range(82)]
 
 
 def test_whole_numbers_stay_whole() -> None:
@@ -76,3 +85,8 @@ def test_all_views_share_in_the_prediction(corners: bool) -> None:
 
 def test_training_sees_images_as_they_are() -> None:
     assert replace(TINY_RECIPE, views=Views(True, True)).in_training().views == Views()
+
+
+def test_only_methods_on_features_average_features() -> None:
+    with pytest.raises(TridentError, match=r"views.average is 'features': TRIDENT averages probabilities only"):
+        replace(TINY_RECIPE, views=Views(True, average="features"))

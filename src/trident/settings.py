@@ -154,21 +154,29 @@ class Protocol:
 
 @dataclass(frozen=True)
 class Views:
-    """Extra views of the images for predictions, not for training. Probabilities are averaged over all views."""
+    """Extra views of the images for predictions, not for training."""
 
     mirrored: bool = setting(False, "predict from the mirror images too")
     corners: bool = setting(
         False, "predict from the four corners of the images too, each 6/7 wide; with views.mirrored, two are mirrored"
     )
+    shifted: bool = setting(
+        False, "predict from the images shifted by 1/42 of their size too, both ways along the diagonal"
+    )
+    average: Literal["probabilities", "features"] = setting(
+        "probabilities", "what is averaged over the views; features: methods that classify a backbone's features"
+    )
 
     @property
     def number(self) -> int:
         """The number of views, including the image itself."""
-        return 1 + self.mirrored + 4 * self.corners
+        return (1 + 2 * self.shifted) * (1 + self.mirrored) + 4 * self.corners
 
     def describe(self) -> str:
-        names = [name for name, used in (("mirror images", self.mirrored), ("corners", self.corners)) if used]
-        return f", {' and '.join(names)} too" if names else ""
+        views = {"mirror images": self.mirrored, "shifted images": self.shifted, "corners": self.corners}
+        names = [name for name, used in views.items() if used]
+        average = ", mean features" if self.average == "features" else ""
+        return f", {' and '.join(names)} too{average}" if names else ""
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from trident.distributed.torchrun import launched
 from trident.errors import LostProcessError, TridentError, one_line
-from trident.spread.torchrun import launched
 
 # The order in the help: what users need first comes first.
 ORDER = (

@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
-from trident.spread.torchrun import launched
+from trident.distributed.torchrun import launched
 
 if TYPE_CHECKING:
     from trident.data.store import ImageStore
+    from trident.distributed.processes import Processes
     from trident.learning.checkpoint import Checkpoint
-    from trident.spread.processes import Processes
 
 
 class ThisProcess(NamedTuple):
@@ -24,7 +24,7 @@ class ThisProcess(NamedTuple):
     ) -> tuple["Checkpoint", "ImageStore"]:
         """The checkpoint to measure, which the first process loads, and the store, which each opens."""
         from trident.cli.options import open_for
-        from trident.learning.spreading import check_same_inputs, checkpoint_from_first
+        from trident.learning.distributed import check_same_inputs, checkpoint_from_first
 
         checkpoint = checkpoint_from_first(self.processes, load)
         store = self.processes.on_each(lambda: open_for(checkpoint.recipe, data, checkpoint, store_on))
@@ -37,7 +37,7 @@ def on_processes(device: str) -> Iterator[ThisProcess]:
     """Connects this process with the others that torchrun started, if it did. The first alone prints progress."""
     from trident.cli.console import stderr
     from trident.cli.options import device_of
-    from trident.spread.processes import ALONE, connected
+    from trident.distributed.processes import ALONE, connected
 
     place = launched()
     if place is None:

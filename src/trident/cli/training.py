@@ -119,8 +119,8 @@ def train(
     with on_processes(device) as here:
         from trident.cli.console import stderr
         from trident.learning.checkpoint import Checkpoint, load_checkpoint
+        from trident.learning.distributed import check_same_inputs, checkpoint_from_first
         from trident.learning.run_start import restart_run, start_run
-        from trident.learning.spreading import check_same_inputs, checkpoint_from_first
         from trident.learning.stages import stages_of
 
         def inputs() -> tuple["Recipe", str, "ImageStore"]:
@@ -156,9 +156,9 @@ def _train_stage(
 ) -> bool:
     """Train a stage before the last one, or go on with it. Returns whether it is finished."""
     from trident.cli.console import stderr
+    from trident.learning.distributed import checkpoint_from_first
     from trident.learning.run_lock import held_by_first
     from trident.learning.run_start import restart_run, start_run
-    from trident.learning.spreading import checkpoint_from_first
 
     def begin() -> "Checkpoint":
         before = restart_run(recipe, store, out)
@@ -178,9 +178,9 @@ def _resume(
     from dataclasses import replace
 
     from trident.learning.checkpoint import LAST, load_checkpoint
+    from trident.learning.distributed import check_same_inputs, checkpoint_from_first
     from trident.learning.run_lock import held_by_first
     from trident.learning.run_start import check_resumable, resume_run
-    from trident.learning.spreading import check_same_inputs, checkpoint_from_first
     from trident.learning.stages import FOLDER
     from trident.recipes.loading import with_overrides
 

@@ -41,18 +41,22 @@ class Learner(Protocol):
         """The gradient of the summed losses of the queries."""
 
 
-@runtime_checkable
-class EncodesAlone(Protocol):
-    """A learner that can encode each image on its own, so that encodings can be cached."""
-
-    @property
-    def encodes_alone(self) -> bool:
-        """Whether that holds with these settings: no image changes the encoding of another."""
+class Encodes(Protocol):
+    """A learner that encodes images first, and predicts from the encodings."""
 
     def encode(self, parameters: Parameters, task: Task) -> Encodings: ...
 
     def log_probabilities_from(self, parameters: Parameters, task: Task, encodings: Encodings) -> Tensor:
         """Same as `log_probabilities`. Of the task's images only their number is used."""
+
+
+@runtime_checkable
+class EncodesAlone(Encodes, Protocol):
+    """A learner that can encode each image on its own, so that encodings can be cached."""
+
+    @property
+    def encodes_alone(self) -> bool:
+        """Whether that holds with these settings: no image changes the encoding of another."""
 
 
 @runtime_checkable

@@ -37,7 +37,8 @@ class HeadLearner(LearnerFields):
 
     def encode(self, parameters: Parameters, task: Task) -> Encodings:
         with torch.no_grad(), matrix_products(self.precision, task.device):
-            return {"features": self.features(parameters, task)[0]}
+            found = self.model.method.image_features(parameters, self.features(parameters, task)[0])
+            return {"features": found}
 
     def features(self, parameters: Parameters, task: Task) -> tuple[Tensor, Parameters]:
         """Features of all images, as the head takes them, and the batch-norm statistics."""

@@ -12,8 +12,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from trident.distributed.processes import Processes
 from trident.errors import TridentError
-from trident.spread.processes import Processes
 
 LOCK = ".lock"
 _held: set[Path] = set()  # folders of this process, which is not kept out by its own locks

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
+from trident.distributed.processes import Processes, shared
 from trident.engines.learner import Gradient
 from trident.errors import LostProcessError
 from trident.learning.checkpoint import BEST, LAST, Checkpoint, save_checkpoint
 from trident.learning.meta_update import make_optimizer, optimizer_state, update
 from trident.learning.run_log import Validated
 from trident.nn.parameters import Parameters
-from trident.spread.processes import Processes, shared
 
 RUNNING_MOMENTUM = 0.01  # weight of a new step in the running statistics
 

@@ -5,14 +5,14 @@ from collections.abc import Callable
 import torch
 
 from trident.data.store import ImageStore
+from trident.distributed.processes import Processes
 from trident.engines.execution import Execution
 from trident.engines.learner import Gradient
+from trident.learning.distributed import sum_over_processes
 from trident.learning.learners import make_learner
-from trident.learning.spreading import sum_over_processes
 from trident.nn.parameters import Parameters
 from trident.recipes.recipe import Recipe
 from trident.settings import TrainingSettings
-from trident.spread.processes import Processes
 from trident.tasks.episodes import EpisodeSampler
 from trident.tasks.source import ClassSource, Source, TaskSource
 from trident.tasks.task import Batch

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from trident.data.store import ImageStore
+from trident.distributed.processes import ALONE, Processes, shared
 from trident.engines.execution import Execution, execution_for
 from trident.engines.learner import Gradient, only_finite
 from trident.errors import NotFiniteError
@@ -27,7 +28,6 @@ from trident.nn.parameters import Parameters
 from trident.progress import Progress, StoppedError
 from trident.recipes.recipe import Recipe
 from trident.settings import TrainingSettings
-from trident.spread.processes import ALONE, Processes, shared
 
 
 class Validate(Protocol):

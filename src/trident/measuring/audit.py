@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Unpack
 
 from trident.data.store import ImageStore
+from trident.distributed.processes import ALONE, Processes
 from trident.errors import NotFiniteError, TaskSizeError
 from trident.measuring.evaluate import Evaluation, Sample, evaluate, mean_and_interval
 from trident.measuring.subject import Measurable, subject_of
 from trident.progress import StageProgress
 from trident.settings import Protocol
-from trident.spread.processes import ALONE, Processes
 
 DEFAULT = Protocol()
 PROTOCOLS: dict[str, Protocol] = {

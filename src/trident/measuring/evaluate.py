@@ -9,13 +9,13 @@ import numpy as np
 import torch
 
 from trident.data.store import ImageStore
+from trident.distributed.processes import ALONE, Processes, shared
 from trident.engines.execution import Execution
 from trident.engines.workers import parallel_map
 from trident.errors import NotFiniteError, TridentError, one_line
 from trident.measuring.subject import Measurable, Prepared, Subject, subject_of
 from trident.progress import Progress, StoppedError
 from trident.settings import EpisodeSpec, Protocol
-from trident.spread.processes import ALONE, Processes, shared
 from trident.tasks.episodes import UNLABELLED
 from trident.tasks.task import Batch
 

@@ -1,11 +1,12 @@
 """Predictions for the queries of a task: all together or each alone, from one view or several."""
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from trident.engines.learner import AdaptsOnce, EncodesAlone, Learner
+from trident.engines.learner import AdaptsOnce, Encodes, EncodesAlone, Learner
 from trident.engines.workers import parallel_map
 from trident.methods.inner_loop import Encodings
 from trident.nn.parameters import Parameters
@@ -20,9 +21,9 @@ ONE_VIEW = Views()
 def predict(learner: Learner, parameters: Parameters, task: Task, views: Views = ONE_VIEW) -> Tensor:
     """Log-probabilities of the queries' classes: (task, query, n_way).
 
-    With several views, the log of the mean probability.
+    With several views, the log of the mean probability, or the prediction from the mean of their features.
     """
-    return _averaged_over(views, task, lambda shown, view: learner.log_probabilities(parameters, shown))
+    return _averaged_over(views, task, lambda shown, view: _together(learner, parameters, shown, views))
 
 
 def predict_one_by_one(
@@ -40,7 +41,8 @@ def predict_one_by_one(
 
     def alone(shown: Task, view: int) -> Tensor:
         known = None if support is None else support[view]
-        return torch.stack([_one_by_one(learner, parameters, shown, i, at_once, known) for i in range(task.n_tasks)])
+        each = [_one_by_one(learner, parameters, shown, i, at_once, views, known) for i in range(task.n_tasks)]
+        return torch.stack(each)
 
     return _averaged_over(views, task, alone)
 
@@ -48,27 +50,52 @@ def predict_one_by_one(
 def encode_support(
     learner: Learner, parameters: Parameters, task: Task, views: Views = ONE_VIEW
 ) -> list[Encodings] | None:
-    """The encodings of one task's support images in each view; None where they depend on the queries."""
+    """The encodings of one task's support images in each view, or averaged; None where they depend on the queries."""
     if not (isinstance(learner, EncodesAlone) and learner.encodes_alone):
         return None
-    shown = views_of(task.images[:, task.support], views)
-    return [learner.encode(parameters, task.with_images(images)) for images in shown]
+    support = task.images[:, task.support]
+    shown = [support] if views.average == "features" else views_of(support, views)
+    return [_encoded(learner, parameters, task.with_images(images), views) for images in shown]
 
 
 def _averaged_over(views: Views, task: Task, predict: Callable[[Task, int], Tensor]) -> Tensor:
-    """The log of the mean probability over all views. `predict` takes the task in one view, and the view's number."""
-    if views == ONE_VIEW:
+    """The log of the mean probability over all views. `predict` takes the task in one view, and the view's number.
+
+    If features are averaged instead, `predict` does it, and gets the task as it is.
+    """
+    if views.number == 1 or views.average == "features":
         return predict(task, 0)
     shown = views_of(task.images, views)
     return log_mean([predict(task.with_images(images), view) for view, images in enumerate(shown)])
 
 
+def _together(learner: Learner, parameters: Parameters, task: Task, views: Views) -> Tensor:
+    if views.average == "probabilities":
+        return learner.log_probabilities(parameters, task)
+    encodes = cast(Encodes, learner)  # a recipe has this average only for methods whose learners do
+    return encodes.log_probabilities_from(parameters, task, _encoded(encodes, parameters, task, views))
+
+
+def _encoded(learner: Encodes, parameters: Parameters, task: Task, views: Views) -> Encodings:
+    """Encodings of the task's images: averaged over the views, or of the one view that the task is in."""
+    if views.average == "probabilities":
+        return learner.encode(parameters, task)
+    found = [learner.encode(parameters, task.with_images(images)) for images in views_of(task.images, views)]
+    return {name: torch.stack([one[name] for one in found]).mean(0) for name in found[0]}
+
+
 def _one_by_one(
-    learner: Learner, parameters: Parameters, task: Task, index: int, at_once: int, support: Encodings | None
+    learner: Learner,
+    parameters: Parameters,
+    task: Task,
+    index: int,
+    at_once: int,
+    views: Views,
+    support: Encodings | None,
 ) -> Tensor:
     """Log-probabilities of each query of one task: (query, n_way)."""
     if isinstance(learner, EncodesAlone) and learner.encodes_alone:
-        classify, n_queries = _from_encodings(learner, parameters, task, index, support)
+        classify, n_queries = _from_encodings(learner, parameters, task, index, views, support)
     elif isinstance(learner, AdaptsOnce) and learner.adapts_once:
         classify, n_queries = _from_adapted(learner, parameters, task, index), task.n_queries
     else:
@@ -76,19 +103,19 @@ def _one_by_one(
         fill = learner.model.method.positional
 
         def classify(queries: Sequence[int]) -> Tensor:
-            return learner.log_probabilities(parameters, queries_alone(task, index, queries, fill))[:, 0]
+            return _together(learner, parameters, queries_alone(task, index, queries, fill), views)[:, 0]
 
     parts = [range(n_queries)[start : start + at_once] for start in range(0, n_queries, at_once)]
     return torch.cat(list(parallel_map(classify, parts, task.device)))
 
 
 def _from_encodings(
-    learner: EncodesAlone, parameters: Parameters, task: Task, index: int, support: Encodings | None
+    learner: EncodesAlone, parameters: Parameters, task: Task, index: int, views: Views, support: Encodings | None
 ) -> tuple[Callable[[Sequence[int]], Tensor], int]:
     """A function that classifies single queries from cached encodings, and the number of queries."""
     n_support, images = task.n_support, task.images[index : index + 1]
     labels = task.support_labels[index : index + 1]
-    encodings = learner.encode(parameters, Task(images, labels, task.n_way))
+    encodings = _encoded(learner, parameters, Task(images, labels, task.n_way), views)
     if support is not None:
         encodings = {name: torch.cat([support[name], found], 1) for name, found in encodings.items()}
     n_images = next(iter(encodings.values())).shape[1]

@@ -1,13 +1,13 @@
 """Validation during training, which chooses the best weights."""
 
 from trident.data.store import ImageStore
+from trident.distributed.processes import ALONE, Processes
 from trident.engines.execution import Execution, why_not_fused
 from trident.measuring.evaluate import Evaluation, evaluate_subject
 from trident.measuring.subject import TrainedModel
 from trident.nn.parameters import Parameters
 from trident.progress import Progress
 from trident.recipes.recipe import Recipe
-from trident.spread.processes import ALONE, Processes
 
 
 def validate(

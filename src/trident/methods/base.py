@@ -163,6 +163,12 @@ class HeadOnFeatures(Method):
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         """Features of all images (task, image, feature), the support set first -> query logits (task, query, n_way)."""
 
+    def image_features(self, parameters: Parameters, features: Tensor) -> Tensor:
+        """What `head` takes in predictions: the backbone's features, (task, image, feature), or what layers of the
+        method make of them, one image at a time. `views.average` averages it over the views of an image.
+        """
+        return features
+
     def initial(self, n_features: int, generator: torch.Generator) -> Parameters:
         """The head's own parameters. `n_features`: of an image, or of one of its cells with `takes_cells`."""
         return {}

@@ -112,8 +112,11 @@ class Ensemble(SoftKMeans, ClassifierHead):
         starts = [layer.initial(generator) for _ in range(self.branches)]
         return {key: stacked([start[key] for start in starts]) for key in starts[0]}  # (branch, class, ...)
 
+    def image_features(self, parameters: Parameters, features: Tensor) -> Tensor:
+        return F.normalize(self._of_branches(parameters, features), dim=3).flatten(2)
+
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
-        unit = F.normalize(self._of_branches(parameters, features), dim=3)
+        unit = F.normalize(self._apart(features), dim=3)  # a mean over views is shorter
         seen = shortened(parameters, unit, self.damping) if self._damped and task.n_queries > 1 else unit
         return super().head(parameters, seen.flatten(2), task)
 
@@ -136,9 +139,13 @@ class Ensemble(SoftKMeans, ClassifierHead):
         return logits.mean(2), losses | {"total": total}
 
     def _of_branches(self, parameters: Parameters, features: Tensor) -> Tensor:
-        """(task, image, feature) -> (task, image, branch, feature)."""
-        apart = features.reshape(*features.shape[:2], self.branches, -1)
+        """What the layers of the branches make of features (task, image, feature): (task, image, branch, feature)."""
+        apart = self._apart(features)
         return attend(parameters, apart) if self.attention else apart
+
+    def _apart(self, features: Tensor) -> Tensor:
+        """(task, image, feature) -> (task, image, branch, feature)."""
+        return features.reshape(*features.shape[:2], self.branches, -1)
 
     def _class_logits(self, parameters: Parameters, apart: Tensor) -> Tensor:
         """(task, image, branch, feature) -> (task, image, branch, class)."""

@@ -9,7 +9,7 @@ from trident.backbones.base import Backbone
 from trident.backbones.conv4 import Conv4Backbone
 from trident.backbones.frozen import FrozenBackbone
 from trident.errors import TridentError
-from trident.methods.base import Method, Model
+from trident.methods.base import HeadOnFeatures, Method, Model
 from trident.methods.trident.method import Trident
 from trident.nn.parameters import Parameters
 from trident.settings import EpisodeSpec, Protocol, TrainingSettings, Views, require
@@ -29,9 +29,13 @@ class Recipe:
 
     def __post_init__(self) -> None:
         pictures = not isinstance(self.backbone, FrozenBackbone)
-        views = self.views.describe().removeprefix(", ")
+        views = self.views.describe().removeprefix(", ") or "averaged features"
         require(
             pictures or self.views == Views(), f"[views] asks for {views}: features have no views, only pictures do"
+        )
+        require(
+            self.views.average == "probabilities" or isinstance(self.method, HeadOnFeatures),
+            f"views.average is 'features': {self.method.about.title} averages probabilities only",
         )
 
     @cached_property

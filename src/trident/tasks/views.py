@@ -1,13 +1,15 @@
-"""The views of an image that a prediction is made from: the image itself, its mirror image and its corners."""
+"""The views of an image that a prediction is made from: the image itself, mirrored, shifted, and its corners."""
 
 from collections.abc import Iterator
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from trident.settings import Views
 
 CORNER = 6 / 7  # of the image's height and width: 72 of 84 pixels
+SHIFT = 1 / 42  # of the image's height and width: 2 of 84 pixels
 
 
 def views_of(images: Tensor, views: Views) -> Iterator[Tensor]:
@@ -18,16 +20,27 @@ def views_of(images: Tensor, views: Views) -> Iterator[Tensor]:
     if images.ndim == 3:
         yield from images.chunk(views.number, 2)
         return
-    yield images
-    if views.mirrored:
-        yield images.flip(3)
+    size = images.shape[2]
+    shift = max(1, round(SHIFT * size))
+    for by in (0, shift, -shift) if views.shifted else (0,):
+        view = _shifted(images, by) if by else images
+        yield view
+        if views.mirrored:
+            yield view.flip(3)
     if views.corners:
-        size = images.shape[2]
         part = round(CORNER * size)
         far = size - part
         for top, left, flipped in ((0, 0, False), (0, far, True), (far, 0, True), (far, far, False)):
             corner = _enlarged(images[:, :, top : top + part, left : left + part], size)
             yield corner.flip(3) if views.mirrored and flipped else corner
+
+
+def _shifted(images: Tensor, by: int) -> Tensor:
+    """The images moved up and to the left by so many pixels; edges are reflected."""
+    last = images.shape[2] - 1
+    seen = torch.arange(last + 1, device=images.device) + by
+    inside = last - (last - seen.abs()).abs()
+    return images[:, :, inside][:, :, :, inside]
 
 
 def _enlarged(part: Tensor, size: int) -> Tensor:

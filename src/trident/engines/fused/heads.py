@@ -12,6 +12,7 @@ from trident.engines.fused.replay import Recordings, computing
 from trident.engines.fused.storage import PRODUCTS, pictures_of, slope_of
 from trident.engines.learner import Gradient, LearnerFields, accuracy_of
 from trident.methods.base import HeadModel
+from trident.methods.inner_loop import Encodings
 from trident.nn.parameters import Parameters, as_leaves, for_each_task
 from trident.nn.probabilities import mean_prediction
 from trident.tasks.task import Batch, Task
@@ -38,10 +39,17 @@ class FusedHeadLearner(LearnerFields):
         return [encoder.forward(parameters, rows) for encoder in self.encoders]
 
     def log_probabilities(self, parameters: Parameters, task: Task) -> Tensor:
+        return self.log_probabilities_from(parameters, task, self.encode(parameters, task))
+
+    def encode(self, parameters: Parameters, task: Task) -> Encodings:
         with computing(self.precision, task.device):
-            features = self.model.features(_joined(self._encode(for_each_task(parameters, task.n_tasks), task)))
+            maps = _joined(self._encode(for_each_task(parameters, task.n_tasks), task))
+            return {"features": self.model.method.image_features(parameters, self.model.features(maps))}
+
+    def log_probabilities_from(self, parameters: Parameters, task: Task, encodings: Encodings) -> Tensor:
+        with computing(self.precision, task.device):
             parameters = self.model.with_running_statistics(parameters, self.running)
-            return mean_prediction([self.model.method.head(parameters, features, task)])
+            return mean_prediction([self.model.method.head(parameters, encodings["features"], task)])
 
     def gradient(self, parameters: Parameters, batch: Batch) -> Gradient:
         return self.recordings(self.compute, parameters, batch)

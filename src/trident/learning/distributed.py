@@ -9,11 +9,11 @@ from torch import Tensor
 
 import trident
 from trident.data.store import ImageStore
+from trident.distributed.processes import Processes
 from trident.engines.learner import Gradient
 from trident.learning.checkpoint import Checkpoint
 from trident.recipes.loading import flat_values, recipe_from, recipe_values
 from trident.recipes.recipe import Recipe
-from trident.spread.processes import Processes
 
 
 def check_same_inputs(processes: Processes, recipe: Recipe, store: ImageStore) -> None:

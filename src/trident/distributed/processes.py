@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.distributed import PrefixStore  # type: ignore[attr-defined] # it is there, but not in __all__
 from torch.distributed.rendezvous import rendezvous
 
+from trident.distributed.torchrun import Launched
 from trident.errors import LostProcessError, TridentError
-from trident.spread.torchrun import Launched
 
 Value = TypeVar("Value")
 
