@@ -12,7 +12,7 @@ import torch
 from conftest import TINY_METHOD, TINY_RECIPE, Silent, tiny_store
 from trident.data.store import ImageStore
 from trident.learning.checkpoint import LAST, Checkpoint, load_checkpoint
-from trident.learning.run_start import resume_run, start_run
+from trident.learning.run_start import check_same_data, start_run
 from trident.learning.training import Observer, train
 from trident.measuring.validation import validate
 from trident.recipes.recipe import Recipe
@@ -44,7 +44,8 @@ def run(
 
 
 def resume(out: Path, store: ImageStore) -> Checkpoint:
-    start = resume_run(load_checkpoint(out / LAST), store, out)
+    start = load_checkpoint(out / LAST)
+    check_same_data(start, store, out)
     return train(start, store, out, "cpu", Silent(), validate)
 
 

@@ -213,7 +213,18 @@ def test_attention_is_used_in_training_and_in_prediction() -> None:
     labels = Labels(torch.zeros(2, 9, dtype=torch.int64))
     found = method.training(parameters, features, task, labels)
     torch.testing.assert_close(found, replace(method, attention=False).training(parameters, apart, task, labels))
-    torch.testing.assert_close(method.training_logits(parameters, features, task), found[0])
+
+
+def test_whether_queries_are_classified_together() -> None:
+    alone = Ensemble(5, rounds=0, variation=2, damping=0.0)
+    assert not alone.classifies_together and not SoftKMeans(rounds=0).classifies_together
+    for together in (
+        replace(alone, rounds=1),
+        replace(alone, centre="task"),
+        replace(alone, damping=10.0),
+        SoftKMeans(),
+    ):
+        assert together.classifies_together
 
 
 def test_maps_of_another_size_are_an_error() -> None:

@@ -30,7 +30,7 @@ STORE = store_in_memory(
     n_query=st.integers(1, 20),
     order=st.sampled_from(["shuffled", "class_sorted"]),
     balance=st.sampled_from(["balanced", "dirichlet"]),
-    alpha=st.floats(0.1, 20),
+    alpha=st.floats(0.01, 20),
     seed=st.integers(0, 2**32),
 )
 def test_every_task_is_well_formed(
@@ -137,6 +137,13 @@ def test_dirichlet_counts_vary() -> None:
     drawn = EpisodeSampler(STORE, "test", spec, protocol)
     counts = {tuple(np.bincount(drawn.draw(task_generator(0, "test", i)).query_labels, minlength=5)) for i in range(20)}
     assert len(counts) > 15
+
+
+def test_tasks_are_whole_even_if_shares_are_zero() -> None:
+    """Small alphas give shares so small that they are rounded to zero."""
+    drawn = EpisodeSampler(STORE, "test", EpisodeSpec(5, 1, 15), Protocol(balance="dirichlet", dirichlet_alpha=0.01))
+    for index in range(300):
+        assert len(set(drawn.draw(task_generator(0, "test", index)).query.tolist())) == 75
 
 
 def test_any_label_may_be_that_of_the_absent_class() -> None:

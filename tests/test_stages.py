@@ -88,5 +88,5 @@ def test_stages_that_cannot_be(trident_here: Here) -> None:
     Path("first.toml").write_text(FIRST)
     recipe = load_recipe("second.toml")
     assert [folder for _, folder in stages_of(recipe, Path("run"))] == [Path("run/start"), Path("run")]
-    with pytest.raises(TridentError, match="has stages"):
+    with pytest.raises(TridentError, match="which is not trained yet"):
         start_run(recipe, open_glyphs(), "glyphs", Path("run"), "cpu")

@@ -17,7 +17,7 @@ from short_runs import QUICK, Interrupting, Whole, assert_same_weights, log_of, 
 from trident.errors import TridentError
 from trident.learning.checkpoint import BEST, LAST, load_checkpoint
 from trident.learning.inner_loop import InnerLoopLearner
-from trident.learning.run_start import resume_run, start_run
+from trident.learning.run_start import check_same_data, start_run
 from trident.learning.training import train
 from trident.measuring.evaluate import evaluate_subject
 from trident.measuring.subject import subject_of
@@ -178,4 +178,4 @@ def test_running_statistics_follow_the_batches(whole: Whole) -> None:
 
 def test_other_data_are_refused_on_resume(whole: Whole) -> None:
     with pytest.raises(TridentError, match="trained on other data"):
-        resume_run(load_checkpoint(whole.folder / LAST), tiny_store(images_per_class=9), whole.folder)
+        check_same_data(load_checkpoint(whole.folder / LAST), tiny_store(images_per_class=9), whole.folder)

@@ -12,7 +12,7 @@ from torch import Tensor
 from conftest import TINY_BACKBONE, TINY_EPISODE, TINY_METHOD, doubles, initial, tiny_tasks
 from trident.methods.trident.latents import Inferred, Latents
 from trident.methods.trident.network import Network
-from trident.methods.trident.objective import OPTIONAL, TERMS, ObjectiveSettings, evidence_lower_bound
+from trident.methods.trident.objective import OPTIONAL, TERMS, ObjectiveSettings, negative_evidence_lower_bound
 from trident.methods.trident.parts import PROTOTYPE_SCALE, UNIT_SCALE
 from trident.methods.trident.settings import TridentSettings
 from trident.nn.batch_norm import BatchNormStatistics
@@ -84,7 +84,7 @@ def test_elbo_against_a_hand_worked_example() -> None:
         "semantic_kl": semantic_kl,
         "training_class": 0.0,
     }
-    parts = evidence_lower_bound(inferred, ObjectiveSettings(100, 0.01, 1, 1))
+    parts = negative_evidence_lower_bound(inferred, ObjectiveSettings(100, 0.01, 1, 1))
     assert {name: float(part) for name, part in parts.items()} == pytest.approx(expected, rel=1e-6)
     # With a head for four training classes, of which the images are the last and the second.
     inferred = replace(
@@ -93,7 +93,7 @@ def test_elbo_against_a_hand_worked_example() -> None:
         training_classes=torch.tensor([[3, 1]]),
     )
     of_all = (math.log(4) + math.log(8 / 5)) / 2
-    more = evidence_lower_bound(inferred, ObjectiveSettings(100, 0.01, 1, 1, training_class_weight=10))
+    more = negative_evidence_lower_bound(inferred, ObjectiveSettings(100, 0.01, 1, 1, training_class_weight=10))
     expected |= {"total": expected["total"] + 10 * of_all, "training_class": of_all}
     assert {name: float(part) for name, part in more.items()} == pytest.approx(expected, rel=1e-6)
 

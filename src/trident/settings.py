@@ -219,7 +219,7 @@ class TrainingSettings:
     )
     most_left_out: float = setting(
         0.1,
-        "largest share of a step's tasks that may be omitted because their loss or gradient is not finite: at least "
+        "largest share of a step's tasks that may be left out because their loss or gradient is not finite: at least "
         "one task, unless it is 0. For methods with inner steps; others stop at the first such task",
     )
     tasks_per_chunk: int | None = setting(
@@ -234,7 +234,8 @@ class TrainingSettings:
     def __post_init__(self) -> None:
         counts = ("steps", "tasks_per_step", "images_per_step", "validate_every", "save_every", "log_every")
         require_at_least(self, "training", 1, *counts, "task_ways", "task_queries", "tasks_per_chunk")
-        require(self.validation_tasks >= 2, "training.validation_tasks is 1: an interval needs at least 2")
+        few = f"training.validation_tasks is {self.validation_tasks}: an interval needs at least 2"
+        require(self.validation_tasks >= 2, few)
         require(self.rate > 0 and math.isfinite(self.rate), f"training.rate is {self.rate}: it must be above 0")
         require(
             self.clip_norm is None or self.clip_norm > 0,

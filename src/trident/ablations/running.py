@@ -19,7 +19,7 @@ from trident.data.store import ImageStore
 from trident.errors import NotFiniteError, errors_in
 from trident.files import atomic_file
 from trident.learning.checkpoint import LAST, Checkpoint, load_checkpoint
-from trident.learning.run_start import check_run, resume_run, start_run
+from trident.learning.run_start import check_run, check_same_data, start_run
 from trident.learning.training import Observer, train
 from trident.measuring.evaluate import evaluate
 from trident.measuring.hits import hits_of, packed
@@ -134,6 +134,7 @@ class GridRun:
         folder = self.out / cell.name
         if not (folder / LAST).is_file():
             return None
-        before = resume_run(load_checkpoint(folder / LAST), self.store, folder)
+        before = load_checkpoint(folder / LAST)
+        check_same_data(before, self.store, folder)
         check_same(before.recipe, cell.recipe, folder)
         return replace(before, recipe=cell.recipe)

@@ -90,8 +90,8 @@ class TrainingProgress:
 
     def on_step(self, step: int, values: dict[str, Any]) -> None:
         if values["left_out"]:
-            omitted = f"{values['left_out']:.0f}"
-            stderr.print(f"step {step}: {omitted} tasks omitted because they were not finite", soft_wrap=True)
+            left_out = f"{values['left_out']:.0f}"
+            stderr.print(f"step {step}: {left_out} tasks left out because they were not finite", soft_wrap=True)
         losses = values["losses"]
         for key, value in (values | losses).items():
             if key != "losses":

@@ -33,6 +33,10 @@ def methods(
             print(json.dumps(found))
             return
         print("\n".join(aligned([("method", *FACTS), *map(_row, found)])))
+        print(
+            "\nWith protocol.batch_norm=transductive, as in MAML's recipes, the statistics of batch norm also depend on"
+        )
+        print("the other queries of a task, whatever the method.")
         return
     about = _described(name)
     if as_json:

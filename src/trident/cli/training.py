@@ -49,6 +49,7 @@ def recipes(name: Annotated[str | None, typer.Argument(help="A recipe: show all 
             for known in names:
                 print(f"  {known:{width}} {read_recipe(known)[0]['summary']}")
             print()
+        print("Begin with 'trident train glyphs': it needs no data. 'trident recipes glyphs' explains its settings.")
         return
     from trident.cli.settings import print_settings
     from trident.recipes.loading import load_recipe
@@ -180,7 +181,7 @@ def _resume(
     from trident.learning.checkpoint import LAST, load_checkpoint
     from trident.learning.distributed import check_same_inputs, checkpoint_from_first
     from trident.learning.run_lock import held_by_first
-    from trident.learning.run_start import check_resumable, resume_run
+    from trident.learning.run_start import check_resumable, check_same_data
     from trident.learning.stages import FOLDER
     from trident.recipes.loading import with_overrides
 
@@ -198,7 +199,7 @@ def _resume(
 
     def inputs() -> "ImageStore":
         store = open_for(checkpoint.recipe, data, checkpoint, store_on)
-        resume_run(checkpoint, store, run)
+        check_same_data(checkpoint, store, run)
         return store
 
     here.processes.from_first(check_there)

@@ -76,10 +76,10 @@ def why_not_fused(device: str, recipe: Recipe, precision: str) -> str | None:
         return "it needs a C compiler, with which Triton builds its launchers"
     if recipe.protocol.batch_norm != "transductive":
         return f"it takes transductive batch norm only, and protocol.batch_norm is '{recipe.protocol.batch_norm}'"
-    numbers = method.channels(backbone)
-    if not numbers <= set(FUSED_CHANNELS):
-        return f"it takes 16, 32 or 64 channels, and the recipe has {' and '.join(map(str, sorted(numbers)))}"
-    if 64 in numbers and (precision in ("fp32", "tf32") or capability < (9, 0)):
+    widths = method.channels(backbone)
+    if not widths <= set(FUSED_CHANNELS):
+        return f"it takes 16, 32 or 64 channels, and the recipe has {' and '.join(map(str, sorted(widths)))}"
+    if 64 in widths and (precision in ("fp32", "tf32") or capability < (9, 0)):
         return "it takes 64 channels only in 16 bits, and with compute capability 9.0 or more"
     if backbone.image_size % 2:
         return f"it takes images of an even size, and backbone.image_size is {backbone.image_size}"

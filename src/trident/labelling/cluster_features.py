@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 
 from trident.backbones.pretrained import BATCH, Pretrained, find_backbone
-from trident.data.images import ImageSource, UnreadableImageError, silence_pillow
+from trident.data.images import ImageSource, silence_pillow
 from trident.errors import TridentError
 from trident.labelling.feature_cache import FeatureCache
 from trident.labelling.feature_labeller import FeatureLabeller
 from trident.labelling.labelled import Labelled
-from trident.labelling.picture_features import features_of
+from trident.labelling.picture_features import features_of, key_or_reason
 from trident.progress import Progress
 from trident.ray_cluster import connected, short_message
 
@@ -143,7 +143,7 @@ class _Pile:
         keys = dict(zip(places, pickle.loads(row["keys"]), strict=True))
         unread = {place: found for place, found in keys.items() if isinstance(found, str)}
         for place, why in unread.items():
-            if isinstance(_key_or_reason(self._sources[place]), bytes):
+            if isinstance(key_or_reason(self._sources[place]), bytes):
                 raise TridentError(
                     f"a node of the cluster cannot read {why}; this machine can: the pile must be on a file system "
                     "that all nodes share, at the same path"
@@ -151,7 +151,7 @@ class _Pile:
         self._failures |= unread
         readable = {place: found for place, found in keys.items() if isinstance(found, bytes)}
         first = min(readable, default=None)  # one of each block will do
-        if first is not None and _key_or_reason(self._sources[first]) != readable[first]:
+        if first is not None and key_or_reason(self._sources[first]) != readable[first]:
             raise TridentError(
                 f"{self._sources[first].name} is another file on a node of the cluster, or it changed just now: the "
                 "pile must be on a file system that all nodes share"
@@ -164,14 +164,6 @@ class _Pile:
             self._progress(self._done, len(self._sources))
 
 
-def _key_or_reason(source: ImageSource) -> bytes | str:
-    """The picture's key, or why it cannot be read."""
-    try:
-        return source.key()
-    except UnreadableImageError as error:
-        return str(error)
-
-
 class _KeyActor:
     """On a node of the cluster: reads pictures and returns their keys."""
 
@@ -182,7 +174,7 @@ class _KeyActor:
 
     def __call__(self, batch: Row) -> Row:
         sources: list[ImageSource] = pickle.loads(batch["sources"][0])
-        keys = [_key_or_reason(source) for source in sources]
+        keys = [key_or_reason(source) for source in sources]
         return {"block": batch["block"], "keys": [pickle.dumps(keys)], "problem": [""]} | self.further_columns(
             sources, keys
         )

@@ -7,7 +7,7 @@ classified alone.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -15,11 +15,11 @@ import numpy as np
 import torch
 
 from trident.backbones.pretrained import Pretrained
-from trident.data.images import ImageSource, UnreadableImageError
+from trident.data.images import ImageSource
 from trident.labelling.feature_cache import FeatureCache
 from trident.labelling.label_latents import LabelLatents, Transform
 from trident.labelling.labelled import Labelled, check_labels
-from trident.labelling.picture_features import features_of
+from trident.labelling.picture_features import features_of, readable_features
 from trident.labelling.typicality import LEAST_TYPICAL, normalise_in_place, normalised, typicality, typicality_alone
 from trident.measuring.calibration import softmax
 from trident.methods.base import HeadOnFeatures
@@ -85,10 +85,7 @@ class FeatureLabeller:
 
     def raw_features(self, pictures: Sequence[ImageSource]) -> np.ndarray:
         """Features (picture, feature). A picture that cannot be read is an error."""
-        features, failures = features_of(self.backbone, pictures, self.cache)
-        if failures:
-            raise UnreadableImageError(next(iter(failures.values())))
-        return features
+        return readable_features(self.backbone, pictures, self.cache)
 
     def label_features(self, features: np.ndarray, together: bool = True) -> Labelled:
         """Label pictures by their features (picture, feature)."""
@@ -193,9 +190,8 @@ class FeatureLabeller:
         return at_default * scale / SoftKMeans().scale  # fitted with the default scale
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle without the network, which is found again by its name."""
-        found_again = ("unit_features", "_transform", "_labelled")
-        return {key: value for key, value in self.__dict__.items() if key not in found_again}
+        """Pickle without cached values. `Pretrained` is pickled by its name."""
+        return {entry.name: getattr(self, entry.name) for entry in fields(self)}
 
 
 def _order(features: np.ndarray) -> np.ndarray:

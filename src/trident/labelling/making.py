@@ -7,14 +7,14 @@ import numpy as np
 
 from trident.backbones.conv4 import conv4_of
 from trident.backbones.pretrained import BACKBONES, DEFAULT, find_backbone
-from trident.data.images import ImageSource, UnreadableImageError
+from trident.data.images import ImageSource
 from trident.errors import TridentError
 from trident.labelling.feature_cache import FeatureCache, cache_folder
 from trident.labelling.feature_labeller import FeatureLabeller
 from trident.labelling.label_latents import latents_for
 from trident.labelling.labelled import PictureLabeller
 from trident.labelling.labeller import Labeller, read_labelled
-from trident.labelling.picture_features import features_of
+from trident.labelling.picture_features import readable_features
 from trident.learning.checkpoint import Checkpoint, load_checkpoint
 from trident.learning.frozen_weights import with_conv4
 from trident.methods.base import HeadOnFeatures
@@ -68,9 +68,7 @@ def feature_labeller(
     """`method`: instead of the default one, which also takes label latents."""
     network = find_backbone(backbone, device)
     sources = [source for some in by_class.values() for source in some]
-    features, failures = features_of(network, sources, cache)
-    if failures:
-        raise UnreadableImageError(next(iter(failures.values())))
+    features = readable_features(network, sources, cache)
     labels = np.repeat(np.arange(len(by_class)), [len(some) for some in by_class.values()]).astype(np.int64)
     if method is not None:
         return FeatureLabeller(network, tuple(by_class), features, labels, None, method, cache)

@@ -65,18 +65,27 @@ def _threads() -> Iterator[ThreadPoolExecutor]:
         workers.shutdown(cancel_futures=True)
 
 
+def readable_features(backbone: Pretrained, sources: Sequence[ImageSource], cache: FeatureCache | None) -> np.ndarray:
+    """Features (picture, feature). A picture that cannot be read is an error."""
+    features, failures = features_of(backbone, sources, cache)
+    if failures:
+        raise UnreadableImageError(next(iter(failures.values())))
+    return features
+
+
+def key_or_reason(source: ImageSource) -> bytes | str:
+    """The picture's key, or why it cannot be read."""
+    try:
+        return source.key()
+    except UnreadableImageError as error:
+        return str(error)
+
+
 def _keys(
     sources: Sequence[ImageSource], part: range, workers: ThreadPoolExecutor
 ) -> tuple[dict[int, bytes], dict[int, str]]:
     """The keys of these pictures in the cache, and error messages."""
-
-    def key(place: int) -> bytes | str:
-        try:
-            return sources[place].key()
-        except UnreadableImageError as error:
-            return str(error)
-
-    found = dict(zip(part, workers.map(key, part), strict=True))
+    found = dict(zip(part, workers.map(lambda place: key_or_reason(sources[place]), part), strict=True))
     keys = {place: one for place, one in found.items() if isinstance(one, bytes)}
     return keys, {place: one for place, one in found.items() if isinstance(one, str)}
 

@@ -34,7 +34,6 @@ _LARGEST_WEIGHT = 1e4  # larger ones may overflow
 _MOST_TRUST = 1000.0
 _MOST_BYTES = 2**31
 _MOST_CLASSES = 100_000
-_MOST_ROUNDS = 1000
 _LONGEST_NAME = 1000  # of a backbone
 
 
@@ -81,7 +80,6 @@ def load_classifier(
             and len(labels) > 0
             and 0 <= labels.min() <= labels.max() < len(classes)
             and bool(np.isfinite(features).all())
-            and method.rounds <= _MOST_ROUNDS
         )
         latents = _latents(about["latents"], tensors, features.shape[-1])
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError, TridentError) as error:

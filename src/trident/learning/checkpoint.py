@@ -28,7 +28,7 @@ from trident.weights import weight_names, weights_file
 LAST = "last.safetensors"
 BEST = "best.safetensors"
 MOMENTS = ("exp_avg", "exp_avg_sq")  # Adam's state
-_MOST_LETTERS = 200  # of another library's error message that is repeated in ours
+_MOST_CHARACTERS = 200  # of another library's error message that is repeated in ours
 _DAMAGE = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError)  # RecursionError is one too
 _FORMAT = "trident-checkpoint-2"
 
@@ -87,7 +87,7 @@ class Checkpoint:
         return [*start.get("trained_on_before", []), *([] if own == earlier else [str(start["trained_on"])])]
 
     def describe(self) -> str:
-        """The same in words."""
+        """What `summary` says, in words."""
         about = self.summary()
         if self.recipe.method.about.trained_on == "nothing":
             return one_line(f"recipe {about['recipe']}, not trained")
@@ -155,7 +155,7 @@ def load_checkpoint(path: Path | str) -> Checkpoint:
         loaded = _checkpoint_from(metadata, tensors, path)
         loaded.describe()  # raises an error if a part of the provenance is missing
     except _DAMAGE as error:
-        raise TridentError(f"{path} is damaged: {repr(error)[:_MOST_LETTERS]}") from error
+        raise TridentError(f"{path} is damaged: {repr(error)[:_MOST_CHARACTERS]}") from error
     if without_best and loaded.best:
         raise TridentError(
             f"{path.with_name(BEST)} is missing, with the best weights, of step {loaded.best['step']}: 'trident train "
@@ -206,7 +206,7 @@ def _content(path: Path, with_tensors: bool = True) -> tuple[dict[str, str], Par
             metadata = file.metadata() or {}
             tensors = {key: file.get_tensor(key) for key in file.keys()} if with_tensors else {}  # noqa: SIM118
     except (SafetensorError, OSError, MemoryError, *_DAMAGE) as error:
-        raise TridentError(f"{path} is damaged or no safetensors file: {str(error)[:_MOST_LETTERS]}") from error
+        raise TridentError(f"{path} is damaged or no safetensors file: {str(error)[:_MOST_CHARACTERS]}") from error
     if metadata.get("format") != _FORMAT:
         raise TridentError(f"{path} holds weights of another program, or of another version of trident")
     return metadata, tensors

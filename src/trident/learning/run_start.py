@@ -108,7 +108,10 @@ def _starting_weights(recipe: Recipe, out: Path) -> Path | str:
     if first_stage(recipe) is None:
         return recipe.training.start_from
     if not (out / FOLDER).is_dir():
-        raise TridentError(f"{recipe.name} has stages: 'trident train' trains the first one, nothing else does")
+        raise TridentError(
+            f"{recipe.name} starts from {recipe.training.start_from}, which is not trained yet: only 'trident train' "
+            "trains both"
+        )
     return out / FOLDER
 
 
@@ -133,21 +136,21 @@ def _with_trained_values(parameters: Parameters, recipe: Recipe, start_from: Che
     return parameters | found
 
 
-def resume_run(checkpoint: Checkpoint, store: ImageStore, out: Path) -> Checkpoint:
-    """The checkpoint, after a check that the data are its training data."""
+def check_same_data(checkpoint: Checkpoint, store: ImageStore, out: Path) -> None:
+    """Raise an error if the run was trained on other data than these."""
     if checkpoint.provenance["fingerprint"] != store.fingerprint:
         raise TridentError(
             f"{out} was trained on other data: its {checkpoint.provenance['dataset']} has the fingerprint "
             f"{checkpoint.provenance['fingerprint'][:12]}, this one {store.fingerprint[:12]}"
         )
-    return checkpoint
 
 
 def restart_run(recipe: Recipe, store: ImageStore, out: Path) -> Checkpoint | None:
     """The last checkpoint of a run that torchrun starts again; None if it ended before its first save."""
     if not (out / LAST).is_file():
         return None
-    before = resume_run(load_checkpoint(out / LAST), store, out)
+    before = load_checkpoint(out / LAST)
+    check_same_data(before, store, out)
     if before.recipe != recipe:
         raise TridentError(f"{out} holds a run with other settings: it cannot be continued; choose another folder")
     return before

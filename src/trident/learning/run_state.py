@@ -63,7 +63,7 @@ class RunState:
             kept = f"the state after step {self.step} is kept in {self.out / LAST}"
             raise shared(LostProcessError(f"{error}; {kept}")) from error
 
-    def validated(self, result: Validated) -> bool:
+    def record_validation(self, result: Validated) -> bool:
         """Record a validation of these weights, and save them if they are the best so far. Returns whether they are."""
         self.validated_step = self.step
         is_best = self.best is None or self._best_is_lost() or result.accuracy > self.best["accuracy"]
@@ -76,20 +76,20 @@ class RunState:
     def _best_is_lost(self) -> bool:
         return self.processes.from_first(lambda: self.best is not None and not (self.out / BEST).is_file())
 
-    def update(self, result: Gradient, norm: float, omitted: int, rate: float) -> None:
-        """One step along a gradient of this norm, from which some tasks were omitted because they are not finite."""
-        counted = len(result.finite) - omitted
+    def update(self, result: Gradient, norm: float, left_out: int, rate: float) -> None:
+        """One step along a gradient of this norm, from which some tasks were left out because they are not finite."""
+        counted = len(result.finite) - left_out
         settings = self.start.recipe.training
         update(self.parameters, self.optimizer, result.gradient, norm, counted, rate, settings)
-        self.running = _updated_statistics(self.running, result, self.step, bool(omitted))
+        self.running = _updated_statistics(self.running, result, self.step, bool(left_out))
         self.step += 1
 
 
-def _updated_statistics(running: Parameters, result: Gradient, step: int, omitted: bool) -> Parameters:
+def _updated_statistics(running: Parameters, result: Gradient, step: int, left_out: bool) -> Parameters:
     """Running statistics after a step: at first a plain average, so that the initial values do not count."""
     if not result.statistics:
         return running
-    seen = {key: value[result.finite] if omitted else value for key, value in result.statistics.items()}
+    seen = {key: value[result.finite] if left_out else value for key, value in result.statistics.items()}
     moved = torch._foreach_lerp(
         [running[key] for key in seen],
         [value.mean(0) for value in seen.values()],

@@ -97,7 +97,7 @@ def train(
                     evaluation = validate(recipe, weights, state.running, store, execution, check_interrupt, processes)
                 except StoppedError:
                     break
-                is_best = state.validated(evaluation)
+                is_best = state.record_validation(evaluation)
                 log.validation(state.step, evaluation)
                 observer.on_validation(state.step, evaluation, is_best)
             if state.step >= settings.steps:
@@ -121,12 +121,12 @@ def _train_step(
     gradient.prefetch(state.step + 1)  # while the GPU is busy
     values = _summary(result)
     stop = asked_to_stop()
-    norm, omitted = values["gradient_norm"], int(values["left_out"])
-    if omitted > _most_omitted(settings, gradient.n_tasks) or not math.isfinite(norm):
+    norm, left_out = values["gradient_norm"], int(values["left_out"])
+    if left_out > _most_left_out(settings, gradient.n_tasks) or not math.isfinite(norm):
         state.save()
         raise shared(NotFiniteError(_not_finite_message(result, state.step, state.out)))
     rate = rate_at(settings, state.step)
-    state.update(result, norm, omitted, rate)
+    state.update(result, norm, left_out, rate)
     values |= {"rate": rate, "seconds": time.perf_counter() - began}
     last_of_window = state.step % settings.log_every == 0 or state.step == settings.steps
     log.step(state.step, values, last_of_window=last_of_window)
@@ -162,17 +162,17 @@ def _summary(result: Gradient) -> dict[str, Any]:
     kept = result.finite.sum()
     parts = (*result.losses.values(), 100 * result.accuracy)
     means = [only_finite(part, result.finite).sum() / kept for part in parts]
-    *losses, accuracy, norm_value, omitted = torch.stack([*means, norm, len(result.finite) - kept]).tolist()
+    *losses, accuracy, norm_value, left_out = torch.stack([*means, norm, len(result.finite) - kept]).tolist()
     return {
         "accuracy": accuracy,
         "losses": dict(zip(result.losses, losses, strict=True)),
         "gradient_norm": norm_value,
-        "left_out": omitted,
+        "left_out": left_out,
     }
 
 
-def _most_omitted(settings: TrainingSettings, n_tasks: int) -> int:
-    """How many tasks of a step may be omitted: at least one, unless the setting is 0 or there is only one task."""
+def _most_left_out(settings: TrainingSettings, n_tasks: int) -> int:
+    """How many tasks of a step may be left out: at least one, unless the setting is 0 or there is only one task."""
     if settings.most_left_out == 0:
         return 0
     return min(max(1, int(settings.most_left_out * n_tasks)), n_tasks - 1)
@@ -184,5 +184,6 @@ def _not_finite_message(result: Gradient, step: int, out: Path) -> str:
     loss = f"{next((name for name in bad if name != 'total'), 'total')} loss" if bad else "meta-gradient"
     return (
         f"step {step + 1}: the {loss} is not finite. The state after step {step} is kept in {out / LAST}; "
-        "try a new run with a lower training.rate or inner rate, or a log_var_bound"
+        "try a new run with a lower training.rate; with inner steps, also with a lower method.inner_rate; for TRIDENT, "
+        "also with method.log_var_bound=8"
     )

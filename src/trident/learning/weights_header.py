@@ -10,7 +10,7 @@ from trident.errors import is_shown
 _MOST_HEADER = 2**24  # bytes; those of the included weights have about 20,000
 _MOST_BYTES = 2**32  # of a file: enough for the largest network that is allowed and Adam's two moments
 _MOST_STEPS = 2**48
-_MOST_LETTERS = 1000
+_MOST_CHARACTERS = 1000
 _MOST_STARTS = 20  # longest chain of runs, each started from the one before
 _TEMPERATURES = (1e-3, 1e3)
 
@@ -83,7 +83,7 @@ def _check_texts(value: Any, depth: int = 0) -> None:
     if depth > 3 * _MOST_STARTS:
         raise ValueError("its metadata is nested too deeply")
     if isinstance(value, str):
-        if len(value) > _MOST_LETTERS or not is_shown(value):
+        if len(value) > _MOST_CHARACTERS or not is_shown(value):
             raise ValueError("its metadata has control characters or very long texts")
     elif isinstance(value, dict):
         for key, part in value.items():

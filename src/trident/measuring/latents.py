@@ -12,7 +12,7 @@ from trident.engines.execution import execution_for
 from trident.engines.learner import Learner
 from trident.errors import TridentError
 from trident.learning.checkpoint import Checkpoint
-from trident.measuring.subject import TrainedModel, task_source
+from trident.measuring.subject import TrainedModel
 from trident.methods.base import Method
 from trident.methods.inner_loop import InnerState
 from trident.methods.trident.latents import Latents
@@ -73,12 +73,10 @@ def set_up(
     check_latents(recipe.method)
     recipe.check_all_at_once()
     require(not recipe.episode.n_unlabelled, "episode.n_unlabelled must be 0 here: unlabelled images have no class")
-    recipe.backbone.check_store(store)
     recipe = replace(recipe, protocol=replace(recipe.protocol, latents="mean"))
     model = TrainedModel(recipe, checkpoint.parameters, checkpoint.running)
     learner = with_latents(model.learner(execution_for(device, engine, precision, recipe)))
-    shapes = recipe.model.noise_shapes(recipe.episode, 1)
-    source = task_source(model, store, split, seed, str(device), None, shapes)
+    source = model.source(store, split, seed, str(device))
     return Setup(learner, on_device(checkpoint.parameters, device), source, recipe)
 
 

@@ -80,7 +80,7 @@ class TrainedModel:
         return make_learner(self.recipe, execution, on_device(self.running, execution.device))
 
     def source(self, store: ImageStore, split: str, seed: int, device: str, stream: str | None = None) -> TaskSource:
-        """Its tasks."""
+        """The tasks of a split, with the noise that the model needs."""
         self.recipe.backbone.check_store(store)
         predictions = self.protocol.latent_samples if self.protocol.latents == "average" else 1
         shapes = self.recipe.model.noise_shapes(self.episode, predictions)

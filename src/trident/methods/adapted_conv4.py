@@ -22,7 +22,7 @@ SUPPORT_FEATURES = "support_features"
 
 @dataclass(frozen=True)
 class AdaptedConv4(InnerLoopMethod):
-    """Base of these methods: their settings.
+    """Base of MAML and its relatives: their settings.
 
     The linear layer has a learned row for each class of a task, so the weights are for one number of classes, and the
     order of a task's classes matters a little. Training tasks draw their classes in random order.

@@ -161,11 +161,16 @@ class HeadOnFeatures(Method):
 
     @abstractmethod
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
-        """Features of all images (task, image, feature), the support set first -> query logits (task, query, n_way)."""
+        """Features of all images (task, image, feature), the support set first -> query logits (task, query, n_way).
+
+        Parameters have no task axis here: use `F.linear`, not the layers of `nn/`.
+        """
 
     def image_features(self, parameters: Parameters, features: Tensor) -> Tensor:
-        """What `head` takes in predictions: the backbone's features, (task, image, feature), or what layers of the
-        method make of them, one image at a time. `views.average` averages it over the views of an image.
+        """The features that `head` gets in predictions, (task, image, feature): the backbone's, or the output of the
+        method's own layers for each image. `views.average` averages them over the views of an image.
+
+        Training does not call it: `training` gets the backbone's features, and must apply these layers itself.
         """
         return features
 
@@ -178,7 +183,7 @@ class HeadOnFeatures(Method):
         return {}
 
     def statistics(self, features: Tensor) -> Parameters:
-        """The same of one batch, (task, image, feature) -> (task, ...). Training keeps their running means."""
+        """The statistics of one batch, (task, image, feature) -> (task, ...). Training keeps their running means."""
         return {}
 
     def labelled_statistics(self, features: Tensor, labels: Labels) -> Parameters:

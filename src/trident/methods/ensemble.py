@@ -71,8 +71,7 @@ class Ensemble(SoftKMeans, ClassifierHead):
 
     @property
     def classifies_together(self) -> bool:
-        """Not without rounds and with a centre that only the support set decides."""
-        return self.rounds > 0 or self.centre == "task"
+        return super().classifies_together or self._damped  # a query alone is classified without damping
 
     def describe(self) -> str:
         branches = f"{self.branches} branch{'' if self.branches == 1 else 'es'}"
@@ -119,10 +118,6 @@ class Ensemble(SoftKMeans, ClassifierHead):
         unit = F.normalize(self._apart(features), dim=3)  # a mean over views is shorter
         seen = shortened(parameters, unit, self.damping) if self._damped and task.n_queries > 1 else unit
         return super().head(parameters, seen.flatten(2), task)
-
-    def training_logits(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
-        """The mean over the branches. Only the accuracy in the log is computed from it."""
-        return self._class_logits(parameters, self._of_branches(parameters, features)).mean(2)
 
     def training(self, parameters: Parameters, features: Tensor, task: Task, labels: Labels) -> tuple[Tensor, Losses]:
         apart = self._of_branches(parameters, features)

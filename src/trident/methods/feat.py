@@ -15,7 +15,7 @@ from trident.nn.parameters import Parameters
 from trident.settings import require_at_least, require_positive, setting
 from trident.tasks.task import Labels, Task, all_labels
 
-PROJECTIONS = ("asks", "answers", "values")  # queries, keys and values, as the parameters are called
+PROJECTIONS = ("asks", "answers", "values")  # the parameter names of the query, key and value projections
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Feat(HeadOnFeatures):
 
     Learned: the backbone, and one attention block. f(x) holds the largest value of every channel of the feature map.
 
-        block(a; b)  = LayerNorm(a + W attention(a asks, b answers) + w),    attention as in a transformer, one head
+        block(a; b)  = LayerNorm(a + W attention(a; b) + w),    queries from a, keys and values from b, one head
         prototypes   = block(m; m),   m = class means of the support features
         p(y = c | x) ~ exp(-||f(x) - prototype_c||^2 / temperature)
 
@@ -32,8 +32,8 @@ class Feat(HeadOnFeatures):
     support and queries, among themselves, and every image must be nearest to the mean of its class's results, with
     `auxiliary_temperature`.
 
-    With `transductive`, the support features ask the support and query features; the prototypes are then the means of
-    the results and of the queries, each query as far as it seems to belong to the class.
+    With `transductive`, the support features attend to the support and query features; the prototypes are then the
+    means of the results and of the queries, each query as far as it seems to belong to the class.
 
     Left out of the published method are its dropout, and its own pretraining: recipes start from the shipped classifier
     of the training classes. The block starts with torch's usual random values for linear layers.
@@ -86,7 +86,7 @@ class Feat(HeadOnFeatures):
         return logits, {"total": fit + self.balance * second, "classification": fit, "auxiliary": second}
 
     def _adapted(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
-        """All features; those of the support set have asked the queries, if that is wanted: (task, image, channel)."""
+        """All features (task, image, channel). With `transductive`, those of the support set have attended to all."""
         if not self.transductive:
             return features
         return torch.cat([_block(parameters, features[:, task.support], features), features[:, task.queries]], 1)
@@ -100,18 +100,18 @@ class Feat(HeadOnFeatures):
         return weighted_means(torch.cat([members, belongs.mT], 2), features)
 
 
-def _block(parameters: Parameters, asking: Tensor, answering: Tensor, allowed: Tensor | None = None) -> Tensor:
-    """Attention with residual and layer norm, (task, a, channel) and (task, b, channel) -> (task, a, channel).
+def _block(parameters: Parameters, x: Tensor, context: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Attention of x to a context, with residual and layer norm: (task, a, channel), (task, b, channel) -> like x.
 
-    `allowed` (task, a, b): who may ask whom.
+    `mask` (task, a, b): True where an element of x may attend to one of the context.
     """
-    asks, answers, values = (
-        F.linear(side, parameters[f"attention.{name}.weight"])
-        for name, side in zip(PROJECTIONS, (asking, answering, answering), strict=True)
+    queries, keys, values = (
+        F.linear(inputs, parameters[f"attention.{name}.weight"])
+        for name, inputs in zip(PROJECTIONS, (x, context, context), strict=True)
     )
-    alike = asks @ answers.mT / math.sqrt(asking.shape[2])  # (task, a, b)
-    if allowed is not None:
-        alike = alike.masked_fill(~allowed, -math.inf)
-    found = torch.softmax(alike, 2) @ values
-    found = asking + F.linear(found, parameters["attention.out.weight"], parameters["attention.out.bias"])
-    return F.layer_norm(found, found.shape[2:], parameters["attention.gain"], parameters["attention.shift"])
+    scores = queries @ keys.mT / math.sqrt(x.shape[2])  # (task, a, b)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf)
+    attended = torch.softmax(scores, 2) @ values
+    out = x + F.linear(attended, parameters["attention.out.weight"], parameters["attention.out.bias"])
+    return F.layer_norm(out, out.shape[2:], parameters["attention.gain"], parameters["attention.shift"])

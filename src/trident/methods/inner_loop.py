@@ -35,7 +35,7 @@ class Evaluated(NamedTuple):
 
 
 class InnerLoopModel(Model):
-    """Such a method on a backbone. All parameters have a task axis here: each task has its own weights."""
+    """An `InnerLoopMethod` on a backbone. All parameters have a task axis here: each task has its own weights."""
 
     method: "InnerLoopMethod"
 

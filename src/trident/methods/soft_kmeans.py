@@ -58,6 +58,10 @@ class SoftKMeans(HeadOnFeatures):
         require_positive(self, "method", "scale", "support_weight")
         require_at_least(self, "method", 0, "rounds")
 
+    @property
+    def classifies_together(self) -> bool:
+        return self.rounds > 0 or self.centre == "task"
+
     def describe(self) -> str:
         return f"{self.rounds} rounds, {self.class_sizes} class sizes"
 
@@ -68,13 +72,11 @@ class SoftKMeans(HeadOnFeatures):
         features = F.normalize(features, dim=2)
         one_hot = F.one_hot(task.support_labels, task.n_way).to(features)  # (task, n_support, n_way)
         support = self.support_weight * one_hot
-        nothing = features.new_zeros(len(features), task.n_queries, task.n_way)
-        belongs = torch.cat([support, nothing], 1)  # (task, image, n_way): weights in the class means
-        for_all = features.mean(1, keepdim=True)  # (task, 1, feature)
-        logits = nothing
+        belongs = F.pad(support, (0, 0, 0, task.n_queries))  # (task, image, n_way): weights in the class means
+        mean_of_all = features.mean(1, keepdim=True)  # (task, 1, feature)
         for step in range(self.rounds + 1):
             if self.centre == "task":
-                centre = for_all
+                centre = mean_of_all
             elif self.centre == "classes" or step == 0:
                 centre = (belongs.mT @ features / belongs.sum(1)[..., None]).mean(1, keepdim=True)
             lengths = _distances(features, centre)  # (task, image, 1)

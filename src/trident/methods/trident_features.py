@@ -15,7 +15,7 @@ from trident.methods.nearest_mean import NearestMean
 from trident.methods.scikit_learn import LogisticRegressionHead
 from trident.methods.soft_kmeans import SoftKMeans
 from trident.nn.activation import activate
-from trident.nn.attfex import Classes, TaskFeatures
+from trident.nn.attfex import SetStatistics, TaskFeatures
 from trident.nn.gaussian import LOG_VAR_BOUND, Gaussian, GaussianHead
 from trident.nn.linear import Linear
 from trident.nn.parameters import Parameters, for_each_task
@@ -137,8 +137,8 @@ class TridentOnFeatures(HeadOnFeatures):
         return Linear("attfex.w_n", m, n, bias=False), Linear("attfex.mask", n, 1, bias=False)
 
     @property
-    def extractor(self) -> Classes:
-        return Classes("attfex", self.attfex_width_m)
+    def extractor(self) -> SetStatistics:
+        return SetStatistics("attfex", self.attfex_width_m)
 
     def initial(self, n_features: int, generator: torch.Generator) -> Parameters:
         start = self.semantic_head(n_features).initial(generator) | self.label_layer(n_features).initial(generator)

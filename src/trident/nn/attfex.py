@@ -1,7 +1,7 @@
 """AttFEX: a mask over the feature maps, computed from all images of a task.
 
 An extractor computes `width_m` feature maps of the whole task, M in the paper. `Positional` is the paper's extractor.
-`Classes` does not depend on the order of the images. The rest, from M to the mask G, is the same for both.
+`SetStatistics` does not depend on the order of the images. The rest, from M to the mask G, is the same for both.
 """
 
 import math
@@ -65,7 +65,7 @@ class Positional:
 
 
 @dataclass(frozen=True)
-class Classes:
+class SetStatistics:
     """Learned mixtures of five statistics of a task, which do not depend on the order of its images.
 
     They are the mean and standard deviation of all images, the mean and standard deviation of the support classes'

@@ -36,7 +36,7 @@ def _correlate(images: Tensor, gradient: Tensor) -> Tensor:
 
 
 def convolve_patches(patches: Tensor, weight: Tensor) -> Tensor:
-    """The same, given the patches: (task, image, h, w, 9 * inputs) -> (task, image, h, w, outputs)."""
+    """`convolve`, given the patches of the images: (task, image, h, w, 9 * inputs) -> (task, image, h, w, outputs)."""
     weight = weight.reshape(len(weight), patches.shape[4], -1)
     if not _large_on_cpu(patches, LARGE_FOR_PATCHES):
         return torch.bmm(_rows(patches), weight).view(*patches.shape[:4], -1)
@@ -45,7 +45,7 @@ def convolve_patches(patches: Tensor, weight: Tensor) -> Tensor:
 
 
 def _convolve_each_task(images: Tensor, weight: Tensor) -> Tensor:
-    """The same with torch's convolution, on NCHW views of our channels-last tensors."""
+    """`convolve` with torch's convolution, on NCHW views of our channels-last tensors."""
     tasks, n, height, width, _ = images.shape
 
     def one(images: Tensor, weight: Tensor) -> Tensor:
@@ -66,7 +66,7 @@ def _suits_winograd(images: Tensor, outputs: int) -> bool:
 
 
 def _convolve_few_outputs(images: Tensor, weight: Tensor) -> Tensor:
-    """The same with one matrix product per tap of the window; the nine results are shifted and added.
+    """`convolve` with one matrix product per tap of the window; the nine results are shifted and added.
 
     It stores nine numbers per output, where patches store nine per input. It is faster for few outputs, as in the
     decoder's last layer.
@@ -146,7 +146,7 @@ def _correlate_images(images: Tensor, gradient: Tensor) -> Tensor:
 
 
 def _split_over_cores(correlate: Callable[[Tensor, Tensor], Tensor], images: Tensor, gradient: Tensor) -> Tensor:
-    """The same without autograd; large tasks are split over the cores by image.
+    """The weight gradient without autograd; large tasks are split over the cores by image.
 
     torch's own threads are slow at products that are mostly one long sum.
     """

@@ -16,10 +16,13 @@ def recipe_names() -> list[str]:
 
 def read_recipe(name: str) -> tuple[dict[str, Any], Path]:
     """The values of an included recipe, by name, or of any recipe, by the path of its TOML file."""
-    path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
-    if not path.is_file() or (not name.endswith(".toml") and name not in recipe_names()):
-        if name.endswith(".toml"):
+    if name.endswith(".toml"):
+        path = Path(name)
+        if not path.is_file():
             raise TridentError(f"no recipe file at {path}")
+    elif name in recipe_names():
+        path = FOLDER / f"{name}.toml"
+    else:
         raise TridentError(f"no recipe is called '{name}'{did_you_mean(name, recipe_names())}")
     return {"name": path.stem, **_with_base(read_toml(path), path)}, path
 

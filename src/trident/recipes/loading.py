@@ -17,8 +17,8 @@ from trident.recipes.files import read_recipe
 from trident.recipes.recipe import Recipe
 from trident.settings import LARGEST, check_largest, require
 
-MOST_LETTERS = 1000  # of a setting that is text
-MOST_NUMBERS = 2**34  # in the images of one training step
+MOST_CHARACTERS = 1000  # of a setting that is text
+MOST_VALUES = 2**34  # in the images of one training step
 MOST_PARAMETERS = 2**28  # 1 GiB in single precision
 BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
@@ -171,11 +171,11 @@ def _sized(recipe: Recipe) -> Recipe:
     images = max(
         own.images_per_step if per_class else own.tasks_per_step * training.episode.n_images, recipe.episode.n_images
     )
-    numbers = images * recipe.backbone.numbers_per_image
+    values = images * recipe.backbone.numbers_per_image
     require(
-        numbers <= MOST_NUMBERS,
-        f"the images of a step have {numbers:.3g} numbers together, {MOST_NUMBERS:.3g} at most: make image_size, the "
-        "tasks of a step or their images fewer",
+        values <= MOST_VALUES,
+        f"the images of a step have {values:.3g} values together, {MOST_VALUES:.3g} at most: lower "
+        "backbone.image_size, the tasks of a step or the images of a task",
     )
     try:
         parameters = count(recipe.shapes())
@@ -237,9 +237,9 @@ def _checked(value: Any, hint: Any, key: str) -> Any:
     if type(value) is not hint:
         names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
         raise TridentError(f"{key} is {_short(value)}: it must be {names[hint]}")
-    if isinstance(value, str) and (len(value) > MOST_LETTERS or not is_shown(value)):
+    if isinstance(value, str) and (len(value) > MOST_CHARACTERS or not is_shown(value)):
         raise TridentError(
-            f"{key} is {_short(value)}: it must be text without control characters, {MOST_LETTERS} letters at most"
+            f"{key} is {_short(value)}: it must be text of at most {MOST_CHARACTERS} printable characters"
         )
     return value
 

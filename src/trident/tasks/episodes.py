@@ -90,8 +90,9 @@ class EpisodeSampler:
             counts = [spec.n_query] * spec.n_way
         else:
             proportions = self._proportions(for_counts)
-            free = [entry.count - spec.n_shot - spec.n_unlabelled for entry in chosen]
-            room = [count * (share > 0) for count, share in zip(free, proportions, strict=True)]
+            room = [entry.count - spec.n_shot - spec.n_unlabelled for entry in chosen]
+            if self.protocol.balance == "one_absent":
+                room = [count * (share > 0) for count, share in zip(room, proportions, strict=True)]
             counts = _share_out(spec.n_counted, proportions, room)
         support, query, unlabelled = [], [], []
         for entry, count in zip(chosen, counts, strict=True):

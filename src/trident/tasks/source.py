@@ -84,16 +84,13 @@ class TaskSource(Source):
         for index in indices:
             generator = task_generator(self.seed, self.stream, index)
             episodes.append(self.sampler.draw(generator))
-            noises.append([self._noise(generator, shape) for shape in self.noise_shapes.values()])
+            noises.append({name: self._noise(generator, shape) for name, shape in self.noise_shapes.items()})
             if self.augmentation != "none":
                 augmentations.append(draw_augmentations(self.augmentation, spec.n_images, store.image_size, generator))
         support, support_labels, query, query_labels, classes = (np.stack(part) for part in zip(*episodes, strict=True))
         images = self.images.at(np.concatenate([support, query], 1))
         images = augment(images, augmentations) if augmentations else images
-        noise = {
-            name: on_device(np.stack(draws))
-            for name, draws in zip(self.noise_shapes, zip(*noises, strict=True), strict=False)
-        }
+        noise = {name: on_device(np.stack([one[name] for one in noises])) for name in self.noise_shapes}
         training_classes = None
         if self.with_training_classes:
             training_classes = on_device(np.take_along_axis(classes, query_labels, 1))

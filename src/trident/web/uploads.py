@@ -18,7 +18,7 @@ from trident.web.decoder import PageDecoder
 from trident.web.limits import Limits, RefusedError, megabytes
 from trident.web.parts import Part, PartReader
 
-NAME_LENGTH = 80  # letters of a class name
+NAME_LENGTH = 80  # characters of a class name
 _DRAIN_SECONDS = 3.0
 
 
@@ -94,7 +94,7 @@ class Receiver:
 def _class_name(part: Part) -> str:
     name = " ".join(part.content.decode("utf-8", "replace").split())
     if not name or len(name) > NAME_LENGTH or part.too_big:
-        raise RefusedError(422, f"a class name must have 1 to {NAME_LENGTH} letters")
+        raise RefusedError(422, f"a class name must have 1 to {NAME_LENGTH} characters")
     return name
 
 

@@ -18,7 +18,7 @@ from trident.methods.base import Losses
 from trident.methods.inner_loop import Target
 from trident.methods.trident.latents import Latents
 from trident.methods.trident.network import Network
-from trident.methods.trident.objective import evidence_lower_bound
+from trident.methods.trident.objective import negative_evidence_lower_bound
 from trident.nn.batch_norm import BatchNormStatistics
 from trident.nn.parameters import Parameters, as_leaves
 from trident.tasks.task import Labels, Task
@@ -158,7 +158,7 @@ class FusedNetwork:
             hidden = self.model.decoder.hidden(leaves, self.model.codes(latents)[:, latents.n_context :])
             decoded = self.decoder.forward(parameters, hidden.detach(), images.target(target))
             inferred = self.model.inferred(leaves, latents, task, decoded.error / n, labels)
-            losses = evidence_lower_bound(inferred, self.model.method)
+            losses = negative_evidence_lower_bound(inferred, self.model.method)
             share = self.model.method.reconstruction_weight / n
             hidden_gradient = self.decoder.backward(decoded, share, out).requires_grad_(differentiable)
             gradients = torch.autograd.grad(

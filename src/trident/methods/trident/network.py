@@ -21,7 +21,7 @@ from torch import Tensor
 from trident.backbones.conv4 import first_layer_input
 from trident.methods.inner_loop import Encodings, Evaluated, Target
 from trident.methods.trident.latents import Inferred, Latents
-from trident.methods.trident.objective import evidence_lower_bound
+from trident.methods.trident.objective import negative_evidence_lower_bound
 from trident.methods.trident.parts import Parts, inner_draw
 from trident.nn.activation import activate
 from trident.nn.attfex import TaskFeatures
@@ -177,7 +177,7 @@ class Network(Parts):
         images, more = self.decode(parameters, latents, statistics)
         squared_error = (images - task.pixels[:, _rows(task, target)]).square().sum((2, 3, 4)).mean(1)
         inferred = self.inferred(parameters, latents, task, squared_error, labels)
-        losses = evidence_lower_bound(inferred, self.method)
+        losses = negative_evidence_lower_bound(inferred, self.method)
         if target == "support" and self.method.unlabelled_weight:
             losses["total"] = losses["total"] + self.unlabelled_loss(parameters, task, draw, statistics)
         return Evaluated(losses, inferred.logits, seen | more)

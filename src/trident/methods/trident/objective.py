@@ -41,7 +41,7 @@ class ObjectiveSettings:
     )
 
     decorrelation_weight: float = setting(
-        0.0, "weight of the mean squared correlation between the numbers of z_label and those of z_semantic"
+        0.0, "weight of the mean squared correlation between the dimensions of z_label and those of z_semantic"
     )
 
     def check_weights(self) -> None:
@@ -84,7 +84,7 @@ def training_class(of: Inferred) -> Tensor:
 
 @loss_term
 def decorrelation(of: Inferred) -> Tensor:
-    """The mean squared correlation, over a set's images, of a number of z_label with one of z_semantic."""
+    """The mean squared correlation, over a set's images, between a dimension of z_label and one of z_semantic."""
     first = of.latents.n_context
     label, semantic = (_standardised(one.loc[:, first:]) for one in (of.latents.label, of.latents.semantic))
     correlations = label.mT @ semantic / label.shape[1]  # (task, label latent, semantic latent)
@@ -97,7 +97,7 @@ def _standardised(values: Tensor) -> Tensor:
     return centred / (centred.square().mean(1, keepdim=True) + SMALL).sqrt()
 
 
-def evidence_lower_bound(of: Inferred, settings: ObjectiveSettings) -> Losses:
+def negative_evidence_lower_bound(of: Inferred, settings: ObjectiveSettings) -> Losses:
     """Every term, unweighted, and their weighted sum as "total": (task,) each."""
     parts = {name: term(of) for name, term in TERMS.items() if name not in OPTIONAL or settings.weight(name)}
     total = torch.stack([settings.weight(name) * part for name, part in parts.items()]).sum(0)

@@ -9,7 +9,7 @@ from trident.backbones.conv4 import Conv4Backbone
 from trident.methods.inner_loop import InnerLoopModel
 from trident.methods.trident.priors import PRIORS, Prior
 from trident.methods.trident.settings import TridentSettings
-from trident.nn.attfex import Attfex, Classes, Extractor, Positional
+from trident.nn.attfex import Attfex, Extractor, Positional, SetStatistics
 from trident.nn.conv4 import Conv4
 from trident.nn.decoder import Decoder
 from trident.nn.gaussian import GaussianHead
@@ -56,7 +56,7 @@ class Parts(InnerLoopModel):
         s = self.method
         if s.attfex == "off":
             return None
-        extractor: Extractor = Classes("attfex", s.attfex_width_m)
+        extractor: Extractor = SetStatistics("attfex", s.attfex_width_m)
         if s.attfex == "positional":
             extractor = Positional("attfex", self.episode.n_images, s.attfex_width_m)
         return Attfex(

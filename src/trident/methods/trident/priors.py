@@ -28,7 +28,7 @@ class Prior(Protocol):
 class StandardNormal:
     """N(0, I), the paper's prior. Its divergence is known exactly, so the sample is not used."""
 
-    name: str  # of the latent: "label_prior" or "semantic_prior"
+    name: str  # "label_prior" or "semantic_prior"
     latents: int
 
     def initial(self, generator: torch.Generator) -> Parameters:
