@@ -27,7 +27,7 @@ LAYERS = (  # from top to bottom: each may import from those below it
     ("methods",),
     ("backbones",),
     ("tasks",),
-    ("nn", "data", "spread"),
+    ("nn", "data", "distributed"),
     ("settings", "allocator", "errors", "files", "importing", "progress", "ray_cluster", "weights"),
 )
 BESIDE = {  # in one layer

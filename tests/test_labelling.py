@@ -31,9 +31,13 @@ from trident.weights import weight_names, weights_for
 USUAL = replace(TINY_METHOD, attfex="set", classifier_start="prototypes", log_var_bound=1.0, inner_steps=0)
 
 
-def tiny_checkpoint(method: Method = USUAL) -> Checkpoint:
+MEAN_FEATURES = Views(mirrored=True, corners=True, shifted=True, average="features")
+MIRRORED = Views(mirrored=True)
+
+
+def tiny_checkpoint(method: Method = USUAL, views: Views = MIRRORED) -> Checkpoint:
     """Untrained, for any number of classes and pictures."""
-    recipe = replace(TINY_RECIPE, method=method, views=Views(mirrored=True))
+    recipe = replace(TINY_RECIPE, method=method, views=views)
     return Checkpoint(recipe, recipe.initial(0), narrow(recipe.model.initial_running()), 0)
 
 
@@ -51,9 +55,18 @@ def labeller(checkpoint: Checkpoint, n_labelled: int, seed: int) -> tuple[Labell
     return Labeller(checkpoint, ("a", "b", "c"), pictures[:-7], np.arange(n_labelled) % 3), pictures[-7:]
 
 
-@pytest.mark.parametrize("name", [None, "mini-5w1s-set", "mini-5w1s-protonet"])
-def test_pictures_alone_are_as_one_by_one(name: str | None) -> None:
+@pytest.mark.parametrize(
+    ("name", "views"),
+    [
+        (None, MIRRORED),
+        ("mini-5w1s-set", MIRRORED),
+        ("mini-5w1s-protonet", MIRRORED),
+        ("mini-5w1s-protonet", MEAN_FEATURES),
+    ],
+)
+def test_pictures_alone_are_as_one_by_one(name: str | None, views: Views) -> None:
     checkpoint = tiny_checkpoint() if name is None else load_checkpoint(Path(name))
+    checkpoint = replace(checkpoint, recipe=replace(checkpoint.recipe, views=views))
     for_pile, pile = labeller(checkpoint, 4, seed=len(checkpoint.recipe.name))
     one_by_one = np.concatenate([for_pile.probabilities(picture[None]) for picture in pile])
     np.testing.assert_allclose(for_pile.probabilities_alone(pile), one_by_one, atol=2e-5)

@@ -24,7 +24,7 @@ from trident.measuring.calibration import calibrate
 from trident.reproduction.correlation import correlations
 from trident.reproduction.document import page, whole_document
 from trident.reproduction.measuring import with_query_order
-from trident.reproduction.panels import Model, load_panels
+from trident.reproduction.panels import FILE, Model, load_panels
 from trident.reproduction.results import (
     ORDERS,
     BothOrders,
@@ -257,11 +257,20 @@ def test_a_training_that_failed_is_measured_with_its_best_weights(
     (run / RESULT).write_text(json.dumps(result))
     answer = reproduce(tmp_path, "accuracy")
     assert answer.returncode == 0, answer.stderr
-    assert "(then the loss was not finite)" in answer.stdout
+    assert ", then the loss is not finite" in answer.stdout
     found = read("small", tmp_path / "results")
-    assert found is not None and found.error == "step 4: the loss is not finite"
+    assert found is not None and found.error == "the loss is not finite"
     assert found.measured["glyphs"].orders.keys() == set(ORDERS)
     assert "run" in reproduce(tmp_path).stdout.splitlines()[0].split()
+
+
+def test_fewer_steps_do_not_replace_those_of_a_training_that_failed_later() -> None:
+    model = load_panels().models_of(load_panels().panel("ablation-training"))[0]
+    found = replace(kept(model, 3000), error="the loss is not finite", measured={"mini-imagenet": measured(40, 30)})
+    fewer = replace(kept(model, 2000, 2000), digest="4567")
+    with pytest.raises(TridentError, match="results of 3,000 steps are kept"):
+        _newer(found, fewer)
+    assert _newer(kept(model, 3000, error="the loss is not finite"), fewer) == fewer
 
 
 def test_two_processes_do_not_lose_each_others_results(tmp_path: Path) -> None:
@@ -329,10 +338,13 @@ def test_what_is_run_is_shown_without_stores_and_writes_nothing(
     assert [(one["name"], one["state"]) for one in found] == [("parameters", "nothing to run"), ("calibration", "run")]
     assert found[1]["rows"][0]["ECE"] == "0.0036"
     assert "drawings of the method" in trident_here("reproduce", "process").stdout
-    partly = trident_here("reproduce", "attfex")
+    assert list(tmp_path.iterdir()) == []
+    another = 'paper = "attfex"\nmore = [["training.seed=99"]]'
+    (tmp_path / "panels.toml").write_text(FILE.read_text().replace('paper = "attfex"', another))
+    partly = trident_here("reproduce", "attfex", "--file", "panels.toml")
     assert partly.returncode == 0 and "48.87 ± 0.71" in partly.stdout and "not run" in partly.stdout
     assert partly.stderr.strip().endswith("for it, give the stores of mini-imagenet with --data STORE")
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [tmp_path / "panels.toml"]
     assert trident_here("reproduce", "--figures", "new").returncode == 0
     assert (tmp_path / "new" / "reproduction-order.svg").is_file()
 
@@ -353,7 +365,7 @@ def test_errors_are_one_line(small: Path, reproduce: Reproduce, trident_here: Ca
         assert_one_line_error(trident_here("reproduce", *arguments, "--out", f"{small}/other"), words)
 
     told("attfex", "--fresh", words="needs the store of mini-imagenet: give it with --data STORE")
-    told("attfex", "--data", "glyphs", words="needs the store of mini-imagenet")
+    told("attfex", "--fresh", "--data", "glyphs", words="needs the store of mini-imagenet")
     told("ablation", words="did you mean 'ablation-training' or 'ablation-latents' or 'ablation-attfex-width'?")
     told("--budget", "0.5", words="run what? Name a table or figure")
     told("--results", "nowhere", words="there is no folder of results at nowhere")

@@ -73,6 +73,7 @@ def test_the_memory_layout_changes_nothing_but_speed() -> None:
         "method.semantic_batch_norm=task",
         "method.attfex=set",
         "views.mirrored=true",
+        "views.shifted=true",
     ],
 )
 def test_what_the_plain_loop_does_not_cover_is_told(setting: str) -> None:

@@ -161,10 +161,13 @@ class Views:
         False, "predict from the four corners of the images too, each 6/7 wide; with views.mirrored, two are mirrored"
     )
     shifted: bool = setting(
-        False, "predict from the images shifted by 1/42 of their size too, both ways along the diagonal"
+        False,
+        "predict from the images shifted along the diagonal too, both ways, by 1/42 of their size or a pixel",
     )
     average: Literal["probabilities", "features"] = setting(
-        "probabilities", "what is averaged over the views; features: methods that classify a backbone's features"
+        "probabilities",
+        "what is averaged over the views; features (methods that classify a backbone's features) are averaged cell by "
+        "cell, so that mirror images mix left and right: it helps some methods and harms others",
     )
 
     @property

@@ -54,6 +54,7 @@ class PlainLoop:
             "method.refinements": (0,),
             "views.mirrored": (False,),
             "views.corners": (False,),
+            "views.shifted": (False,),
             "method.attfex_residual": (False,),
             "method.classifier_features": ("plain",),
             "method.training_classes": (0,),

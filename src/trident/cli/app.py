@@ -20,7 +20,7 @@ ORDER = (
     *("paper", "reproduce", "data", "cache", "export", "bench"),
 )
 
-SPREAD = ("train", "evaluate", "audit")  # the commands that work on several processes
+DISTRIBUTED = ("train", "evaluate", "audit")  # the commands that work on several processes
 PATIENCE = 10.0  # seconds that a failed process waits for torchrun to end it
 
 
@@ -121,9 +121,10 @@ def _start(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
     command = context.invoked_subcommand
-    if launched() is not None and command not in (None, *SPREAD):
+    if launched() is not None and command not in (None, *DISTRIBUTED):
         raise TridentError(
-            f"'trident {command}' works in one process: start it without torchrun (on several: {', '.join(SPREAD)})"
+            f"'trident {command}' works in one process: start it without torchrun "
+            f"(on several: {', '.join(DISTRIBUTED)})"
         )
     if version:
         import trident

@@ -37,7 +37,7 @@ class Row:
     title: str
     recipe: str = ""  # of a method on the features of a classifier of all training classes
     weights: str = "{data}{shape}-{name}"  # for example mini-5w1s-protonet
-    views: bool = False  # whether the weights' own views of the images are used, which average several predictions
+    views: bool = False  # whether the weights' own views of the images are used
     batch_norm: str = "running"  # statistics at test
     settings: tuple[str, ...] = ()
     settings_by_shot: dict[str, list[str]] = field(default_factory=dict)

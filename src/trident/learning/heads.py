@@ -37,8 +37,8 @@ class HeadLearner(LearnerFields):
 
     def encode(self, parameters: Parameters, task: Task) -> Encodings:
         with torch.no_grad(), matrix_products(self.precision, task.device):
-            found = self.model.method.image_features(parameters, self.features(parameters, task)[0])
-            return {"features": found}
+            known = self.model.with_running_statistics(parameters, self.running)
+            return {"features": self.model.method.image_features(known, self.features(parameters, task)[0])}
 
     def features(self, parameters: Parameters, task: Task) -> tuple[Tensor, Parameters]:
         """Features of all images, as the head takes them, and the batch-norm statistics."""

@@ -167,10 +167,10 @@ class HeadOnFeatures(Method):
         """
 
     def image_features(self, parameters: Parameters, features: Tensor) -> Tensor:
-        """The features that `head` gets in predictions, (task, image, feature): the backbone's, or the output of the
-        method's own layers for each image. `views.average` averages them over the views of an image.
+        """The features that `head` takes: the backbone's, or the output of the method's own layers for each image.
 
-        Training does not call it: `training` gets the backbone's features, and must apply these layers itself.
+        `views.average` averages them over the views of an image. A method that overrides `training` or
+        `training_logits` gets the backbone's features there, and has to apply these layers itself.
         """
         return features
 
@@ -192,7 +192,7 @@ class HeadOnFeatures(Method):
 
     def training_logits(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         """The logits for the loss: by default the same as in prediction."""
-        return self.head(parameters, features, task)
+        return self.head(parameters, self.image_features(parameters, features), task)
 
     def losses(self, logits: Tensor, labels: Labels) -> Losses:
         """The loss of each task, (task,), by name. All names are logged and plotted; "total" is minimised."""

@@ -107,12 +107,17 @@ class Runner:
         result, asked = results[name], recipe.training.steps
         last = load_checkpoint(folder / LAST)
         # An error after the last step is of the grid's own measurement, which is of no use here.
-        error = result.error.partition(". ")[0] if result.error and last.step < asked else None
+        error = _reason(result.error) if result.error and last.step < asked else None
         best = load_checkpoint(folder) if error is None or (folder / BEST).is_file() else None
         about = _about(model, recipe, asked, last, best)
         device = str(last.provenance.get("device_name", last.provenance.get("device", "")))
         about = replace(about, error=error, training_seconds=training_seconds(folder), training_device=device)
         return (about if best else replace(about, digest="")), best
+
+
+def _reason(error: str) -> str:
+    """What went wrong, without the step, which counts from the start of this run, and without the advice."""
+    return error.partition(". ")[0].partition(": ")[2]
 
 
 def _about(model: Model, recipe: Recipe, asked: int, last: Checkpoint, best: Checkpoint | None) -> ModelResults:
@@ -155,7 +160,7 @@ def _newer(kept: ModelResults | None, fresh: ModelResults) -> ModelResults:
         return fresh
     if (kept.made_from, kept.digest) == (fresh.made_from, fresh.digest):
         return replace(fresh, measured=kept.measured, latents=kept.latents, reconstructions=kept.reconstructions)
-    longer = kept.made_from == fresh.made_from and kept.error is None and kept.steps > fresh.steps
+    longer = kept.made_from == fresh.made_from and bool(kept.digest) and kept.steps > fresh.steps
     require(not longer, f"results of {kept.steps:,} steps are kept, and those of {fresh.steps:,} do not replace them")
     return fresh
 

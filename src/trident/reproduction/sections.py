@@ -85,7 +85,7 @@ def _accuracy(reproduction: Reproduction, panel: Panel, folder: Path) -> Table:
 
 
 def _steps(kept: ModelResults) -> str:
-    failed = " (then the loss was not finite)" if kept.error else ""
+    failed = f", then {kept.error}" if kept.error and kept.digest else ""
     best = "" if kept.best_step in (None, kept.steps) else f", measured after {kept.best_step:,}"
     return f"{kept.steps:,} of {kept.paper_steps:,}{failed}{best}"
 

@@ -44,7 +44,8 @@ class FusedHeadLearner(LearnerFields):
     def encode(self, parameters: Parameters, task: Task) -> Encodings:
         with computing(self.precision, task.device):
             maps = _joined(self._encode(for_each_task(parameters, task.n_tasks), task))
-            return {"features": self.model.method.image_features(parameters, self.model.features(maps))}
+            known = self.model.with_running_statistics(parameters, self.running)
+            return {"features": self.model.method.image_features(known, self.model.features(maps))}
 
     def log_probabilities_from(self, parameters: Parameters, task: Task, encodings: Encodings) -> Tensor:
         with computing(self.precision, task.device):
