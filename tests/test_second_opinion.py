@@ -74,6 +74,10 @@ def test_the_memory_layout_changes_nothing_but_speed() -> None:
         "method.attfex=set",
         "views.mirrored=true",
         "views.shifted=true",
+        "method.label_reads_semantic=false",
+        "method.label_learns_to_reconstruct=false",
+        "method.decorrelation_weight=1",
+        "method.unlabelled_weight=1",
     ],
 )
 def test_what_the_plain_loop_does_not_cover_is_told(setting: str) -> None:

@@ -26,6 +26,7 @@ from trident.labelling.label_latents import latents_for
 from trident.labelling.suggesting import suggest
 from trident.labelling.typicality import LEAST_TYPICAL, normalised
 from trident.measuring.calibration import softmax
+from trident.measuring.evaluate import mean_and_interval
 from trident.methods.soft_kmeans import SoftKMeans
 
 TASKS, WAYS, SEED = 200, 5, 0
@@ -82,7 +83,8 @@ def none_of_these(stores: list[tuple[str, list[np.ndarray]]]) -> None:
                 found.append(np.mean(typical[~is_member] < LEAST_TYPICAL))
             protocol = f"{name}, {WAYS}-way {shots}-shot, 15 pictures of each class and 8 of {stranger}, {TASKS} tasks"
             marked = f"{100 * np.mean(found):.1f} % of the strangers, {100 * np.mean(lost):.1f} % of the others"
-            print(f"{protocol}: AUROC {np.mean(areas):.3f} ± {half_width(areas):.3f}; marked: {marked}")
+            area, interval = mean_and_interval(np.array(areas))
+            print(f"{protocol}: AUROC {area:.3f} ± {interval:.3f}; marked: {marked}")
 
 
 def suggestions(stores: list[tuple[str, list[np.ndarray]]]) -> None:
@@ -111,11 +113,12 @@ def suggestions(stores: list[tuple[str, list[np.ndarray]]]) -> None:
                         known, rest = np.r_[first, pile[new]], np.delete(pile, new)
                         after = labeller_of(everything[known], truth[known], WAYS).label_features(everything[rest])
                         accuracy[kind].append(np.mean(after.probabilities.argmax(1) == truth[rest]))
-                difference = np.array(accuracy["suggested"]) - np.array(accuracy["random"])
+                difference = 100 * (np.array(accuracy["suggested"]) - np.array(accuracy["random"]))
+                mean, interval = mean_and_interval(difference)
                 shown = ", ".join(f"{kind} {100 * np.mean(values):.1f}" for kind, values in accuracy.items())
                 print(
                     f"{name}, {WAYS}-way {shots}-shot, {number} more labels, {TASKS_TO_SUGGEST} tasks: {shown}; "
-                    f"difference {100 * difference.mean():+.1f} ± {100 * half_width(difference):.1f}"
+                    f"difference {mean:+.1f} ± {interval:.1f}"
                 )
 
 
@@ -180,11 +183,6 @@ def temperatures(stores: list[tuple[str, list[np.ndarray]]]) -> None:
 
         found = minimize(loss, np.zeros(len(inputs[together][0])), method="Nelder-Mead")
         print(f"{name}: {np.round(found.x, 3)}, mean cross-entropy {found.fun:.4f}")
-
-
-def half_width(values: "list[float] | np.ndarray") -> float:
-    """Of the 95 % interval of a mean."""
-    return float(1.96 * np.std(values, ddof=1) / np.sqrt(len(values)))
 
 
 if __name__ == "__main__":

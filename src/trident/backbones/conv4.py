@@ -111,7 +111,7 @@ def conv4_of(backbone: Backbone, who: str) -> Conv4Backbone:
 
 
 def single_conv4(backbone: Backbone, who: str) -> Conv4Backbone:
-    """The same for those that can use one branch only."""
+    """The backbone, for those that can use conv4 with one branch only."""
     conv4 = conv4_of(backbone, who)
     require(conv4.branches == 1, f"backbone.branches is {conv4.branches}: it must be 1 for {who}")
     return conv4

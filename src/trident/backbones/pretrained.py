@@ -138,7 +138,7 @@ def find_backbone(name: str, device: str = "cpu") -> Pretrained:
 
 
 def fingerprint_of(facts: Facts, weights: bytes) -> str:
-    """The same for the same features: it covers the weights and how pixels are scaled, not the licence."""
+    """A hash of all that the features depend on: the weights and how pixels are scaled."""
     scaling = {key: value for key, value in asdict(facts).items() if key in ("image_size", "mean", "std", "middle")}
     return hashlib.sha256(json.dumps(scaling, sort_keys=True).encode() + hashlib.sha256(weights).digest()).hexdigest()
 

@@ -46,7 +46,7 @@ def from_module(name: str, facts: Facts, weights: bytes, module: nn.Module, devi
 def from_weights(
     name: str, facts: Facts, n_features: int, weights: bytes, make: Callable[[], nn.Module], device: str
 ) -> Pretrained:
-    """The same for a known module. It is made at the first picture: with cached features it is not needed at all."""
+    """A backbone whose module `make` builds at the first picture: with cached features it is not needed at all."""
 
     @cache
     def compiled() -> Compute:

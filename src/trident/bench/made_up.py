@@ -22,7 +22,8 @@ def made_up_store(recipe: Recipe) -> ImageStore:
     """
     backbone = conv4_of(recipe.backbone, "this benchmark")
     size, channels = backbone.image_size, backbone.image_channels
-    n_way, per_class = recipe.episode.n_way, recipe.episode.n_shot + recipe.episode.n_query
+    spec = recipe.episode
+    n_way, per_class = spec.n_way + spec.distractors, spec.n_shot + spec.n_query + spec.n_unlabelled
     generator = np.random.default_rng(0)
     blocks = generator.integers(0, 236, (n_way * per_class, BLOCKS, BLOCKS, channels))
     repeats = -(-size // BLOCKS)

@@ -96,12 +96,14 @@ def calibrate(
     seed: Seed = 0,
     temperature: Annotated[
         Literal["validation", "paper", "none"],
-        typer.Option(help="Fit it on validation tasks, or (paper) on the scored predictions themselves."),
+        typer.Option(
+            help="Fit a softmax temperature on validation tasks, or (paper) on the scored predictions, or use none."
+        ),
     ] = "validation",
     temperature_data: Annotated[
-        str | None, typer.Option(help="Store to fit it on; default: the training data.")
+        str | None, typer.Option(help="Store to fit the temperature on; default: the training data.")
     ] = None,
-    temperature_tasks: Annotated[int, typer.Option(min=2, help="Validation tasks to fit it on.")] = 200,
+    temperature_tasks: Annotated[int, typer.Option(min=2, help="Validation tasks to fit the temperature on.")] = 200,
     out: Figure = None,
     tasks_per_chunk: Chunk = None,
     device: Device = "auto",
@@ -116,6 +118,8 @@ def calibrate(
     from trident.report.figures import check_figure_path
 
     check_figure_path(out)
+    if temperature != "validation" and temperature_data is not None:
+        raise TridentError("--temperature-data is for --temperature validation: omit one of them")
     checkpoint = load_for_measuring(run, settings)
     store = open_for(checkpoint.recipe, data, checkpoint)
     fitting_store = open_fitting_data(temperature_data, checkpoint, store) if temperature == "validation" else None

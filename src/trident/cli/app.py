@@ -76,7 +76,9 @@ def main() -> None:
 
 
 def _fail(message: str, shared: bool = False, ends_all: bool = True) -> None:
-    """`shared`: all processes that torchrun started fail with this message, so the first alone prints it.
+    """Print the error in one line and exit with code 2.
+
+    `shared`: all processes that torchrun started fail with this message, so the first alone prints it.
 
     `ends_all`: whether the failure of the first will make torchrun end the others.
     """

@@ -61,7 +61,7 @@ class Counter:
         self._task = progress.add_task(description, total=None)
 
     def resumed(self, done: int, total: int) -> None:
-        """So much was done by an earlier run, which says nothing about the speed of this one."""
+        """Start the bar at `done`, the part that an earlier run did. It does not count towards the speed."""
         stderr.print(f"going on after {done} of {total}, which an earlier run has done", soft_wrap=True)
         self._progress.reset(self._task, completed=done, total=total)
 

@@ -29,7 +29,8 @@ def prepare(
         typer.Option(help="Store features of this backbone instead of images; 'trident backbones' lists them."),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes that decode images; by default one for each core.")
+        int | None,
+        typer.Option(min=1, help="Processes that decode images; by default one for each core. Unused with --features."),
     ] = None,
     device: Device = "auto",
 ) -> None:

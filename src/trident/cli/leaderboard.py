@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from trident.leaderboard.boards import Board
     from trident.leaderboard.lines import Line
 
+SHOWN = "mini-1-shot"  # the board that is shown by default
 Tasks = Annotated[int, typer.Option(min=2, help="Tasks under each condition; a fifth of them for queries alone.")]
 Results = Annotated[Path | None, typer.Option("--results", help="Folder of results; default: the included ones.")]
 
@@ -24,7 +25,9 @@ Results = Annotated[Path | None, typer.Option("--results", help="Folder of resul
 @leaderboard_app.callback(invoke_without_command=True)
 def leaderboard(
     context: typer.Context,
-    board: Annotated[str, typer.Option(help="Which tasks; 'trident leaderboard boards' lists them.")] = "mini-1-shot",
+    board: Annotated[
+        str | None, typer.Option(help=f"Which tasks; 'trident leaderboard boards' lists them.  [default: {SHOWN}]")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Measure on the embedded letters, now.")] = False,
     tasks: Annotated[int | None, typer.Option(min=2, help="Tasks for --quick.  [default: 100]")] = None,
     results: Results = None,
@@ -44,6 +47,8 @@ def leaderboard(
     from trident.leaderboard.results import FOLDER
 
     if quick:
+        if results is not None or board not in (None, "glyphs"):
+            raise TridentError("--quick measures the board glyphs and keeps no results: omit --board and --results")
         with TemporaryDirectory() as folder:
             found = board_called("glyphs")
             stores = {"glyphs": open_data("glyphs")}
@@ -54,7 +59,7 @@ def leaderboard(
         raise TridentError("--tasks is for --quick: the kept results have tasks of their own")
     if results is not None and not results.is_dir():
         raise TridentError(f"there is no folder of results at {results}")
-    _show(board_called(board), results or FOLDER, as_json)
+    _show(board_called(board or SHOWN), results or FOLDER, as_json)
 
 
 @leaderboard_app.command()
@@ -85,6 +90,8 @@ def measure(
     """
     from trident.leaderboard.boards import BOARDS, board_called
 
+    if results.exists() and not results.is_dir():
+        raise TridentError(f"--results {results} is a file: it must be a folder")
     stores = {"glyphs": open_data("glyphs")}
     stores |= {name: open_data(str(path)) for name, path in (("mini", data), ("cub", cub)) if path is not None}
     chosen = [board_called(name) for name in board] if board else list(BOARDS.values())
@@ -107,14 +114,22 @@ def write(
     results: Results = None,
 ) -> None:
     """Write the document, the page and the figure from the kept results. Nothing is measured."""
-    from trident.files import atomic_file
+    from trident.files import atomic_file, check_writable
     from trident.leaderboard.document import introduction_of, whole_document
     from trident.leaderboard.lines import plotted_boards
     from trident.leaderboard.page import page as make_page
     from trident.leaderboard.results import FOLDER
+    from trident.report.figures import check_figure_path
 
     if document is None and page is None and figure is None:
         raise TridentError("nothing to write: give --document FILE, --page FILE or --figure FILE")
+    check_figure_path(figure)
+    for path in (document, page):
+        if path is not None:
+            check_writable(path)
+    boards = plotted_boards(results or FOLDER) if figure is not None else []
+    if figure is not None and not boards:
+        raise TridentError("no figure: nothing was measured with unequal class counts on miniImageNet yet")
     made = []
     if document is not None:
         made.append((document, whole_document(introduction_of(document), results or FOLDER)))
@@ -127,9 +142,6 @@ def write(
         from trident.leaderboard.plot import unequal_counts
         from trident.report.figures import save_figure
 
-        boards = plotted_boards(results or FOLDER)
-        if not boards:
-            raise TridentError("no figure: nothing was measured with unequal class counts on miniImageNet yet")
         save_figure(unequal_counts(boards), figure)
 
 
@@ -183,12 +195,12 @@ def _show(board: "Board", folder: Path, as_json: bool) -> None:
     from trident.leaderboard.lines import REFERENCE, figure, lines_of, missing, points, tasks_by_condition
 
     lines = lines_of(board, folder)
-    if as_json:
-        print(json.dumps([_as_json(line) for line in lines], allow_nan=False))
-        return
     if not lines:
         how = "trident leaderboard --quick" if board.data == "glyphs" else "trident leaderboard measure --data STORE"
         raise TridentError(f"nothing was measured on {board.name} yet: {how}")
+    if as_json:
+        print(json.dumps([_as_json(line) for line in lines], allow_nan=False))
+        return
     headings = ("method", *board.conditions, f"above {REFERENCE}", "ECE", "ms/task", "parameters", "queries")
     table = [
         (

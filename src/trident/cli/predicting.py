@@ -66,7 +66,7 @@ def predict(
         bool, typer.Option("--least-sure-first", help="Sort the table: the pictures worth a look come first.")
     ] = False,
     copy: Annotated[Path | None, typer.Option(help="Copy labelled pictures into class folders in this folder.")] = None,
-    move: Annotated[Path | None, typer.Option(help="The same, but move them.")] = None,
+    move: Annotated[Path | None, typer.Option(help="Move labelled pictures into class folders in this folder.")] = None,
     really: Annotated[
         bool, typer.Option("--yes", help="Really copy or move; without it, only print what would be done.")
     ] = False,

@@ -77,7 +77,10 @@ def report(
 
 @app.command(short_help="Compare runs.")
 def compare(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN RUN...", help="Runs' folders, or weights files.")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN RUN...", help="Runs' folders, weights files, or names of weights."),
+    ],
     out: Annotated[Path | None, typer.Option(help="Write an HTML page as well.")] = None,
     data: Data = None,
     split: Annotated[

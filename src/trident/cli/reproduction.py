@@ -119,12 +119,13 @@ def _runner(
     from trident.reproduction.running import Runner
 
     stores: dict[str, tuple[str, ImageStore]] = {}
-    for source in ["glyphs", *sources, *([cub] if cub else [])]:
+    for given in ["glyphs", *sources, *([cub] if cub else [])]:
+        source = given if given == "glyphs" else str(Path(given).resolve())
         store = open_data(source)
-        if source == cub and store.dataset != "cub":
+        if given == cub and store.dataset != "cub":
             raise TridentError(f"--cub {cub} holds {store.dataset}, not cub")
-        if store.dataset in stores and source != "glyphs":
-            raise TridentError(f"{source} and {stores[store.dataset][0]} are both stores of {store.dataset}: give one")
+        if store.dataset in stores and given != "glyphs":
+            raise TridentError(f"{given} and {stores[store.dataset][0]} are both stores of {store.dataset}: give one")
         stores[store.dataset] = (source, store)
 
     def say(text: str) -> None:

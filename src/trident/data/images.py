@@ -65,7 +65,7 @@ class ImageSource(Protocol):
     def open(self) -> Image.Image: ...
 
     def key(self) -> bytes:
-        """The same for the same content, whatever the name. Raises UnreadableImageError."""
+        """A hash of the content; the name does not matter. Raises UnreadableImageError."""
         ...
 
 

@@ -122,7 +122,7 @@ def read_lines(path: Path) -> list[str]:
     try:
         text = _text_of(path)
     except UnicodeDecodeError as error:
-        raise TridentError(f"{path} is not a text file: {error}") from error
+        raise TridentError(f"{path} is not a text file in UTF-8: save it as UTF-8") from error
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 

@@ -102,10 +102,10 @@ def n_parameters(checkpoint: Checkpoint) -> int:
 def with_features(
     checkpoint: Checkpoint, store: ImageStore, row: Row, features: Features, images: float = math.inf
 ) -> tuple[Checkpoint, ImageStore]:
-    """The same on features computed beforehand, if no image changes the features of another. The answers are the same.
+    """The checkpoint and the store, on features computed beforehand if no image changes those of another.
 
-    An image occurs in many tasks, so this saves most of the work. It does not if the tasks have fewer `images` in all
-    than the store.
+    Predictions do not change. An image occurs in many tasks, so this saves most of the work, unless the tasks have
+    fewer `images` in all than the store.
     """
     recipe = checkpoint.recipe
     if isinstance(recipe.backbone, FrozenBackbone):
