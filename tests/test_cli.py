@@ -343,6 +343,8 @@ def test_exported_weights_are_calibrated_by_the_store_at_hand_if_it_is_theirs(
     write_store(tmp_path / "other.store", "other", other.classes, iter(other.images))
     unknown = here("calibrate", "shared.safetensors", "--data", "other.store", *few)
     assert_one_line_error(unknown, "data trained on, noise", "--temperature-data")
+    both = here("calibrate", "shared.safetensors", "--temperature", "none", "--temperature-data", store)
+    assert_one_line_error(both, "--temperature-data is for --temperature validation")
     named = here("calibrate", "shared.safetensors", "--data", "other.store", "--temperature-data", store, *few)
     assert json.loads(named.stdout)["with_temperature"] != own["with_temperature"]
     assert json.loads(named.stdout)["with_temperature"]["fitted_tasks"] == "noise val, 3 tasks, seed 0"

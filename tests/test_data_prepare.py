@@ -96,7 +96,7 @@ def test_mistakes_in_the_command(tmp_path: Path, pets: Path) -> None:
         prepare("mini_imagnet", pets, tmp_path / "a.st")
     with pytest.raises(TridentError, match="no dataset 'xyzzy': it can be mini-imagenet, tiered"):
         prepare("xyzzy", pets, tmp_path / "a.st")
-    with pytest.raises(TridentError, match="it is a folder"):
+    with pytest.raises(TridentError, match="it exists and is not an ordinary file"):
         prepare("folder", pets, tmp_path)
     with pytest.raises(TridentError, match="does not exist"):
         prepare("folder", pets, tmp_path / "missing" / "a.st")

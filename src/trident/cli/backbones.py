@@ -60,10 +60,11 @@ def cache(
 
     folder = cache_folder()
     features = FeatureCache(folder)
-    deleted, _ = features.size()
-    if clear:
-        features.clear()
     pictures, size = features.size()
+    if clear:
+        deleted = pictures
+        features.clear()
+        pictures, size = features.size()
     if features.problem is not None:
         raise TridentError(features.problem)
     if as_json:
