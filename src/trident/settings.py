@@ -161,13 +161,12 @@ class Views:
         False, "predict from the four corners of the images too, each 6/7 wide; with views.mirrored, two are mirrored"
     )
     shifted: bool = setting(
-        False,
-        "predict from the images shifted along the diagonal too, both ways, by 1/42 of their size or a pixel",
+        False, "predict from the images shifted to the upper left and lower right too, by 1/42 of their size"
     )
     average: Literal["probabilities", "features"] = setting(
         "probabilities",
-        "what is averaged over the views; features (methods that classify a backbone's features) are averaged cell by "
-        "cell, so that mirror images mix left and right: it helps some methods and harms others",
+        "what is averaged over the views: probabilities, or features of methods that classify a backbone's features, "
+        "which helps some of them and harms others",
     )
 
     @property

@@ -34,9 +34,8 @@ def methods(
             return
         print("\n".join(aligned([("method", *FACTS), *map(_row, found)])))
         print(
-            "\nWith protocol.batch_norm=transductive, as in MAML's recipes, the statistics of batch norm also depend on"
+            "\nTransductive batch norm (protocol.batch_norm), as in MAML's recipes, sees all queries of a task."
         )
-        print("the other queries of a task, whatever the method.")
         return
     about = _described(name)
     if as_json:
