@@ -33,9 +33,7 @@ def methods(
             print(json.dumps(found))
             return
         print("\n".join(aligned([("method", *FACTS), *map(_row, found)])))
-        print(
-            "\nTransductive batch norm (protocol.batch_norm), as in MAML's recipes, sees all queries of a task."
-        )
+        print("\nTransductive batch norm (protocol.batch_norm), as in MAML's recipes, sees all queries of a task.")
         return
     about = _described(name)
     if as_json:
