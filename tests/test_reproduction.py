@@ -186,7 +186,7 @@ def test_a_training_that_failed_is_measured_with_its_best_weights(
     (run / RESULT).write_text(json.dumps(result))
     answer = reproduce(tmp_path, "accuracy")
     assert answer.returncode == 0, answer.stderr
-    assert ", then the loss is not finite" in answer.stdout
+    assert "(the loss is not finite)" in answer.stdout
     found = read("small", tmp_path / "results")
     assert found is not None and found.error == "the loss is not finite"
     assert found.measured["glyphs"].orders.keys() == set(ORDERS)

@@ -69,25 +69,33 @@ def _results_of(reproduction: Reproduction, panel: Panel, folder: Path) -> Itera
 
 def _accuracy(reproduction: Reproduction, panel: Panel, folder: Path) -> Table:
     headings = ["trained on queries", "shots", "measured on", "steps (of the paper's)", "published, %"]
-    headings += ["queries sorted by class, %", "the same queries shuffled, %", "difference, points", "measuring, s"]
+    headings += ["queries sorted by class, %", "the same queries shuffled, %", "difference, points"]
+    headings += ["training, s", "measuring, s"]
     rows = []
     for model, kept in _results_of(reproduction, panel, folder):
         for dataset in model.data:
             if kept is None or dataset not in kept.measured:
-                rows.append([model.name, "", dataset, (kept and kept.error) or "not run", *[""] * 5])
+                rows.append([model.name, "", dataset, (kept and kept.error) or "not run", *[""] * 6])
                 continue
             found = kept.measured[dataset]
             printed = find(table="accuracy", method="TRIDENT", test_dataset=dataset, n_shot=kept.n_shot)
             beside = printed[0].printed if printed and kept.trained_order == "class_sorted" else ""
             trained = [ORDER_NAMES[kept.trained_order], str(kept.n_shot), dataset, _steps(kept), beside]
-            rows.append([*trained, *_figures(found), f"{found.source.seconds:.0f}"])
+            seconds = [_training_seconds(kept), f"{found.source.seconds:.0f}"]
+            rows.append([*trained, *_figures(found), *seconds])
     return headings, rows, _protocols(reproduction, panel, folder)
 
 
 def _steps(kept: ModelResults) -> str:
-    failed = f", then {kept.error}" if kept.error and kept.digest else ""
+    steps = f"{kept.steps:,} of {kept.paper_steps:,}"
+    if kept.error and kept.digest:
+        steps = f"stopped after {steps} ({kept.error})"
     best = "" if kept.best_step in (None, kept.steps) else f", measured after {kept.best_step:,}"
-    return f"{kept.steps:,} of {kept.paper_steps:,}{failed}{best}"
+    return f"{steps}{best}"
+
+
+def _training_seconds(kept: ModelResults) -> str:
+    return f"{kept.training_seconds:.0f}" if kept.training_seconds else ""  # not known for included weights
 
 
 def _figures(found: BothOrders) -> list[str]:
@@ -112,9 +120,9 @@ def _protocols(reproduction: Reproduction, panel: Panel, folder: Path) -> list[s
 
 
 def _calibration(reproduction: Reproduction, panel: Panel, folder: Path) -> Table:
-    metrics = list(dict.fromkeys(result.metric for result in paper_table(panel.paper).results))
+    metrics = list(dict.fromkeys([*(result.metric for result in paper_table(panel.paper).results), "brier"]))
     headings = ["trained on queries", "shots", "measured on queries", "temperature"]
-    headings += [name.upper() for name in metrics]
+    headings += ["Brier score" if name == "brier" else name.upper() for name in metrics]
     rows = []
     for model, kept in _results_of(reproduction, panel, folder):
         if kept is None or panel.dataset not in kept.measured:
@@ -144,7 +152,7 @@ def _ablation(reproduction: Reproduction, panel: Panel, folder: Path) -> Table:
             continue
         both = kept.measured.get(row.model.data[0])
         ours = _figures(both) if both else [kept.error or "not measured", "", ""]
-        seconds = f"{kept.training_seconds:.0f}" if kept.training_seconds else ""
+        seconds = _training_seconds(kept)
         rows.append([said, str(row.n_shot), _steps(kept), f"{kept.parameters:,}", published, *ours, seconds])
     own = correlations(reproduction, [panel], folder)
     notes = [f"Spearman's rank correlation with the published figures, {one.describe()}." for one in own]
