@@ -1,4 +1,4 @@
-"""Audit all installed weights: `python tools/audit_weights.py FOLDER STORE... [--names NAME...]`.
+"""Audit all installed weights: `python tools/audit_weights.py FOLDER STORE... [--names NAME...] [--device cuda]`.
 
 Each is measured on the test classes of the dataset that it was trained on; the glyphs need no store. The results go to
 FOLDER, a file for each; what is there is not measured again, so that several processes can share the work. Without
@@ -52,6 +52,7 @@ def main() -> None:
     parser.add_argument("stores", nargs="*", type=Path)
     parser.add_argument("--names", nargs="+")
     parser.add_argument("--tasks", type=int, default=100)
+    parser.add_argument("--device", default="cpu")
     asked = parser.parse_args()
     if not asked.stores and not asked.names:
         print(document(asked.folder), end="")
@@ -63,7 +64,7 @@ def main() -> None:
         dataset = str(model.provenance["dataset"])
         if path.exists() or dataset not in stores:
             continue
-        found = audit(model, stores[dataset], split="test", tasks=asked.tasks, seed=0)
+        found = audit(model, stores[dataset], split="test", tasks=asked.tasks, seed=0, device=asked.device)
         result = {"dataset": dataset, "episode": model.recipe.episode.describe()} | found.to_json()
         with atomic_file(path) as file:
             file.write((json.dumps(result, indent=1) + "\n").encode())

@@ -6,7 +6,7 @@ from trident.report.documents import introduction_before
 from trident.report.figures import to_svg
 from trident.report.page import render
 from trident.reproduction.panels import Reproduction
-from trident.reproduction.plots import all_plots, decoded_pictures, latents_of
+from trident.reproduction.plots import all_plots, decoded_pictures, latent_captions
 from trident.reproduction.results import FOLDER
 from trident.reproduction.sections import Section, sections
 
@@ -16,7 +16,6 @@ CAPTIONS = {
     "separation": "How well the latents separate the classes, before and after adaptation; means over many tasks.",
     "ablations": "The paper's ablations: published accuracy, and ours after shorter trainings.",
 }
-LATENTS = "Latents of one task's queries before and after adaptation: two principal components ({})."
 
 
 def introduction_of(path: Path) -> str:
@@ -31,8 +30,8 @@ def whole_document(introduction: str, reproduction: Reproduction, folder: Path =
     for one in made:
         parts += ["", f'<a id="{one.panel.name}"></a>', "", f"### {one.panel.place}: {one.panel.title}", *_body(one)]
         if one.panel.kind == "latents":
-            names = [model.name for model, _ in latents_of(reproduction, folder)]
-            parts += [f"\n![{LATENTS.format(name)}](reproduction-latents-{name}.svg)" for name in names]
+            captions = latent_captions(reproduction, folder)
+            parts += [f"\n{caption}\n\n![{caption}](reproduction-{name}.svg)" for name, caption in captions.items()]
     return "\n".join([*parts, ""])
 
 
@@ -49,10 +48,8 @@ def _body(section: Section) -> list[str]:
 
 
 def page(reproduction: Reproduction, folder: Path = FOLDER) -> str:
-    plots = [
-        (to_svg(figure, name), CAPTIONS.get(name, LATENTS.format(name.removeprefix("latents-"))))
-        for name, figure in all_plots(reproduction, folder).items()
-    ]
+    captions = CAPTIONS | latent_captions(reproduction, folder)
+    plots = [(to_svg(figure, name), captions[name]) for name, figure in all_plots(reproduction, folder).items()]
     return render(
         "reproduction.html",
         sections=sections(reproduction, folder),

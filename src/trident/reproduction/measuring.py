@@ -116,10 +116,13 @@ def latents(checkpoint: Checkpoint, store: ImageStore, tasks: int, device: str, 
         )
         for place, order in enumerate(ORDERS)
     }
-    shown = found["shuffled"]
-    labels = [int(label) for label in shown.shown.labels[0]]
     source = _source(store, tasks, device, time.perf_counter() - began, Execution(device))
-    return Latents({order: one.to_json() for order, one in found.items()}, _points(shown), labels, source)
+    return Latents(
+        {order: one.to_json() for order, one in found.items()},
+        {order: _points(one) for order, one in found.items()},
+        {order: one.shown.labels[0].tolist() for order, one in found.items()},
+        source,
+    )
 
 
 def _points(result: Decoupling) -> list[dict[str, Any]]:

@@ -104,12 +104,27 @@ def separation_plot(reproduction: Reproduction, folder: Path) -> Any:
 
 
 def latent_plots(reproduction: Reproduction, folder: Path) -> dict[str, Any]:
-    """The projected latents of one task, for each model."""
+    """The projected latents of one task, for each model and order of the queries."""
     found = {}
     for model, latents in latents_of(reproduction, folder):
-        places = [(one["title"], np.array(one["places"])) for one in latents.points]
-        found[f"latents-{model.name}"] = latent_plot(places, np.array(latents.labels))
+        for order, points in latents.points.items():
+            places = [(one["title"], np.array(one["places"])) for one in points]
+            found[_latent_plot_name(model, order)] = latent_plot(places, np.array(latents.labels[order]))
     return found
+
+
+def latent_captions(reproduction: Reproduction, folder: Path) -> dict[str, str]:
+    """What each of these plots shows."""
+    return {
+        _latent_plot_name(model, order): f"Latents of one task's queries before and after adaptation: two principal "
+        f"components. Model {model.name}, queries {ORDER_NAMES[order]}."
+        for model, latents in latents_of(reproduction, folder)
+        for order in latents.points
+    }
+
+
+def _latent_plot_name(model: Model, order: str) -> str:
+    return f"latents-{model.name}-{order.replace('_', '-')}"
 
 
 def latents_of(reproduction: Reproduction, folder: Path) -> Iterator[tuple[Model, Latents]]:

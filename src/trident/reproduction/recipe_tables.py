@@ -49,7 +49,7 @@ def training_table(reproduction: Reproduction, panel: Panel, folder: Path) -> Ta
         cells = [theirs[key] for theirs in published]
         rows.append([key, *(f"{a} / {b}" for a, b in zip(cells, ours, strict=True))])
     costs = [one for one in _trainings(reproduction, folder) if one.training_seconds]
-    notes = ["Published / our recipe. How many steps ours were trained is said in each table.", *paper_training_notes()]
+    notes = ["Published / our recipe. The other tables say how many steps ours were trained.", *paper_training_notes()]
     if costs:
         hours = sum(one.training_seconds or 0 for one in costs) / 3600
         devices = ", ".join(dict.fromkeys(one.training_device for one in costs))

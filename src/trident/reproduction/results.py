@@ -64,8 +64,8 @@ class Latents:
     """Davies-Bouldin scores over many tasks, and the latents of one task in two dimensions."""
 
     scores: dict[str, dict[str, Any]]  # by order, as `Decoupling.to_json` gives them
-    points: list[dict[str, Any]]  # of one task with shuffled queries: a title, and (query, 2) places
-    labels: list[int]  # of the queries of that task
+    points: dict[str, list[dict[str, Any]]]  # of one task, by order: titles, and (query, 2) places
+    labels: dict[str, list[int]]  # of the queries of that task, by order
     source: Source
 
 

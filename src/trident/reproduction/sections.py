@@ -8,7 +8,7 @@ from trident.report.paper_results import find, paper_table
 from trident.reproduction.correlation import ablation_rows, correlations
 from trident.reproduction.panels import Model, Panel, Reproduction
 from trident.reproduction.recipe_tables import Table, parameters_table, training_table
-from trident.reproduction.results import ORDER_NAMES, ORDERS, BothOrders, ModelResults, read
+from trident.reproduction.results import ORDER_NAMES, ORDERS, BothOrders, ModelResults, Source, read
 from trident.reproduction.states import state
 
 FITTED = {"none": "no temperature", "validation": "fitted on validation tasks", "paper": "fitted on the scored tasks"}
@@ -75,15 +75,25 @@ def _accuracy(reproduction: Reproduction, panel: Panel, folder: Path) -> Table:
     for model, kept in _results_of(reproduction, panel, folder):
         for dataset in model.data:
             if kept is None or dataset not in kept.measured:
-                rows.append([model.name, "", dataset, (kept and kept.error) or "not run", *[""] * 6])
+                rows.append([model.name, "", dataset, _not_measured(kept), *[""] * 6])
                 continue
             found = kept.measured[dataset]
             printed = find(table="accuracy", method="TRIDENT", test_dataset=dataset, n_shot=kept.n_shot)
             beside = printed[0].printed if printed and kept.trained_order == "class_sorted" else ""
             trained = [ORDER_NAMES[kept.trained_order], str(kept.n_shot), dataset, _steps(kept), beside]
-            seconds = [_training_seconds(kept), f"{found.source.seconds:.0f}"]
+            training = _training_seconds(kept) if dataset == model.data[0] else ""
+            seconds = [training, f"{found.source.seconds:.0f}"]
             rows.append([*trained, *_figures(found), *seconds])
     return headings, rows, _protocols(reproduction, panel, folder)
+
+
+def _not_measured(kept: ModelResults | None) -> str:
+    """Why there is no figure: a training that failed before the first validation has no weights to measure."""
+    return kept.error if kept and kept.error and not kept.digest else "not run"
+
+
+def _trained(kept: ModelResults) -> list[str]:
+    return [f"{ORDER_NAMES[kept.trained_order]}, {kept.best_step or kept.steps:,} steps", str(kept.n_shot)]
 
 
 def _steps(kept: ModelResults) -> str:
@@ -110,13 +120,17 @@ def _figures(found: BothOrders) -> list[str]:
 
 def _protocols(reproduction: Reproduction, panel: Panel, folder: Path) -> list[str]:
     """How ours were measured, once for each dataset and number of shots."""
-    found = {}
+    found: list[str] = []
     for model, kept in _results_of(reproduction, panel, folder):
         for dataset in panel.datasets_of(model):
             for one in kept.measured[dataset].orders.values() if kept and dataset in kept.measured else ():
                 source = kept.measured[dataset].source  # type: ignore[union-attr]
-                found[one.protocol] = f"{source.device}, {source.engine} engine, {source.precision}"
-    return [f"{protocol} ({device})." for protocol, device in found.items()]
+                found.append(f"{one.protocol} ({_machine(source)}).")
+    return list(dict.fromkeys(found))
+
+
+def _machine(source: Source) -> str:
+    return f"{source.device}, {source.engine} engine, {source.precision}"
 
 
 def _calibration(reproduction: Reproduction, panel: Panel, folder: Path) -> Table:
@@ -132,11 +146,14 @@ def _calibration(reproduction: Reproduction, panel: Panel, folder: Path) -> Tabl
         if kept.trained_order == "class_sorted":
             figures = [printed[name][0].printed if printed[name] else "" for name in metrics]
             rows.append(["published", str(kept.n_shot), ORDER_NAMES["class_sorted"], FITTED["paper"], *figures])
-        for order, measured in kept.measured[panel.dataset].orders.items():
+        found = kept.measured[panel.dataset]
+        for order, measured in found.orders.items():
             for fitted, one in measured.calibration.items():
                 said = FITTED[fitted] + (f": {one.temperature:.3g}" if fitted != "none" else "")
                 ours = [f"{getattr(one, name):.4f}" for name in metrics]
-                rows.append([ORDER_NAMES[kept.trained_order], str(kept.n_shot), ORDER_NAMES[order], said, *ours])
+                rows.append([*_trained(kept), ORDER_NAMES[order], said, *ours])
+        for order, problem in found.problems.items():
+            rows.append([*_trained(kept), ORDER_NAMES[order], f"no result: {problem}", *[""] * len(metrics)])
     return headings, rows, _protocols(reproduction, panel, folder)
 
 
@@ -151,7 +168,7 @@ def _ablation(reproduction: Reproduction, panel: Panel, folder: Path) -> Table:
             rows.append([said, str(row.n_shot), "not run", "", published, *[""] * 4])
             continue
         both = kept.measured.get(row.model.data[0])
-        ours = _figures(both) if both else [kept.error or "not measured", "", ""]
+        ours = _figures(both) if both else [_not_measured(kept), "", ""]
         seconds = _training_seconds(kept)
         rows.append([said, str(row.n_shot), _steps(kept), f"{kept.parameters:,}", published, *ours, seconds])
     own = correlations(reproduction, [panel], folder)
@@ -169,12 +186,13 @@ def _latents(reproduction: Reproduction, panel: Panel, folder: Path) -> Table:
         if kept is None or panel.dataset not in kept.latents:
             rows.append([model.name, "", "not run", "", "", "", ""])
             continue
-        for order, scores in kept.latents[panel.dataset].scores.items():
-            trained = [ORDER_NAMES[kept.trained_order], str(kept.n_shot), ORDER_NAMES[order]]
+        found = kept.latents[panel.dataset]
+        for order, scores in found.scores.items():
+            trained = [*_trained(kept), ORDER_NAMES[order]]
             for name, one in scores["davies_bouldin"].items():
                 change = f"{one['change']:+.3f} ± {one['change_ci95']:.3f}"
                 rows.append([*trained, f"z_{name}", f"{one['before']:.3f}", f"{one['after']:.3f}", change])
-            notes.append(f"{scores['protocol']}.")
+            notes.append(f"{scores['protocol']} ({_machine(found.source)}).")
     return headings, rows, list(dict.fromkeys(notes))
 
 
@@ -190,6 +208,6 @@ def _reconstructions(reproduction: Reproduction, panel: Panel, folder: Path) -> 
         for order, one in found.orders.items():
             errors = [f"{one.squared_error:.0f}", f"{one.squared_error_of_mean:.0f}"]
             ratio = f"{one.mean_ratio:.3f} ± {one.mean_ratio_ci95:.3f}"
-            rows.append([ORDER_NAMES[kept.trained_order], str(kept.n_shot), ORDER_NAMES[order], *errors, ratio])
-        notes.append(f"{found.protocol}; the same with the other order.")
-    return headings, rows, notes
+            rows.append([*_trained(kept), ORDER_NAMES[order], *errors, ratio])
+        notes.append(f"{found.protocol}; the same with the other order ({_machine(found.source)}).")
+    return headings, rows, list(dict.fromkeys(notes))
