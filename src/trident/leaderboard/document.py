@@ -35,7 +35,7 @@ def _section(board: Board, folder: Path) -> list[str]:
     if not lines:
         return []
     counts = tasks_by_condition(lines)
-    tasks = ", ".join(f"{count} tasks with {TITLES[name]}" for name, count in counts.items())
+    tasks = ", ".join(f"{counts[name]} tasks with {TITLES[name]}" for name in board.conditions if name in counts)
     headings = [
         "method",
         *(f"{HEADINGS[name]}, %" for name in board.conditions),
