@@ -13,8 +13,8 @@ from conftest import assert_one_line_error
 from trident.ablations.files import grid_names
 from trident.ablations.grid import Grid, load_grid
 from trident.ablations.plot import grid_chart
-from trident.ablations.results import Measured, Result
-from trident.ablations.tables import as_values, table_rows
+from trident.ablations.results import Measured, Result, read_results
+from trident.ablations.tables import as_values, footnotes, table_rows
 from trident.measuring.hits import packed
 from trident.recipes.loading import setting_of
 
@@ -132,6 +132,31 @@ def test_the_table_of_a_grid_with_seeds_pairs_its_means_by_task(tmp_path: Path) 
     ]
     assert as_values(grid, results)["cells"][3]["group"] == "large"
     assert grid_chart(grid, results) is not None
+
+
+def test_the_protocol_of_most_cells_names_none_of_them() -> None:
+    grid = load_grid("parts")
+    some = {cell.name: cell.group for cell in grid.cells if cell.group in ("whole", "no-attfex", "no-refinement")}
+    protocols = {name: "without" if group == "no-refinement" else "with" for name, group in some.items()}
+    measured = Measured(50.0, 1.0, {}, {})
+    results = {
+        name: Result({}, {}, 4, 4, 100, measured, protocol, None, "cpu") for name, protocol in protocols.items()
+    }
+    assert footnotes(grid, results)[-3:-1] == ["no-refinement: without", "all others: with"]
+    same = {name: replace(result, protocol="with") for name, result in results.items()}
+    assert footnotes(grid, same)[-2] == "with"
+
+
+def test_the_document_of_the_parts_has_the_kept_results() -> None:
+    docs = Path(__file__).parents[1] / "docs"
+    grid, document = load_grid("parts"), (docs / "ablation.md").read_text()
+    lines = {line.split("`")[-2]: line for line in document.splitlines() if line.startswith("|") and "`" in line}
+    for name, _, accuracy, by_seed, difference, *_ in table_rows(grid, read_results(grid, docs / "ablation"))[1:]:
+        if accuracy == "-":
+            assert f"(`{name}`)" in document  # named as not finished
+        else:
+            shown = "" if difference == "-" else difference.partition(" (")[0]
+            assert f"| {accuracy} | {by_seed} | {shown}" in lines[name]
 
 
 def test_many_varied_settings_share_a_column() -> None:

@@ -4,28 +4,49 @@ import textwrap
 from typing import Any
 
 from trident.ablations.grid import Grid
-from trident.ablations.tables import Results, footnotes
+from trident.ablations.tables import Results, differences_of, footnotes, groups_of
+from trident.measuring.evaluate import mean_and_interval
 from trident.recipes.loading import formatted
 from trident.report.figures import COLOURS, MARKERS, new_figure, styled
 
 
-@styled
 def grid_chart(grid: Grid, results: Results) -> Any:
+    return differences_chart(grid, results) if grid.cells[0].group else accuracies_chart(grid, results)
+
+
+@styled
+def differences_chart(grid: Grid, results: Results) -> Any:
+    """How much each group of seeds is above or below the first one. Small points are single seeds."""
+    first = grid.cells[0].group
+    found = {name: differences_of(grid, results, name) for name in groups_of(grid) if name != first}
+    figure, axes = new_figure(8, 1.5 + 0.3 * len(found))
+    for place, differences in enumerate(found.values()):
+        if differences is not None:
+            mean, interval = mean_and_interval(differences.mean(0))
+            axes.errorbar(mean, place, xerr=interval, color=COLOURS[0], marker=MARKERS[0], capsize=3)
+            axes.plot(differences.mean(1), [place] * len(differences), "k|", markersize=9)
+    axes.axvline(0, linestyle=":", linewidth=1, color="grey")
+    axes.set_yticks(range(len(found)), list(found))
+    axes.set_ylim(len(found) - 0.5, -0.5)  # the first one on top
+    axes.set_xlabel(f"difference from {first}, points, with 95 % interval; black: each seed")
+    axes.set_title(textwrap.fill(grid.summary, 80), fontsize=10)
+    return figure
+
+
+@styled
+def accuracies_chart(grid: Grid, results: Results) -> Any:
     """Accuracies with their intervals. If two settings vary, the first gives the lines, the second the x axis."""
-    several = bool(grid.cells[0].group)  # seeds
-    first, second = grid.labels.values() if len(grid.labels) == 2 and not several else ("", "")
+    first, second = grid.labels.values() if len(grid.labels) == 2 else ("", "")
     places: dict[str, int] = {}  # on the x axis, by their label
     lines: dict[str, list[tuple[int, float, float]]] = {}  # place, accuracy and interval of the points, by line
     for cell in grid.cells:
-        row, column = map(formatted, grid.varied(cell).values()) if first else ("", cell.group or cell.name)
-        if several:
-            row = f"seed {cell.recipe.training.seed}"
+        row, column = map(formatted, grid.varied(cell).values()) if first else ("", cell.name)
         place, line = places.setdefault(column, len(places)), f"{first} {row}".strip() or "accuracy"
         ours, paper = lines.setdefault(line, []), lines.setdefault(f"{line}, paper", [])
         if cell.name in results and (found := results[cell.name].evaluation):
             ours.append((place, found.accuracy, found.ci95))
-        if (cell.group or cell.name) in grid.paper_figures:
-            accuracy, interval = grid.paper_figures[cell.group or cell.name]
+        if cell.name in grid.paper_figures:
+            accuracy, interval = grid.paper_figures[cell.name]
             paper.append((place, accuracy, interval))
     figure, axes = new_figure(8, 5.5)
     for number, (label, points) in enumerate(lines.items()):

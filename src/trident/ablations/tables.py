@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -24,7 +24,7 @@ def table_rows(grid: Grid, results: Results) -> list[list[str]]:
     listed = len(grid.labels) > MOST_COLUMNS
     varied = ["changed"] if listed else list(grid.labels.values())
     rows = [["cell", *varied, "accuracy", *compared, *paper, "parameters", "meta-updates"]]
-    for name, cells in _groups(grid).items():
+    for name, cells in groups_of(grid).items():
         cell, figures = cells[0], grid.paper_figures.get(name)
         result = next((results[one.name] for one in cells if one.name in results), None)
         measured = result.evaluation if result else None
@@ -40,7 +40,7 @@ def table_rows(grid: Grid, results: Results) -> list[list[str]]:
     return rows
 
 
-def _groups(grid: Grid) -> dict[str, list[Cell]]:
+def groups_of(grid: Grid) -> dict[str, list[Cell]]:
     """The cells that differ in their seed only; each cell alone, if the grid has no seeds."""
     groups: dict[str, list[Cell]] = {}
     for cell in grid.cells:
@@ -53,10 +53,8 @@ def _over_seeds(grid: Grid, results: Results, name: str) -> list[str]:
 
     A mean over some of the seeds could not be compared with others, so it needs all of them.
     """
-    groups = _groups(grid)
-    own, first = groups[name], groups[grid.cells[0].group]
-    found = {cell.name: _of_tasks(cell, results) for cell in (*own, *first)}  # (task,) each
-    each = [found[cell.name] for cell in own]
+    own = groups_of(grid)[name]
+    each = [_of_tasks(cell, results) for cell in own]  # (task,) each
     by_seed = " / ".join(
         f"{accuracies.mean():.2f}" if accuracies is not None else "failed" if cell.name in results else "-"
         for cell, accuracies in zip(own, each, strict=True)
@@ -65,13 +63,25 @@ def _over_seeds(grid: Grid, results: Results, name: str) -> list[str]:
     if len(finished) < len(own):
         return ["-", by_seed, "-"]
     mean = "{:.2f} ± {:.2f}".format(*mean_and_interval(np.mean(finished, 0)))
-    others = [accuracies for cell in first if (accuracies := found[cell.name]) is not None]
-    if name == grid.cells[0].group or len(others) < len(first) or _tasks(own[0]) != _tasks(first[0]):
+    differences = differences_of(grid, results, name)
+    if differences is None:
         return [mean, by_seed, "-"]
-    differences = np.stack(finished) - np.stack(others)  # (seed, task)
     of_seeds = " / ".join(f"{difference:+.2f}" for difference in differences.mean(1))
     difference = "{:+.2f} ± {:.2f}".format(*mean_and_interval(differences.mean(0)))
     return [mean, by_seed, f"{difference} ({of_seeds})"]
+
+
+def differences_of(grid: Grid, results: Results, name: str) -> np.ndarray | None:
+    """How much a group is above the first one, in points, if both are finished on the same tasks: (seed, task)."""
+    groups = groups_of(grid)
+    own, first = groups[name], groups[grid.cells[0].group]
+    if own == first or _tasks(own[0]) != _tasks(first[0]):
+        return None
+    found = [[_of_tasks(cell, results) for cell in cells] for cells in (own, first)]
+    if any(accuracies is None for each in found for accuracies in each):
+        return None
+    above, below = (np.stack(cast(list[np.ndarray], each)) for each in found)
+    return cast(np.ndarray, above - below)
 
 
 def _of_tasks(cell: Cell, results: Results) -> np.ndarray | None:
@@ -95,14 +105,22 @@ def footnotes(grid: Grid, results: Results) -> list[str]:
             "brackets; intervals are over tasks, not over seeds"
         )
     notes.append(f"accuracy in % with its 95 % interval, on {grid.evaluation.tasks} {grid.evaluation.split} tasks")
-    protocols = {name: result.protocol for name, result in results.items() if result.protocol}
-    for protocol in dict.fromkeys(protocols.values()):
-        cells = [name for name in protocols if protocols[name] == protocol]
-        notes.append(protocol if len(cells) == len(protocols) else f"{', '.join(cells)}: {protocol}")
+    notes += _protocols(grid, results)
     if grid.paper_figures:
         notes.append(f"the paper's figures: {grid.paper.table}, {grid.paper.note}")
     notes += [f"{name} failed: {result.error}" for name, result in results.items() if result.error]
     return [*notes, f"{len(results)} of {len(grid.cells)} cells are finished"]
+
+
+def _protocols(grid: Grid, results: Results) -> list[str]:
+    """The protocol of most cells is the last, and does not name them."""
+    cells: dict[str, list[str]] = {}
+    for cell in grid.cells:
+        if cell.name in results and (protocol := results[cell.name].protocol):
+            cells.setdefault(protocol, []).append(cell.group or cell.name)
+    *few, most = sorted(cells, key=lambda protocol: len(cells[protocol])) or [""]
+    notes = [f"{', '.join(dict.fromkeys(cells[protocol]))}: {protocol}" for protocol in few]
+    return [*notes, f"all others: {most}" if few else most] if most else []
 
 
 def as_markdown(grid: Grid, results: Results) -> str:
