@@ -124,6 +124,11 @@ def test_the_table_of_a_grid_with_seeds_pairs_its_means_by_task(tmp_path: Path) 
     assert heading == ["cell", "channels", "accuracy", "by seed", "difference from whole", "parameters", "meta-updates"]
     assert whole[2:5] == ["50.00 ± 0.00", "33.33 / 66.67", "-"]
     assert large[2:5] == ["66.67 ± 0.00", "72.22 / 61.11", "+16.67 ± 0.00 (+38.89 / -5.56)"]  # 4 of 6 on average
+    figure = grid_chart(grid, results)
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["large"]
+    assert figure.axes[0].containers[0].lines[0].get_xdata() == pytest.approx([100 / 6])
+    seeds = next(line for line in figure.axes[0].lines if line.get_marker() == "|")
+    assert seeds.get_xdata() == pytest.approx([38.89, -5.56], abs=0.01)
     del results["whole-seed-3"]
     results["large-seed-5"] = replace(results["large-seed-5"], evaluation=None, hits=None, error="not finite")
     assert [row[2:5] for row in table_rows(grid, results)[1:]] == [
@@ -131,7 +136,7 @@ def test_the_table_of_a_grid_with_seeds_pairs_its_means_by_task(tmp_path: Path) 
         ["-", "72.22 / failed", "-"],
     ]
     assert as_values(grid, results)["cells"][3]["group"] == "large"
-    assert grid_chart(grid, results) is not None
+    assert grid_chart(grid, results).axes[0].get_ylabel() == "accuracy, %"  # nothing to compare with
 
 
 def test_the_protocol_of_most_cells_names_none_of_them() -> None:
@@ -139,10 +144,8 @@ def test_the_protocol_of_most_cells_names_none_of_them() -> None:
     some = {cell.name: cell.group for cell in grid.cells if cell.group in ("whole", "no-attfex", "no-refinement")}
     protocols = {name: "without" if group == "no-refinement" else "with" for name, group in some.items()}
     measured = Measured(50.0, 1.0, {}, {})
-    results = {
-        name: Result({}, {}, 4, 4, 100, measured, protocol, None, "cpu") for name, protocol in protocols.items()
-    }
-    assert footnotes(grid, results)[-3:-1] == ["no-refinement: without", "all others: with"]
+    results = {name: Result({}, {}, 4, 4, 100, measured, protocol, None, "cpu") for name, protocol in protocols.items()}
+    assert footnotes(grid, results)[-3:-1] == ["no-refinement: without", "all other finished cells: with"]
     same = {name: replace(result, protocol="with") for name, result in results.items()}
     assert footnotes(grid, same)[-2] == "with"
 

@@ -11,6 +11,7 @@ from trident.reproduction.correlation import correlations
 from trident.reproduction.document import page, whole_document
 from trident.reproduction.panels import Model, load_panels
 from trident.reproduction.results import (
+    FOLDER,
     ORDERS,
     BothOrders,
     Calibrated,
@@ -83,6 +84,8 @@ def test_states_and_rows_say_what_was_run(tmp_path: Path) -> None:
     rows = section(reproduction, panel, tmp_path).rows
     assert "2,000 of 82,000" in rows[0] and "step 5: the loss is not finite" in rows[1]
     assert "no result: task 3 is not finite" in rows[2] and "not run" in rows[3]
+    changed = [row for row in section(reproduction, reproduction.panel("accuracy"), FOLDER).rows if "bounded" in row[3]]
+    assert [row[2] for row in changed] == ["mini-imagenet", "cub"] and "20,132 of 22,500" in changed[0][3]
 
 
 def test_fewer_steps_do_not_replace_those_of_a_training_that_failed_later() -> None:

@@ -1,7 +1,10 @@
-"""A grid's results as a chart, with the paper's results if there are any."""
+"""A grid's results as a chart."""
 
 import textwrap
+from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 from trident.ablations.grid import Grid
 from trident.ablations.tables import Results, differences_of, footnotes, groups_of
@@ -11,31 +14,38 @@ from trident.report.figures import COLOURS, MARKERS, new_figure, styled
 
 
 def grid_chart(grid: Grid, results: Results) -> Any:
-    return differences_chart(grid, results) if grid.cells[0].group else accuracies_chart(grid, results)
+    """Differences from the first group of seeds; accuracies, if there are none."""
+    differences = {name: differences_of(grid, results, name) for name in groups_of(grid)}
+    if any(found is not None for found in differences.values()):
+        return differences_chart(grid, results, differences)
+    return accuracies_chart(grid, results)
 
 
 @styled
-def differences_chart(grid: Grid, results: Results) -> Any:
-    """How much each group of seeds is above or below the first one. Small points are single seeds."""
-    first = grid.cells[0].group
-    found = {name: differences_of(grid, results, name) for name in groups_of(grid) if name != first}
-    figure, axes = new_figure(8, 1.5 + 0.3 * len(found))
-    for place, differences in enumerate(found.values()):
-        if differences is not None:
-            mean, interval = mean_and_interval(differences.mean(0))
+def differences_chart(grid: Grid, results: Results, differences: Mapping[str, np.ndarray | None]) -> Any:
+    """How much each group of seeds is above or below the first one, `differences` being of (seed, task)."""
+    first, *others = differences
+    figure, axes = new_figure(8, 2.5 + 0.3 * len(others))
+    labels = [name if differences[name] is not None else f"{name} (not finished)" for name in others]
+    for place, name in enumerate(others):
+        if (found := differences[name]) is not None:
+            mean, interval = mean_and_interval(found.mean(0))
             axes.errorbar(mean, place, xerr=interval, color=COLOURS[0], marker=MARKERS[0], capsize=3)
-            axes.plot(differences.mean(1), [place] * len(differences), "k|", markersize=9)
+            axes.plot(found.mean(1), [place] * len(found), "k|", markersize=9)
     axes.axvline(0, linestyle=":", linewidth=1, color="grey")
-    axes.set_yticks(range(len(found)), list(found))
-    axes.set_ylim(len(found) - 0.5, -0.5)  # the first one on top
+    axes.set_yticks(range(len(others)), labels)
+    axes.set_ylim(len(others) - 0.5, -0.5)  # the first one on top
     axes.set_xlabel(f"difference from {first}, points, with 95 % interval; black: each seed")
-    axes.set_title(textwrap.fill(grid.summary, 80), fontsize=10)
+    _describe(figure, axes, grid, results)
     return figure
 
 
 @styled
 def accuracies_chart(grid: Grid, results: Results) -> Any:
-    """Accuracies with their intervals. If two settings vary, the first gives the lines, the second the x axis."""
+    """Accuracies with their intervals, and the paper's if there are any.
+
+    If two settings vary, the first gives the lines, the second the x axis.
+    """
     first, second = grid.labels.values() if len(grid.labels) == 2 else ("", "")
     places: dict[str, int] = {}  # on the x axis, by their label
     lines: dict[str, list[tuple[int, float, float]]] = {}  # place, accuracy and interval of the points, by line
@@ -65,9 +75,13 @@ def accuracies_chart(grid: Grid, results: Results) -> Any:
     axes.set_xlim(-0.5, len(places) - 0.5)
     axes.set_xlabel(second)
     axes.set_ylabel("accuracy, %")
-    axes.set_title(textwrap.fill(grid.summary, 80), fontsize=10)
     if axes.get_legend_handles_labels()[1]:
         figure.legend(loc="outside right upper", fontsize=8)
+    _describe(figure, axes, grid, results)
+    return figure
+
+
+def _describe(figure: Any, axes: Any, grid: Grid, results: Results) -> None:
+    axes.set_title(textwrap.fill(grid.summary, 80), fontsize=10)
     notes = "\n".join(textwrap.fill(note, 130) for note in footnotes(grid, results))
     figure.supxlabel(notes, fontsize=7, x=0.01, ha="left")
-    return figure

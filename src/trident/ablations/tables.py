@@ -73,9 +73,11 @@ def _over_seeds(grid: Grid, results: Results, name: str) -> list[str]:
 
 def differences_of(grid: Grid, results: Results, name: str) -> np.ndarray | None:
     """How much a group is above the first one, in points, if both are finished on the same tasks: (seed, task)."""
-    groups = groups_of(grid)
-    own, first = groups[name], groups[grid.cells[0].group]
-    if own == first or _tasks(own[0]) != _tasks(first[0]):
+    groups, whole = groups_of(grid), grid.cells[0].group
+    if not whole or name == whole:
+        return None
+    own, first = groups[name], groups[whole]
+    if _tasks(own[0]) != _tasks(first[0]):
         return None
     found = [[_of_tasks(cell, results) for cell in cells] for cells in (own, first)]
     if any(accuracies is None for each in found for accuracies in each):
@@ -120,7 +122,7 @@ def _protocols(grid: Grid, results: Results) -> list[str]:
             cells.setdefault(protocol, []).append(cell.group or cell.name)
     *few, most = sorted(cells, key=lambda protocol: len(cells[protocol])) or [""]
     notes = [f"{', '.join(dict.fromkeys(cells[protocol]))}: {protocol}" for protocol in few]
-    return [*notes, f"all others: {most}" if few else most] if most else []
+    return [*notes, f"all other finished cells: {most}" if few else most] if most else []
 
 
 def as_markdown(grid: Grid, results: Results) -> str:

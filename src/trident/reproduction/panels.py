@@ -28,7 +28,7 @@ class Model:
     recipe: str = ""
     settings: list[str] = field(default_factory=list)
     steps: int = 0
-    differs: str = ""  # from the paper's training, in words for the table
+    remark: str = ""  # for the table: how its training differs from the paper's
     name: str = ""  # of its file of results
 
     def __post_init__(self) -> None:

@@ -80,8 +80,8 @@ def _accuracy(reproduction: Reproduction, panel: Panel, folder: Path) -> Table:
             found = kept.measured[dataset]
             printed = find(table="accuracy", method="TRIDENT", test_dataset=dataset, n_shot=kept.n_shot)
             beside = printed[0].printed if printed and kept.trained_order == "class_sorted" else ""
-            order = ", ".join(filter(None, [ORDER_NAMES[kept.trained_order], model.differs]))
-            trained = [order, str(kept.n_shot), dataset, _steps(kept), beside]
+            steps = "; ".join(filter(None, [_steps(kept), model.remark]))
+            trained = [ORDER_NAMES[kept.trained_order], str(kept.n_shot), dataset, steps, beside]
             training = _training_seconds(kept) if dataset == model.data[0] else ""
             seconds = [training, f"{found.source.seconds:.0f}"]
             rows.append([*trained, *_figures(found), *seconds])
