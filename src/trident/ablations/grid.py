@@ -39,7 +39,7 @@ class Grid:
     summary: str
     labels: dict[str, str]  # of every setting that varies
     cells: list[Cell]
-    evaluation: Measurement
+    evaluation: Measurement | None  # None: train only
     paper: Paper
 
     @property

@@ -49,7 +49,8 @@ class GridRun:
         require(self.out.is_dir() or not self.out.exists(), f"{self.out} is a file: --out needs a folder")
         for cell in self.grid.cells:
             with errors_in(f"cell {cell.name}"):
-                EpisodeSampler(self.store, self.grid.evaluation.split, cell.recipe.episode, cell.recipe.protocol)
+                if self.grid.evaluation is not None:
+                    EpisodeSampler(self.store, self.grid.evaluation.split, cell.recipe.episode, cell.recipe.protocol)
                 check_run(cell.recipe, self.store)
                 self._begun(cell)
         read_results(self.grid, self.out)
@@ -103,11 +104,14 @@ class GridRun:
             if end.step < steps or end.validated_step < steps:
                 return end.step
             best = replace(load_checkpoint(folder), recipe=cell.recipe)
-            best_step, sample = best.step, asdict(self.grid.evaluation)
-            with self.counting_bar("evaluating tasks") as progress:
-                sample |= {"device": self.device, "tasks_per_chunk": chunk}
-                evaluation = evaluate(best, self.store, progress=progress, **sample)
-            self.say(f"{title}: accuracy {evaluation.accuracy:.2f} ± {evaluation.ci95:.2f} %")
+            best_step = best.step
+            if self.grid.evaluation is None:
+                self.say(f"{title}: trained")
+            else:
+                sample = asdict(self.grid.evaluation) | {"device": self.device, "tasks_per_chunk": chunk}
+                with self.counting_bar("evaluating tasks") as progress:
+                    evaluation = evaluate(best, self.store, progress=progress, **sample)
+                self.say(f"{title}: accuracy {evaluation.accuracy:.2f} ± {evaluation.ci95:.2f} %")
         except NotFiniteError as problem:
             # Numbers that are not finite are a result of this cell. Other errors, such as a full disk, are not.
             error = str(problem)

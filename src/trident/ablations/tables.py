@@ -106,7 +106,8 @@ def footnotes(grid: Grid, results: Results) -> list[str]:
             "accuracies are means over the seeds; differences are paired by task and by seed, those of each seed in "
             "brackets; intervals are over tasks, not over seeds"
         )
-    notes.append(f"accuracy in % with its 95 % interval, on {grid.evaluation.tasks} {grid.evaluation.split} tasks")
+    if (sample := grid.evaluation) is not None:
+        notes.append(f"accuracy in % with its 95 % interval, on {sample.tasks} {sample.split} tasks")
     notes += _protocols(grid, results)
     if grid.paper_figures:
         notes.append(f"the paper's figures: {grid.paper.table}, {grid.paper.note}")

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trident.ablations.files import Measurement, Paper
+from trident.ablations.files import Paper
 from trident.ablations.grid import Cell, Grid
 from trident.ablations.results import RESULT, read_results
 from trident.ablations.running import GridRun
@@ -66,7 +66,7 @@ class Runner:
     def grid(self, models: list[Model]) -> Grid:
         """The trainings as cells of a grid, so that they are locked, resumed and spread like those."""
         cells = [Cell(model.run_name(self.budget), model.trained_recipe(self.budget)) for model in models]
-        return Grid("reproduction", "trainings of the paper", {}, cells, Measurement(tasks=2), Paper())
+        return Grid("reproduction", "trainings of the paper", {}, cells, None, Paper())
 
     def training(self, models: list[Model]) -> GridRun:
         """The trainings of some models on one dataset."""
@@ -106,8 +106,7 @@ class Runner:
         require(name in results, f"{folder / RESULT} is missing: this training is not finished")
         result, asked = results[name], recipe.training.steps
         last = load_checkpoint(folder / LAST)
-        # An error after the last step is of the grid's own measurement, which is of no use here.
-        error = _reason(result.error) if result.error and last.step < asked else None
+        error = _reason(result.error) if result.error else None
         best = load_checkpoint(folder) if error is None or (folder / BEST).is_file() else None
         about = _about(model, recipe, asked, last, best)
         device = str(last.provenance.get("device_name", last.provenance.get("device", "")))
