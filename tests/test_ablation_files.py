@@ -10,7 +10,7 @@ import pytest
 
 from ablation_grids import TINY_GRID, TINY_RECIPE, Ablate_command, grid_file, modified
 from conftest import assert_one_line_error
-from trident.ablations.files import grid_names
+from trident.ablations.files import Measurement, grid_names
 from trident.ablations.grid import Grid, load_grid
 from trident.ablations.plot import grid_chart
 from trident.ablations.results import Measured, Result, read_results
@@ -59,7 +59,8 @@ def test_the_papers_grids() -> None:
 
 @pytest.mark.parametrize("name", grid_names())
 def test_grids_are_measured_on_validation_classes(name: str) -> None:
-    assert load_grid(name).evaluation.split == "val"
+    measured = load_grid(name).evaluation
+    assert measured is not None and measured.split == "val"
 
 
 @pytest.mark.parametrize(("recipe", "on", "off"), [("mini-5w5s", 95.95, 78.53), ("tiered-5w1s", 86.97, 69.32)])
@@ -81,7 +82,7 @@ def test_settings_that_vary_together_crossed_with_one_more(tmp_path: Path) -> No
     assert {(cell.recipe.training.steps, setting_of(cell.recipe, "backbone.channels")) for cell in grid.cells} == {
         (7, 3)
     }
-    assert (grid.evaluation.split, grid.evaluation.tasks) == ("test", 5)
+    assert grid.evaluation == Measurement(split="test", tasks=5)
 
 
 def test_labels_of_settings_that_vary_together(tmp_path: Path) -> None:

@@ -200,6 +200,7 @@ def _as_json(reproduction: "Reproduction", panel: "Panel", kept: Path) -> dict[s
 def _write(
     reproduction: "Reproduction", kept: Path, document: Path | None, page: Path | None, figures: Path | None
 ) -> None:
+    from trident.cli.console import stderr
     from trident.files import atomic_file
     from trident.reproduction.document import introduction_of, whole_document
     from trident.reproduction.document import page as make_page
@@ -212,13 +213,16 @@ def _write(
     for path, content in made:
         with atomic_file(path) as file:
             file.write(content.encode())
+        stderr.print(f"wrote {path}", soft_wrap=True)
     if figures is not None:
         from trident.report.figures import save_figure
         from trident.reproduction.plots import all_plots
 
         figures.mkdir(exist_ok=True)
-        for name, figure in all_plots(reproduction, kept).items():
+        plots = all_plots(reproduction, kept)
+        for name, figure in plots.items():
             save_figure(figure, figures / f"reproduction-{name}.svg")
+        stderr.print(f"wrote {len(plots)} figures to {figures}", soft_wrap=True)
 
 
 def _list(reproduction: "Reproduction", kept: Path, as_json: bool) -> None:
