@@ -61,7 +61,7 @@ def main() -> None:
     stores = {store.dataset: store for store in [open_glyphs(), *map(open_store, asked.stores)]}
     for name in asked.names or weight_names():
         path, model = asked.folder / f"{name}.json", with_conv4(load_checkpoint(name))
-        dataset = str(model.provenance["dataset"])
+        dataset = str(model.provenance["dataset"]).replace("cub200", "cub")  # its name when features-trident was trained
         if path.exists() or dataset not in stores:
             continue
         found = audit(model, stores[dataset], split="test", tasks=asked.tasks, seed=0, device=asked.device)

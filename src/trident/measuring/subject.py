@@ -32,6 +32,7 @@ Function = Callable[[np.ndarray, np.ndarray, np.ndarray], Any]
 
 NUMBERS_AT_ONCE = 400_000  # pixels or features in a chunk of tasks, on a CPU
 TASKS_AT_ONCE = 16
+IMAGES_AT_ONCE = 1_760  # in a chunk of tasks on a GPU, whose memory 16 tasks with many unlabelled images would exceed
 FEATURE_TASKS_AT_ONCE = 128  # tasks on a GPU: features are small, and starting a kernel takes longer than running it
 
 
@@ -226,6 +227,8 @@ def without_latents(protocol: Protocol) -> Protocol:
 def default_chunk(recipe: Recipe, device: torch.device | str) -> int:
     """Default number of tasks to compute at once."""
     if torch.device(device).type != "cpu":
-        return FEATURE_TASKS_AT_ONCE if isinstance(recipe.backbone, FrozenBackbone) else TASKS_AT_ONCE
+        if isinstance(recipe.backbone, FrozenBackbone):
+            return FEATURE_TASKS_AT_ONCE
+        return max(1, min(TASKS_AT_ONCE, IMAGES_AT_ONCE // recipe.episode.n_images))
     numbers = recipe.episode.n_images * recipe.backbone.numbers_per_image
     return max(1, min(TASKS_AT_ONCE, NUMBERS_AT_ONCE // numbers))
