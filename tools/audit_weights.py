@@ -29,6 +29,7 @@ COLUMNS = {
     "average of 10 samples": "mean of 10 samples",
     "as the paper": "sorted, one sample",
 }
+FORMER_NAMES = {"cub200": "cub"}  # of datasets, in weights that were trained before the change
 INTRODUCTION = """\
 # Audits of the included weights
 
@@ -61,7 +62,8 @@ def main() -> None:
     stores = {store.dataset: store for store in [open_glyphs(), *map(open_store, asked.stores)]}
     for name in asked.names or weight_names():
         path, model = asked.folder / f"{name}.json", with_conv4(load_checkpoint(name))
-        dataset = str(model.provenance["dataset"]).replace("cub200", "cub")  # its name when features-trident was trained
+        dataset = str(model.provenance["dataset"])
+        dataset = FORMER_NAMES.get(dataset, dataset)
         if path.exists() or dataset not in stores:
             continue
         found = audit(model, stores[dataset], split="test", tasks=asked.tasks, seed=0, device=asked.device)

@@ -1,9 +1,9 @@
 """What unlabelled images are worth to TRIDENT: `python tools/measure_unlabelled.py OUT.json STORE [options]`.
 
-Position-free TRIDENT is measured on the very same queries with 0, 20, 50 and 100 further images of each class, whose
-labels it does not get, and with as many of five other classes between them. It uses them in three ways: in the
-refinement of its prototypes alone; with inner steps on the labelled images besides; and with inner steps that learn
-from the unlabelled ones too.
+Position-free TRIDENT, or the model of `--weights`, is measured on the very same queries with 0, 20, 50 and 100 further
+images of each class, whose labels it does not get, and with as many of five other classes between them. It uses them in
+three ways: in the refinement of its prototypes alone; with inner steps on the labelled images besides; and with inner
+steps that learn from the unlabelled ones too.
 
 Results are added to the file, and what it has is not measured again: other settings need another file. Without a store,
 the file is printed as tables for `docs/results.md`, with the paired difference to the same without unlabelled images.
@@ -38,6 +38,7 @@ def main() -> None:
     parser.add_argument("store", nargs="?", type=Path)
     parser.add_argument("--split", default="test")
     parser.add_argument("--shots", nargs="+", type=int, default=list(WEIGHTS))
+    parser.add_argument("--weights", help="of another model, for any number of shots, such as mini-ensemble")
     parser.add_argument("--tasks", type=int, default=600)
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
     parser.add_argument("--device", default="cpu")
@@ -50,14 +51,15 @@ def main() -> None:
         return
     store = open_store(asked.store)
     for shots in asked.shots:
-        checkpoint = load_checkpoint(WEIGHTS[shots])
+        checkpoint = load_checkpoint(asked.weights or WEIGHTS[shots])
         for images, distractors in AMOUNTS:
             for way in asked.ways:
                 key = f"{shots} | {way} | {images} | {distractors}"
                 if key in results:
                     continue
-                amount = [f"episode.n_unlabelled={images}", f"episode.distractors={distractors}"]
-                recipe = with_overrides(checkpoint.recipe, ["episode.n_query=15", *amount, *WAYS[way], *asked.settings])
+                episode = {"n_shot": shots, "n_query": 15, "n_unlabelled": images, "distractors": distractors}
+                settings = [f"episode.{name}={value}" for name, value in episode.items()]
+                recipe = with_overrides(checkpoint.recipe, [*settings, *WAYS[way], *asked.settings])
                 model = replace(checkpoint, recipe=recipe)
                 found = evaluate(
                     model,
@@ -81,13 +83,14 @@ def print_tables(results: dict[str, dict[str, object]]) -> None:
     """Accuracy without unlabelled images, and the points that they bring."""
     accuracies = {key: np.array(result["accuracies"]) for key, result in results.items()}
     for shots in WEIGHTS:
-        print(f"| {shots}-shot: unlabelled images of each class | {' | '.join(WAYS)} |\n|{'---|' * (len(WAYS) + 1)}")
+        ways = [way for way in WAYS if f"{shots} | {way} | 0 | 0" in results]
+        print(f"| {shots}-shot: unlabelled images of each class | {' | '.join(ways)} |\n|{'---|' * (len(ways) + 1)}")
         for images, distractors in AMOUNTS:
             row = [f"{images}{f', and of {distractors} other classes' if distractors else ''}"]
-            for way in WAYS:
-                without = accuracies.get(f"{shots} | {way} | 0 | 0")
+            for way in ways:
+                without = accuracies[f"{shots} | {way} | 0 | 0"]
                 found = accuracies.get(f"{shots} | {way} | {images} | {distractors}")
-                if found is None or without is None:
+                if found is None:
                     row.append("")
                 elif images == 0:
                     row.append("{:.2f} ± {:.2f} %".format(*mean_and_interval(found)))
