@@ -12,8 +12,6 @@ from conftest import TINY_RECIPE, source_for, tiny_store
 from trident.data.glyphs import open_glyphs
 from trident.data.store import class_table, store_in_memory
 from trident.errors import TridentError
-from trident.measuring.subject import default_chunk
-from trident.recipes.loading import load_recipe, with_overrides
 from trident.settings import EpisodeSpec, Protocol
 from trident.tasks.episodes import UNLABELLED, EpisodeSampler, _share_out, task_generator
 from trident.tasks.source import ClassSource
@@ -202,10 +200,3 @@ def test_impossible_unlabelled_images_are_refused_in_words() -> None:
         EpisodeSampler(STORE, "test", EpisodeSpec(2, 1, 5, 40), Protocol())
     with pytest.raises(TridentError, match=r"a query that is alone has no unlabelled images"):
         EpisodeSampler(STORE, "test", EpisodeSpec(2, 1, 5, 3), Protocol(queries_at_once="one"))
-
-
-def test_fewer_tasks_with_many_unlabelled_images_are_computed_at_once_on_a_gpu() -> None:
-    recipe = load_recipe("mini-5w1s")
-    assert default_chunk(recipe, "cuda") == 16
-    many = with_overrides(recipe, ["episode.n_unlabelled=100", "episode.distractors=5"])
-    assert default_chunk(many, "cuda") == 1 and default_chunk(many, "cpu") == 1

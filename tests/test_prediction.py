@@ -12,13 +12,14 @@ from trident.engines.execution import Execution
 from trident.engines.learner import EncodesAlone, Learner
 from trident.learning.inner_loop import InnerLoopLearner
 from trident.measuring.prediction import encode_support, predict, predict_one_by_one
-from trident.measuring.subject import TrainedModel
+from trident.measuring.subject import TrainedModel, default_chunk
 from trident.methods.base import Method
 from trident.methods.matching import MatchingNetwork
 from trident.methods.protonet import ProtoNet
 from trident.methods.simpleshot import SimpleShot
 from trident.methods.trident.method import Trident
 from trident.nn.parameters import Parameters
+from trident.recipes.loading import load_recipe
 from trident.settings import Protocol, Views
 from trident.tasks.source import TaskSource
 from trident.tasks.task import queries_alone
@@ -152,3 +153,10 @@ def test_each_image_is_encoded_once(way: str, monkeypatch: pytest.MonkeyPatch) -
     counts = images_encoded(monkeypatch)
     predict(of.learner, of.parameters, of.source.batch(range(1)).task)
     assert counts == once
+
+
+@pytest.mark.parametrize(("unlabelled", "chunk"), [(0, 16), (11, 16), (12, 15), (100, 3), (400, 1)])
+def test_large_tasks_are_computed_in_smaller_chunks_on_a_gpu(unlabelled: int, chunk: int) -> None:
+    recipe = load_recipe("mini-5w1s", [f"episode.n_unlabelled={unlabelled}"])
+    assert default_chunk(recipe, "cuda") == chunk
+    assert default_chunk(load_recipe("features-trident", ["episode.n_unlabelled=100"]), "cuda") == 128

@@ -201,6 +201,7 @@ def test_budgets_have_folders_of_their_own_and_fewer_steps_replace_nothing(small
     assert more.returncode == 0, more.stderr
     found = read("small", small / "results")
     assert found is not None and found.steps == 12 and (small / "runs" / "small-12-steps").is_dir()
+    assert "nothing is left to run" in reproduce(small, "accuracy", "--budget", "0.5").stderr
     (small / "results" / "small.json").unlink()
     assert reproduce(small, "accuracy", "--budget", "0.5").returncode == 0
     fewer = read("small", small / "results")
@@ -235,7 +236,11 @@ def test_own_results_are_listed_and_a_fresh_start_has_none(
 ) -> None:
     own = ("--file", str(small / "panels.toml"), "--out", str(small / "runs"))
     (small / "runs" / "results").symlink_to(small / "results")  # where they are unless --results says otherwise
-    assert re.search(r"^accuracy +run ", trident_here("reproduce", *own).stdout, re.M)
+    listed = trident_here("reproduce", *own)
+    assert re.search(r"^accuracy +run ", listed.stdout, re.M) and f"{small / 'runs' / 'results'}" in listed.stderr
+    (tmp_path / "empty" / "results").mkdir(parents=True)  # as a run leaves it that was stopped early
+    included = trident_here("reproduce", "--out", "empty")
+    assert re.search(r"^accuracy +run ", included.stdout, re.M) and not included.stderr
     calibration = ("reproduce", "calibration", "--fresh", "--out", str(tmp_path / "again"))
     assert_one_line_error(trident_here(*calibration), "needs the store of mini-imagenet")
     assert not (tmp_path / "again").exists()

@@ -39,8 +39,10 @@ audits one of them, `python tools/audit_weights.py FOLDER STORE...` all that are
 - **Accuracy** is measured under the default protocol: test classes of the dataset that the weights were trained on,
   shuffled queries, balanced, all queries at once, the weights' own batch norm, latent means, {tasks} tasks, 95 %
   interval, seed 0. The headings give ways, shots and queries per class.
-- **The other columns** change one thing about this protocol, on the same tasks, and give the paired difference in
-  points. [`measuring.md`](measuring.md) explains each.
+- **The other columns** change one thing about this protocol (the last one two things), on the same tasks, and give
+  the paired difference in points. [`measuring.md`](measuring.md) explains each.
+- **The networks** are Conv4, trained on the dataset of the heading alone. `features-trident` is an exception: it takes
+  features of an EfficientNet-Lite0 that was trained on ImageNet.
 - **A dash** means that the change does not apply. *No result* means that inner steps diverge, or that the method needs
   all queries of a task at once.
 """

@@ -38,7 +38,11 @@ Settings = Annotated[
     typer.Argument(metavar="[KEY=VALUE]...", help="Settings to override; 'trident recipes NAME' lists them."),
 ]
 RunPath = Annotated[
-    Path, typer.Argument(metavar="RUN", help="A run's folder, a weights file, or a name that 'trident weights' lists.")
+    Path,
+    typer.Argument(
+        metavar="RUN",
+        help="A run's folder, a weights file, a name that 'trident weights' lists, or a recipe that needs no training.",
+    ),
 ]
 Data = Annotated[str | None, typer.Option(help="A store; by default the one the run was trained on.")]
 Split = Annotated[Literal["train", "val", "test"], typer.Option(help="Classes to draw tasks from.")]

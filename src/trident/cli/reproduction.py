@@ -64,7 +64,8 @@ def reproduce(
 
     reproduction = load_panels(file or FILE)
     own = out / "results"
-    kept = results or (own if names or own.is_dir() else FOLDER)
+    kept = results or (own if names or any(own.glob("*.json")) else FOLDER)
+    to_run = data or cub or cluster or fresh or budget != 1
     _check_outputs(document, page, figures)
     if names:
         panels = [reproduction.panel(name) for name in dict.fromkeys(names)]
@@ -72,12 +73,14 @@ def reproduce(
         unmeasured = [one for panel in panels for one in _unmeasured(reproduction, panel, runner)]
         needed = {name for model, dataset in unmeasured for name in (model.data[0], dataset)}
         missing = sorted(needed - runner.stores.keys())
-        only_show = not (data or cub or cluster or fresh or budget != 1) and missing
+        only_show = not to_run and missing
         if not only_show:
             for dataset in sorted(needed):  # before any training
                 runner.store(dataset)
             if unmeasured:
                 runner.prepare()
+            elif to_run:
+                runner.say("nothing is left to run: these are the kept results")
         kept = kept if kept.is_dir() else FOLDER
         for panel in panels:
             if not only_show:
@@ -89,10 +92,12 @@ def reproduce(
         if only_show:
             runner.say(f"the rest is not run: for it, give the stores of {', '.join(missing)} with --data STORE")
     else:
-        if data or cub or cluster or fresh or budget != 1:
+        if to_run:
             raise TridentError("run what? Name a table or figure; without names, 'trident reproduce' lists them")
         if results is not None and not results.is_dir():
             raise TridentError(f"there is no folder of results at {results}")
+        if kept == own:
+            _say(f"from the results in {own}; for the included ones, give another folder with --out")
     if document or page or figures:
         _write(reproduction, kept, document, page, figures)
     elif not names:
@@ -115,7 +120,7 @@ def _check_outputs(document: Path | None, page: Path | None, figures: Path | Non
 def _runner(
     sources: list[str], cub: str | None, out: Path, kept: Path, device: str, budget: float, fresh: bool
 ) -> "Runner":
-    from trident.cli.console import TrainingProgress, counting, stderr
+    from trident.cli.console import TrainingProgress, counting
     from trident.reproduction.running import Runner
 
     stores: dict[str, tuple[str, ImageStore]] = {}
@@ -128,10 +133,13 @@ def _runner(
             raise TridentError(f"{given} and {stores[store.dataset][0]} are both stores of {store.dataset}: give one")
         stores[store.dataset] = (source, store)
 
-    def say(text: str) -> None:
-        stderr.print(text, soft_wrap=True)
+    return Runner(stores, out, kept, fresh, device_of(device), budget, _say, TrainingProgress, counting)
 
-    return Runner(stores, out, kept, fresh, device_of(device), budget, say, TrainingProgress, counting)
+
+def _say(text: str) -> None:
+    from trident.cli.console import stderr
+
+    stderr.print(text, soft_wrap=True)
 
 
 def _unmeasured(reproduction: "Reproduction", panel: "Panel", runner: "Runner") -> "list[tuple[Model, str]]":
@@ -200,7 +208,6 @@ def _as_json(reproduction: "Reproduction", panel: "Panel", kept: Path) -> dict[s
 def _write(
     reproduction: "Reproduction", kept: Path, document: Path | None, page: Path | None, figures: Path | None
 ) -> None:
-    from trident.cli.console import stderr
     from trident.files import atomic_file
     from trident.reproduction.document import introduction_of, whole_document
     from trident.reproduction.document import page as make_page
@@ -213,7 +220,7 @@ def _write(
     for path, content in made:
         with atomic_file(path) as file:
             file.write(content.encode())
-        stderr.print(f"wrote {path}", soft_wrap=True)
+        _say(f"wrote {path}")
     if figures is not None:
         from trident.report.figures import save_figure
         from trident.reproduction.plots import all_plots
@@ -222,7 +229,7 @@ def _write(
         plots = all_plots(reproduction, kept)
         for name, figure in plots.items():
             save_figure(figure, figures / f"reproduction-{name}.svg")
-        stderr.print(f"wrote {len(plots)} figures to {figures}", soft_wrap=True)
+        _say(f"wrote {len(plots)} figures to {figures}")
 
 
 def _list(reproduction: "Reproduction", kept: Path, as_json: bool) -> None:

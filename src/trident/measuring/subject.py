@@ -32,7 +32,7 @@ Function = Callable[[np.ndarray, np.ndarray, np.ndarray], Any]
 
 NUMBERS_AT_ONCE = 400_000  # pixels or features in a chunk of tasks, on a CPU
 TASKS_AT_ONCE = 16
-IMAGES_AT_ONCE = 1_760  # in a chunk of tasks on a GPU, whose memory 16 tasks with many unlabelled images would exceed
+IMAGES_AT_ONCE = 1_760  # in a chunk of tasks on a GPU: 16 tasks of up to 110 images, fewer larger ones, to save memory
 FEATURE_TASKS_AT_ONCE = 128  # tasks on a GPU: features are small, and starting a kernel takes longer than running it
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 
 from trident.report.paper_results import find, paper_table
@@ -94,7 +95,8 @@ def _not_measured(kept: ModelResults | None) -> str:
 
 
 def _trained(kept: ModelResults) -> list[str]:
-    return [f"{ORDER_NAMES[kept.trained_order]}, {kept.best_step or kept.steps:,} steps", str(kept.n_shot)]
+    steps = f"{kept.best_step or kept.steps:,} of {kept.paper_steps:,} steps"
+    return [f"{ORDER_NAMES[kept.trained_order]}, {steps}", str(kept.n_shot)]
 
 
 def _steps(kept: ModelResults) -> str:
@@ -107,6 +109,12 @@ def _steps(kept: ModelResults) -> str:
 
 def _training_seconds(kept: ModelResults) -> str:
     return f"{kept.training_seconds:.0f}" if kept.training_seconds else ""  # not known for included weights
+
+
+def _once(seconds: float) -> Iterator[str]:
+    """The seconds of a measurement, in the first of its rows only."""
+    yield f"{seconds:.0f}"
+    yield from repeat("")
 
 
 def _figures(found: BothOrders) -> list[str]:
@@ -137,78 +145,85 @@ def _machine(source: Source) -> str:
 def _calibration(reproduction: Reproduction, panel: Panel, folder: Path) -> Table:
     metrics = list(dict.fromkeys([*(result.metric for result in paper_table(panel.paper).results), "brier"]))
     headings = ["trained on queries", "shots", "measured on queries", "temperature"]
-    headings += ["Brier score" if name == "brier" else name.upper() for name in metrics]
-    rows = []
+    headings += [*("Brier score" if name == "brier" else name.upper() for name in metrics), "measuring, s"]
+    rows: list[list[str]] = []
     for model, kept in _results_of(reproduction, panel, folder):
         if kept is None or panel.dataset not in kept.measured:
-            rows.append([model.name, "", "not run", "", *[""] * len(metrics)])
+            rows.append([model.name, "", "not run", "", *[""] * len(metrics), ""])
             continue
         printed = {name: find(table=panel.paper, method="TRIDENT", metric=name, n_shot=kept.n_shot) for name in metrics}
         if kept.trained_order == "class_sorted":
             figures = [printed[name][0].printed if printed[name] else "" for name in metrics]
-            rows.append(["published", str(kept.n_shot), ORDER_NAMES["class_sorted"], FITTED["paper"], *figures])
+            published = ["published", str(kept.n_shot), ORDER_NAMES["class_sorted"], FITTED["paper"], *figures, ""]
+            rows += [] if published in rows else [published]
         found = kept.measured[panel.dataset]
+        seconds = _once(found.source.seconds)
         for order, measured in found.orders.items():
             for fitted, one in measured.calibration.items():
                 said = FITTED[fitted] + (f": {one.temperature:.3g}" if fitted != "none" else "")
                 ours = [f"{getattr(one, name):.4f}" for name in metrics]
-                rows.append([*_trained(kept), ORDER_NAMES[order], said, *ours])
+                rows.append([*_trained(kept), ORDER_NAMES[order], said, *ours, next(seconds)])
         for order, problem in found.problems.items():
-            rows.append([*_trained(kept), ORDER_NAMES[order], f"no result: {problem}", *[""] * len(metrics)])
+            rows.append([*_trained(kept), ORDER_NAMES[order], f"no result: {problem}", *[""] * len(metrics), ""])
     return headings, rows, _protocols(reproduction, panel, folder)
 
 
 def _ablation(reproduction: Reproduction, panel: Panel, folder: Path) -> Table:
     headings = ["settings", "shots", "steps (of the paper's)", "parameters", "published, %"]
     headings += ["queries sorted by class, %", "the same queries shuffled, %", "difference, points", "training, s"]
+    headings.append("measuring, s")
     rows = []
     for row, kept in ablation_rows(reproduction, panel, folder):
         said = ", ".join(text.partition(".")[2] for text in row.settings)
         published = row.paper.printed if row.paper else "none"
         if kept is None:
-            rows.append([said, str(row.n_shot), "not run", "", published, *[""] * 4])
+            rows.append([said, str(row.n_shot), "not run", "", published, *[""] * 5])
             continue
         both = kept.measured.get(row.model.data[0])
         ours = _figures(both) if both else [_not_measured(kept), "", ""]
-        seconds = _training_seconds(kept)
-        rows.append([said, str(row.n_shot), _steps(kept), f"{kept.parameters:,}", published, *ours, seconds])
+        seconds = [_training_seconds(kept), f"{both.source.seconds:.0f}" if both else ""]
+        rows.append([said, str(row.n_shot), _steps(kept), f"{kept.parameters:,}", published, *ours, *seconds])
     own = correlations(reproduction, [panel], folder)
     notes = [f"Spearman's rank correlation with the published figures, {one.describe()}." for one in own]
     if panel == next(one for one in reproduction.panels if one.kind == "ablation"):
         over_all = correlations(reproduction, [one for one in reproduction.panels if one.kind == "ablation"], folder)
-        notes += [f"The same over all ablations with one shot, {one.describe()}." for one in over_all]
+        notes += [f"The same over all ablations with one shot, AttFEX's too, {one.describe()}." for one in over_all]
     return headings, rows, [*notes, *_protocols(reproduction, panel, folder)]
 
 
 def _latents(reproduction: Reproduction, panel: Panel, folder: Path) -> Table:
     headings = ["trained on queries", "shots", "measured on queries", "latent", "before", "after", "change"]
+    headings.append("measuring, s")
     rows, notes = [], ["Davies-Bouldin scores in the latents' own space: lower means better separated classes."]
     for model, kept in _results_of(reproduction, panel, folder):
         if kept is None or panel.dataset not in kept.latents:
-            rows.append([model.name, "", "not run", "", "", "", ""])
+            rows.append([model.name, "", "not run", *[""] * 5])
             continue
         found = kept.latents[panel.dataset]
+        seconds = _once(found.source.seconds)
         for order, scores in found.scores.items():
             trained = [*_trained(kept), ORDER_NAMES[order]]
             for name, one in scores["davies_bouldin"].items():
                 change = f"{one['change']:+.3f} ± {one['change_ci95']:.3f}"
-                rows.append([*trained, f"z_{name}", f"{one['before']:.3f}", f"{one['after']:.3f}", change])
+                both = [f"{one['before']:.3f}", f"{one['after']:.3f}"]
+                rows.append([*trained, f"z_{name}", *both, change, next(seconds)])
             notes.append(f"{scores['protocol']} ({_machine(found.source)}).")
     return headings, rows, list(dict.fromkeys(notes))
 
 
 def _reconstructions(reproduction: Reproduction, panel: Panel, folder: Path) -> Table:
     headings = ["trained on queries", "shots", "measured on queries", "decoder's squared error"]
-    headings += ["error of the task's mean image", "ratio, mean over tasks"]
+    headings += ["error of the task's mean image", "ratio, mean over tasks", "measuring, s"]
     rows, notes = [], []
     for model, kept in _results_of(reproduction, panel, folder):
         if kept is None or panel.dataset not in kept.reconstructions:
-            rows.append([model.name, "", "not run", "", "", ""])
+            rows.append([model.name, "", "not run", *[""] * 4])
             continue
         found = kept.reconstructions[panel.dataset]
+        seconds = _once(found.source.seconds)
         for order, one in found.orders.items():
             errors = [f"{one.squared_error:.0f}", f"{one.squared_error_of_mean:.0f}"]
             ratio = f"{one.mean_ratio:.3f} ± {one.mean_ratio_ci95:.3f}"
-            rows.append([*_trained(kept), ORDER_NAMES[order], *errors, ratio])
-        notes.append(f"{found.protocol}; the same with the other order ({_machine(found.source)}).")
+            rows.append([*_trained(kept), ORDER_NAMES[order], *errors, ratio, next(seconds)])
+        notes.append(f"{found.protocol}; the same with the other order; 95 % intervals ({_machine(found.source)}).")
     return headings, rows, list(dict.fromkeys(notes))
