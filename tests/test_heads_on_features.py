@@ -74,7 +74,7 @@ def soft_kmeans_by_loops(method: SoftKMeans, features: Array, labels: Array, n_w
     f = [row / length(row) for row in features]
     supports = range(n_support)
     queries = range(n_support, len(f))
-    p: dict[int, Array] | None = None  # by query; none before the first round
+    p: dict[int, Array] | None = None  # by query, what moves the classes; none before the first round
     for _ in range(method.rounds + 1):
         if method.centre == "task":
             m = sum(f) / len(f)
@@ -101,21 +101,29 @@ def soft_kmeans_by_loops(method: SoftKMeans, features: Array, labels: Array, n_w
         if p and method.class_sizes == "learned":
             counts = sum(p.values())
             shares = expected_shares(torch.from_numpy(np.array(counts))[None])[0].numpy()  # checked above
-        p = {}
+        found = {}
         for i in queries:
             raised = np.array([shares[c] * math.exp(method.scale * float(g[i] @ w[c])) for c in range(n_way)])
-            p[i] = raised / raised.sum()
-    assert p is not None
-    return np.stack([p[i] for i in queries])
+            found[i] = raised / raised.sum()
+        p = {i: one.copy() for i, one in found.items()}
+        for c in range(n_way):
+            similar = sorted(queries, key=lambda i: -float(g[i] @ w[c]))
+            at_most = round(method.typical * len(queries) / n_way) if method.typical < 1 else len(queries)
+            for i in similar[max(1, at_most) :]:
+                p[i][c] = 0
+    return np.stack([found[i] for i in queries])
 
 
 @pytest.mark.parametrize("class_sizes", ["learned", "equal"])
 @pytest.mark.parametrize("centre", ["classes", "task", "support"])
-@pytest.mark.parametrize("rounds", [0, 1, 8])
+@pytest.mark.parametrize(("rounds", "typical"), [(0, 1.0), (1, 1.0), (8, 1.0), (3, 0.5), (3, 0.01)])
 def test_soft_k_means_is_what_it_says(
-    class_sizes: Literal["learned", "equal"], centre: Literal["classes", "task", "support"], rounds: int
+    class_sizes: Literal["learned", "equal"],
+    centre: Literal["classes", "task", "support"],
+    rounds: int,
+    typical: float,
 ) -> None:
-    method = SoftKMeans(rounds, 7.0, 1.3, centre, class_sizes)
+    method = SoftKMeans(rounds, 7.0, 1.3, centre, class_sizes, typical)
     features, labels = some_features()
     found = probabilities(logits_of(method, features, labels))
     for task in range(len(features)):
@@ -257,6 +265,8 @@ def test_scikit_learn_s_classifiers_are_scikit_learn_s() -> None:
         (lambda: NearestMean(scale=0), "method.scale is 0"),
         (lambda: SoftKMeans(rounds=-1), "method.rounds is -1"),
         (lambda: SoftKMeans(support_weight=math.nan), "method.support_weight is nan"),
+        (lambda: SoftKMeans(typical=0), "method.typical is 0"),
+        (lambda: SoftKMeans(typical=1.5), "method.typical is 1.5: it must be at most 1"),
         (lambda: Paddle(rounds=0), "method.rounds is 0"),
         (lambda: Paddle(penalty=-1), "method.penalty is -1"),
         (lambda: AlphaTim(alpha=0), "method.alpha is 0"),
