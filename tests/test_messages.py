@@ -1,13 +1,16 @@
-"""What commands say about names that may be misspelt, and what is read from logs that a kill cut off."""
+"""What commands say about misspelt names and after Ctrl-C, and what is read from logs that a kill cut off."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from ablation_grids import Answer
 from trident.cli.label_inputs import new_classes
 from trident.errors import TridentError
 from trident.learning.checkpoint import load_checkpoint
 from trident.reproduction.training_time import training_seconds
+from trident.tasks.source import TaskSource
 
 
 def test_classes_that_corrections_add_are_named_with_a_similar_one() -> None:
@@ -30,3 +33,16 @@ def test_the_time_of_a_training_is_that_of_its_complete_lines(tmp_path: Path) ->
     half = '{"step": 30, "kind": "tr'  # left by a kill
     (tmp_path / "log.jsonl").write_text(line % (10, 0.5) + line % (20, 0.25) + half)
     assert training_seconds(tmp_path) == 10 * 0.5 + 10 * 0.25
+
+
+@pytest.mark.parametrize("command", [["evaluate", "glyphs-protonet"], ["audit", "glyphs-protonet"]])
+def test_a_command_says_that_ctrl_c_stopped_it(
+    command: list[str], trident_here: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(TaskSource, "batch", interrupted)
+    monkeypatch.setattr(TaskSource, "prefetch", interrupted)
+    answer = trident_here(*command)
+    assert (answer.returncode, answer.stderr.strip().splitlines()[-1:]) == (130, ["trident: stopped"])

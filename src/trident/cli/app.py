@@ -24,13 +24,20 @@ DISTRIBUTED = ("train", "evaluate", "audit")  # the commands that work on severa
 PATIENCE = 10.0  # seconds that a failed process waits for torchrun to end it
 
 
-class _InOrder(TyperGroup):
+class _Commands(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         return sorted(super().list_commands(ctx), key=ORDER.index)
 
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:  # typer would exit without a word
+            _say_stopped()
+            raise typer.Exit(130) from None
+
 
 app = typer.Typer(
-    cls=_InOrder,
+    cls=_Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -57,9 +64,8 @@ def main() -> None:
         sys.exit(app(standalone_mode=False) or 0)
     except TridentError as error:
         _fail(str(error), error.shared, ends_all=not isinstance(error, LostProcessError))
-    except KeyboardInterrupt:
-        if _is_first():
-            print("trident: stopped", file=sys.stderr)
+    except KeyboardInterrupt:  # before the command has begun
+        _say_stopped()
         sys.exit(130)
     except OSError as error:
         _fail(f"{error.filename or 'output'}: {error.strerror or error}")
@@ -73,6 +79,11 @@ def main() -> None:
         if not hasattr(error, "format_message"):
             raise
         _fail(error.format_message())
+
+
+def _say_stopped() -> None:
+    if _is_first():
+        print("trident: stopped", file=sys.stderr)
 
 
 def _fail(message: str, shared: bool = False, ends_all: bool = True) -> None:
