@@ -11,7 +11,7 @@ from trident.methods.base import About, HeadOnFeatures, Method
 from trident.methods.nearest_mean import NearestMean
 from trident.nn.class_sizes import expected_shares
 from trident.nn.parameters import Parameters
-from trident.settings import require, require_at_least, require_positive, setting
+from trident.settings import require_at_least, require_positive, setting
 from trident.tasks.task import Task
 
 
@@ -29,7 +29,7 @@ class SoftKMeans(HeadOnFeatures):
     share_c is how large a part of the queries class c is expected to be, judged from the sums of p_ic (see
     `nn/class_sizes.py`). The published method has equal shares and centre 0. With equal shares it spreads the queries
     over all classes even if some classes are rare or absent. The centre is a mean over classes, not over images, so
-    that a frequent class does not pull it away. With `typical` below 1, only the queries that are most similar to w_c
+    that a frequent class does not pull it away. With `typical`, only the queries that are most similar to w_c
     count in the centre, the class mean and the sum of class c: a pile may have images of no class.
     """
 
@@ -54,25 +54,24 @@ class SoftKMeans(HeadOnFeatures):
         "learned", "shares of the classes among the queries: judged from the queries, or taken as equal",
         after_training=True,
     )  # fmt: skip
-    typical: float = setting(
-        1.0,
-        "how many queries may move a class mean, the most similar ones, if the pile has images of no class: 0.75 means "
-        "three quarters of an equal share of the pile, 1 means all queries",
+    typical: float | None = setting(
+        None,
+        "for piles with images of no class: a class mean moves towards its most similar queries only, this part of an "
+        "equal share of the pile, for example 0.75; 'none' takes all queries",
         after_training=True,
-        most=1,
+        most=10_000,
     )
 
     def __post_init__(self) -> None:
-        require_positive(self, "method", "scale", "support_weight", "typical")
+        require_positive(self, "method", "scale", "support_weight", *(["typical"] if self.typical is not None else []))
         require_at_least(self, "method", 0, "rounds")
-        require(self.typical <= 1, f"method.typical is {self.typical:g}: it must be at most 1")
 
     @property
     def classifies_together(self) -> bool:
         return self.rounds > 0 or self.centre == "task"
 
     def describe(self) -> str:
-        typical = f", {self.typical:g} typical" if self.typical < 1 else ""
+        typical = "" if self.typical is None else f", the most similar {self.typical:g} of an equal share"
         return f"{self.rounds} rounds, {self.class_sizes} class sizes{typical}"
 
     def for_few_queries(self) -> Method:
@@ -102,9 +101,10 @@ class SoftKMeans(HeadOnFeatures):
 
     def _typical(self, cosines: Tensor) -> Tensor | float:
         """Whether a query (task, query, n_way) may move a class mean: 1 or 0."""
-        if self.typical == 1:
+        if self.typical is None:
             return 1.0
-        at_most = max(1, round(self.typical * cosines.shape[1] / cosines.shape[2]))
+        n_queries, n_way = cosines.shape[1:]
+        at_most = min(max(1, round(self.typical * n_queries / n_way)), n_queries)
         return (cosines >= cosines.topk(at_most, 1).values[:, -1:]).to(cosines)
 
 
