@@ -75,6 +75,7 @@ def soft_kmeans_by_loops(method: SoftKMeans, features: Array, labels: Array, n_w
     supports = range(n_support)
     queries = range(n_support, len(f))
     p: dict[int, Array] | None = None  # by query, what moves the classes; none before the first round
+    found: dict[int, Array] = {}
     for _ in range(method.rounds + 1):
         if method.centre == "task":
             m = sum(f) / len(f)
@@ -99,7 +100,7 @@ def soft_kmeans_by_loops(method: SoftKMeans, features: Array, labels: Array, n_w
             w.append(total / length(total))
         shares = np.full(n_way, 1 / n_way)
         if p and method.class_sizes == "learned":
-            counts = sum(p.values())
+            counts = sum(found.values())
             shares = expected_shares(torch.from_numpy(np.array(counts))[None])[0].numpy()  # checked above
         found = {}
         for i in queries:

@@ -80,8 +80,8 @@ def reproduce(
             if unmeasured:
                 runner.prepare()
             elif to_run:
-                runner.say("nothing is left to run: these are the kept results")
-        kept = kept if kept.is_dir() else FOLDER
+                runner.say("nothing is left to run")
+        kept = kept if any(kept.glob("*.json")) else FOLDER
         for panel in panels:
             if not only_show:
                 _run(reproduction, panel, runner, cluster)
@@ -96,7 +96,7 @@ def reproduce(
             raise TridentError("run what? Name a table or figure; without names, 'trident reproduce' lists them")
         if results is not None and not results.is_dir():
             raise TridentError(f"there is no folder of results at {results}")
-        if kept == own:
+        if kept == own and results is None:
             _say(f"from the results in {own}; for the included ones, give another folder with --out")
     if document or page or figures:
         _write(reproduction, kept, document, page, figures)

@@ -29,8 +29,8 @@ class SoftKMeans(HeadOnFeatures):
     share_c is how large a part of the queries class c is expected to be, judged from the sums of p_ic (see
     `nn/class_sizes.py`). The published method has equal shares and centre 0. With equal shares it spreads the queries
     over all classes even if some classes are rare or absent. The centre is a mean over classes, not over images, so
-    that a frequent class does not pull it away. With `typical`, only the queries that are most similar to w_c
-    count in the centre, the class mean and the sum of class c: a pile may have images of no class.
+    that a frequent class does not pull it away. With `typical`, a class mean moves towards the queries that
+    are most similar to it, and the others do not count in it nor in the centre: a pile may have images of no class.
     """
 
     about = About(
@@ -83,6 +83,7 @@ class SoftKMeans(HeadOnFeatures):
         support = self.support_weight * one_hot
         belongs = F.pad(support, (0, 0, 0, task.n_queries))  # (task, image, n_way): weights in the class means
         mean_of_all = features.mean(1, keepdim=True)  # (task, 1, feature)
+        counts = features.new_zeros(len(features), task.n_way)  # queries that each class is expected to have
         for step in range(self.rounds + 1):
             if self.centre == "task":
                 centre = mean_of_all
@@ -95,8 +96,10 @@ class SoftKMeans(HeadOnFeatures):
             cosines = (features @ means.mT - centre @ means.mT) / lengths  # (task, image, n_way)
             logits = self.scale * cosines[:, task.queries]
             if step and self.class_sizes == "learned":
-                logits = logits + expected_shares(belongs[:, task.queries].sum(1)).log()[:, None]
-            belongs = torch.cat([support, logits.softmax(2) * self._typical(cosines[:, task.queries])], 1)
+                logits = logits + expected_shares(counts).log()[:, None]
+            probabilities = logits.softmax(2)
+            counts = probabilities.sum(1)
+            belongs = torch.cat([support, probabilities * self._typical(cosines[:, task.queries])], 1)
         return logits
 
     def _typical(self, cosines: Tensor) -> Tensor | float:
