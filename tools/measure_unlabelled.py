@@ -84,6 +84,8 @@ def print_tables(results: dict[str, dict[str, object]]) -> None:
     accuracies = {key: np.array(result["accuracies"]) for key, result in results.items()}
     for shots in WEIGHTS:
         ways = [way for way in WAYS if f"{shots} | {way} | 0 | 0" in results]
+        if not ways:
+            continue
         print(f"| {shots}-shot: unlabelled images of each class | {' | '.join(ways)} |\n|{'---|' * (len(ways) + 1)}")
         for images, distractors in AMOUNTS:
             row = [f"{images}{f', and of {distractors} other classes' if distractors else ''}"]

@@ -29,8 +29,8 @@ class SoftKMeans(HeadOnFeatures):
     share_c is how large a part of the queries class c is expected to be, judged from the sums of p_ic (see
     `nn/class_sizes.py`). The published method has equal shares and centre 0. With equal shares it spreads the queries
     over all classes even if some classes are rare or absent. The centre is a mean over classes, not over images, so
-    that a frequent class does not pull it away. With `typical`, a class mean moves towards the queries that
-    are most similar to it, and the others do not count in it nor in the centre: a pile may have images of no class.
+    that a frequent class does not pull it away. A pile may have images of no class. With `typical`, only the queries
+    that are most similar to a class mean count in it, and in the centre of the classes.
     """
 
     about = About(
@@ -56,8 +56,8 @@ class SoftKMeans(HeadOnFeatures):
     )  # fmt: skip
     typical: float | None = setting(
         None,
-        "for piles with images of no class: a class mean moves towards its most similar queries only, this part of an "
-        "equal share of the pile, for example 0.75; 'none' takes all queries",
+        "for piles with images of no class: how many queries move a class mean, the most similar ones, as a part of "
+        "the queries divided by the number of classes, for example 0.75; 'none' takes all queries",
         after_training=True,
         most=10_000,
     )
@@ -71,7 +71,7 @@ class SoftKMeans(HeadOnFeatures):
         return self.rounds > 0 or self.centre == "task"
 
     def describe(self) -> str:
-        typical = "" if self.typical is None else f", the most similar {self.typical:g} of an equal share"
+        typical = "" if self.typical is None else f", method.typical {self.typical:g}"
         return f"{self.rounds} rounds, {self.class_sizes} class sizes{typical}"
 
     def for_few_queries(self) -> Method:
