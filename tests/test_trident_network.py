@@ -274,12 +274,14 @@ def test_refined_prototypes_are_soft_k_means() -> None:
         torch.testing.assert_close(torch.log_softmax(actual[index], 1), expected)
 
 
+@pytest.mark.parametrize("sign", [1, -1])  # training may carry the scale below 0: the nearest class still wins
 @pytest.mark.parametrize(("kind", "scale"), [("plain", PROTOTYPE_SCALE), ("unit", UNIT_SCALE)])
-def test_prototypes_start_from_distances_to_the_class_means(kind: str, scale: float) -> None:
+def test_prototypes_start_from_distances_to_the_class_means(kind: str, scale: float, sign: int) -> None:
     """Logits are scaled negative squared distances, up to a term that all classes share; labels in any order."""
     method = replace(TINY_METHOD, classifier_start="prototypes", classifier_width=7, classifier_features=kind)  # type: ignore[arg-type]
     model, task = network(method), tiny_tasks().task
     parameters = start_of(model)
+    parameters = parameters | {name: sign * value for name, value in parameters.items() if name.endswith("scale")}
     labels = torch.tensor([[0, 1, 2, 2, 1, 0], [1, 1, 0, 0, 2, 2]])
     task = replace(task, support_labels=labels)
     started, _ = model.start(parameters, task, TRANSDUCTIVE)

@@ -223,7 +223,7 @@ class PlainLoop:
         features = self._activate(_linear(p, "classifier.0", z_label))
         members = F.one_hot(task.labels["support"], self.recipe.episode.n_way).to(features)  # (image, n_way)
         means = (members / members.sum(0)).T @ features
-        scale = p["classifier.scale"]
+        scale = p["classifier.scale"].abs()
         return {"classifier.1.weight": 2 * scale * means, "classifier.1.bias": -scale * (means**2).sum(1)}
 
 

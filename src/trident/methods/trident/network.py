@@ -235,7 +235,7 @@ class Network(Parts):
 
     def _last_layer(self, parameters: Parameters, prototypes: Tensor) -> Parameters:
         """Prototypes (task, n_way, classifier_width) as weight and bias."""
-        scale = parameters[self._scale]  # (task,)
+        scale = parameters[self._scale].abs()  # (task,). Below 0, the farthest class would win.
         return {
             "classifier.1.weight": 2 * scale[:, None, None] * prototypes,
             "classifier.1.bias": -scale[:, None] * prototypes.square().sum(2),
