@@ -1,6 +1,7 @@
 """Properties every drawn task has, whatever its shape."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,9 @@ from conftest import TINY_RECIPE, source_for, tiny_store
 from trident.data.glyphs import open_glyphs
 from trident.data.store import class_table, store_in_memory
 from trident.errors import TridentError
+from trident.learning.checkpoint import Checkpoint
+from trident.measuring.evaluate import evaluate
+from trident.methods.protonet import ProtoNet
 from trident.settings import EpisodeSpec, Protocol
 from trident.tasks.episodes import UNLABELLED, EpisodeSampler, _share_out, task_generator
 from trident.tasks.source import ClassSource
@@ -189,6 +193,17 @@ def test_unlabelled_images_come_beside_the_same_queries(order: str, balance: str
         np.testing.assert_array_equal(found.query[:12], plain.query)
     else:
         assert counted[:12].sum() < 12  # mixed
+
+
+def test_answers_on_unlabelled_images_do_not_count() -> None:
+    """A method that classifies each image alone has the very same accuracies with and without them."""
+    recipe = replace(TINY_RECIPE, method=ProtoNet(), protocol=Protocol(batch_norm="running"))
+    accuracies = []
+    for spec in (EpisodeSpec(3, 1, 4), EpisodeSpec(3, 1, 4, n_unlabelled=2, distractors=1)):
+        given = replace(recipe, episode=spec)
+        model = Checkpoint(given, given.initial(0), given.model.initial_running(), 0)
+        accuracies.append(evaluate(model, tiny_store(), split="train", tasks=6, seed=0).predictions.accuracies)
+    np.testing.assert_array_equal(accuracies[0], accuracies[1])
 
 
 def test_impossible_unlabelled_images_are_refused_in_words() -> None:

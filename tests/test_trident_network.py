@@ -13,7 +13,7 @@ from conftest import TINY_BACKBONE, TINY_EPISODE, TINY_METHOD, doubles, initial,
 from trident.methods.trident.latents import Inferred, Latents
 from trident.methods.trident.network import Network
 from trident.methods.trident.objective import OPTIONAL, TERMS, ObjectiveSettings, negative_evidence_lower_bound
-from trident.methods.trident.parts import PROTOTYPE_SCALE, UNIT_SCALE
+from trident.methods.trident.parts import PROTOTYPE_SCALE, UNIT_SCALE, inner_draw
 from trident.methods.trident.settings import TridentSettings
 from trident.nn.batch_norm import BatchNormStatistics
 from trident.nn.gaussian import Gaussian
@@ -151,6 +151,21 @@ def test_the_loss_of_the_queries_is_made_from_their_latents_only(source: str, re
     }
     for name, value in expected.items():
         torch.testing.assert_close(found.losses[name], value)
+
+
+def test_unlabelled_images_add_their_loss_without_the_label_term() -> None:
+    """Against the formula: reconstruction and both KL divergences of the queries, with the weights of the objective."""
+    method = replace(TINY_METHOD, reconstruction_weight=0.2, label_kl_weight=0.5, semantic_kl_weight=0.7)
+    plain, model = (network(replace(method, unlabelled_weight=weight)) for weight in (0.0, 3.0))
+    task, _ = tiny_tasks()
+    of_step = {f"query/{inner_draw(0)}/{name}": task.noise[f"query/0/{name}"] for name in ("label", "semantic")}
+    task = replace(task, noise={**task.noise, **of_step})
+    _, label, semantic, images = run(model, task)
+    expected = 0.2 * (images - task.pixels[:, N_SUPPORT:]).square().sum((2, 3, 4)).mean(1)
+    for weight, (loc, log_var) in ((0.5, label), (0.7, semantic)):
+        expected = expected + weight * 0.5 * (log_var.exp() + loc.square() - 1 - log_var).sum(2).mean(1)
+    losses = [one.loss(start_of(one), task, "support", None, 0, TRANSDUCTIVE).losses["total"] for one in (plain, model)]
+    torch.testing.assert_close(losses[1] - losses[0], 3 * expected)
 
 
 class Output(NamedTuple):

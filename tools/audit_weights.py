@@ -34,7 +34,9 @@ INTRODUCTION = """\
 # Audits of the included weights
 
 How much the accuracy of each weights file depends on its protocol. `trident audit NAME --data STORE --tasks {tasks}`
-audits one of them, `python tools/audit_weights.py FOLDER STORE...` all that are installed.
+audits one of them, `python tools/audit_weights.py FOLDER STORE...` all that are installed. The weights of metaqda, sib,
+ssr and logistic-softmax-gp take the features of another weights file: `trident audit` leaves the rows of batch norm out
+for them, and this tool joins the two files.
 
 - **Accuracy** is measured under the default protocol: test classes of the dataset that the weights were trained on,
   shuffled queries, balanced, all queries at once, the weights' own batch norm, latent means, {tasks} tasks, 95 %
@@ -42,7 +44,7 @@ audits one of them, `python tools/audit_weights.py FOLDER STORE...` all that are
 - **The other columns** change one thing about this protocol (the last one two things), on the same tasks, and give
   the paired difference in points. [`measuring.md`](measuring.md) explains each.
 - **The networks** are Conv4, trained on the dataset of the heading alone. `features-trident` is an exception: it takes
-  features of an EfficientNet-Lite0 that was trained on ImageNet.
+  features of an EfficientNet-Lite0 that was trained on ImageNet, and its STORE is one made with `--features`.
 - **A dash** means that the change does not apply. *No result* means that inner steps diverge, or that the method needs
   all queries of a task at once.
 """

@@ -5,8 +5,9 @@ images of each class, whose labels it does not get, and with as many of five oth
 three ways: in the refinement of its prototypes alone; with inner steps on the labelled images besides; and with inner
 steps that learn from the unlabelled ones too.
 
-Results are added to the file, and what it has is not measured again: other settings need another file. Without a store,
-the file is printed as tables for `docs/results.md`, with the paired difference to the same without unlabelled images.
+Results are added to the file, and what it has is not measured again. Other tasks, weights or settings need another one.
+Without a store, the file is printed as two tables for each number of shots: what unlabelled images change, and what
+inner steps change, each as a paired difference. Inner steps need a GPU (`--device cuda`).
 """
 
 import argparse
@@ -43,6 +44,7 @@ def main() -> None:
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precision", default="auto")
+    parser.add_argument("--tasks-per-chunk", type=int, help="computed at once: fewer need less memory")
     parser.add_argument("--settings", nargs="*", default=[], help="for all ways, for example method.inner_rate=0.01")
     asked = parser.parse_args()
     results = json.loads(asked.out.read_text()) if asked.out.exists() else {}
@@ -50,6 +52,9 @@ def main() -> None:
         print_tables(results)
         return
     store = open_store(asked.store)
+    measured = {"split": asked.split, "weights": asked.weights, "tasks": asked.tasks, "settings": asked.settings}
+    if any(result.get("measured", measured) != measured for result in results.values()):
+        parser.error(f"{asked.out} has results of other tasks, weights or settings: give another file")
     for shots in asked.shots:
         checkpoint = load_checkpoint(asked.weights or WEIGHTS[shots])
         for images, distractors in AMOUNTS:
@@ -69,8 +74,10 @@ def main() -> None:
                     seed=0,
                     device=asked.device,
                     precision=asked.precision,
+                    tasks_per_chunk=asked.tasks_per_chunk,
                 )
                 results[key] = {
+                    "measured": measured,
                     "protocol": found.describe_protocol(),
                     "accuracies": found.predictions.accuracies.tolist(),
                 }
@@ -80,7 +87,7 @@ def main() -> None:
 
 
 def print_tables(results: dict[str, dict[str, object]]) -> None:
-    """Accuracy without unlabelled images, and the points that they bring."""
+    """For each way: accuracy, and the points that unlabelled images bring. Then the points that inner steps bring."""
     accuracies = {key: np.array(result["accuracies"]) for key, result in results.items()}
     for shots in WEIGHTS:
         ways = [way for way in WAYS if f"{shots} | {way} | 0 | 0" in results]
@@ -95,10 +102,17 @@ def print_tables(results: dict[str, dict[str, object]]) -> None:
                 if found is None:
                     row.append("")
                 elif images == 0:
-                    row.append("{:.2f} ± {:.2f} %".format(*mean_and_interval(found)))
+                    row.append("{:.2f} ± {:.2f}".format(*mean_and_interval(found)))
                 else:
-                    row.append("{:+.2f} ± {:.2f}".format(*mean_and_interval(found - without)))
+                    row.append("{:.2f} ({:+.2f} ± {:.2f})".format(found.mean(), *mean_and_interval(found - without)))
             print(f"| {' | '.join(row)} |")
+        print()
+        for way in ways[1:]:
+            for images, distractors in AMOUNTS:
+                keys = [f"{shots} | {one} | {images} | {distractors}" for one in (ways[0], way)]
+                if all(key in accuracies for key in keys):
+                    change = mean_and_interval(accuracies[keys[1]] - accuracies[keys[0]])
+                    print("{} against {}: {:+.2f} ± {:.2f}".format(keys[1], ways[0], *change))
         print()
     protocols = dict.fromkeys(str(result["protocol"]) for result in results.values())
     print("\n".join(f"- {protocol}" for protocol in protocols))
