@@ -86,8 +86,8 @@ class Conv4Backbone(Backbone):
             raise TridentError(
                 f"the images of {store.dataset} are {found[0]}x{found[0]} with {_channels(found[1])}, but the model "
                 f"takes {wanted[0]}x{wanted[0]} with {_channels(wanted[1])}"
-                f": set backbone.image_size={found[0]} backbone.image_channels={found[1]}"
-                + (f", or prepare the store with --image-size {wanted[0]}" if wanted[0] != found[0] else "")
+                f": train with backbone.image_size={found[0]} backbone.image_channels={found[1]}"
+                + (f", or prepare the store with --image-size {wanted[0]}" if wanted[1] == found[1] else "")
             )
 
     def initial_running(self) -> Parameters:

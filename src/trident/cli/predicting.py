@@ -115,6 +115,8 @@ def predict(
     if corrections is not None:
         new = new_classes(corrected.values(), by_class) if support is not None else ""
         stderr.print(f"corrections taken from {corrections}: {len(corrected)}{new}", soft_wrap=True, markup=False)
+    if out is not None:
+        _check_kept(out, {source.name: name for source, name in corrected.items()})
     if target is not None:
         check_folder_names(set(corrected.values()), target)
     pile = [source for source in pile if source not in corrected]
@@ -242,6 +244,19 @@ def _corrected(corrections: Path | None, pile: "Sequence[ImageSource]") -> "dict
             f"them, so {advice}"
         )
     return {by_path[path]: name for path, name in found.items()}
+
+
+def _check_kept(out: Path, taken: dict[str, str]) -> None:
+    """Corrections are work by hand: a table that has some is not replaced, unless they are taken over."""
+    try:
+        lost = [path for path, name in read_corrections(out).items() if taken.get(path) != name]
+    except TridentError:
+        return  # there is no such table
+    if lost:
+        raise TridentError(
+            f"{out} has {len(lost)} corrections that would be lost, the first for {lost[0]}: add --corrections {out} "
+            "to use them, or give another --out"
+        )
 
 
 def _summary(rows: list[Row], n_pictures: int, out: Path) -> str:
