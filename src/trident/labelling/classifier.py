@@ -101,7 +101,8 @@ class TridentClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         labelled = self._labelled(X, together=True)
         if labelled.typicality is None:
             raise BadValueError(
-                "none_of_these needs a pretrained backbone and at least 5 pictures, labelled ones of one class included"
+                "none_of_these needs a pretrained backbone, and at least 5 pictures in all: those given to it, and "
+                "the labelled ones of classes that have several"
             )
         return np.asarray(labelled.typicality < labelled.least_typical)
 
