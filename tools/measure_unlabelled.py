@@ -6,8 +6,8 @@ three ways: in the refinement of its prototypes alone; with inner steps on the l
 steps that learn from the unlabelled ones too.
 
 Results are added to the file, and what it has is not measured again. Other tasks, weights or settings need another one.
-Without a store, the file is printed as two tables for each number of shots: what unlabelled images change, and what
-inner steps change, each as a paired difference. Inner steps need a GPU (`--device cuda`).
+Without a store, the file is printed: for each number of shots a table of what unlabelled images change, and a list of
+what inner steps change, as paired differences. Inner steps need a GPU (`--device cuda`).
 """
 
 import argparse

@@ -254,8 +254,8 @@ def _check_kept(out: Path, taken: dict[str, str]) -> None:
         return  # there is no such table
     if lost:
         raise TridentError(
-            f"{out} has {len(lost)} corrections that would be lost, the first for {lost[0]}: add --corrections {out} "
-            "to use them, or give another --out"
+            f"{out} has corrections that would be lost ({len(lost)}, the first for {lost[0]}): add "
+            f"--corrections {out} to use them, or give another --out"
         )
 
 

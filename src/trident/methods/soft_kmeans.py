@@ -56,8 +56,8 @@ class SoftKMeans(HeadOnFeatures):
     )  # fmt: skip
     typical: float | None = setting(
         None,
-        "for piles with images of no class: only the most similar queries move a class mean, for example 0.75 x "
-        "queries / classes of them; 'none' takes all queries",
+        "for piles with images of no class: how many queries move a class mean, the most similar ones; 0.75 means "
+        "0.75 x queries / classes, 'none' means all",
         after_training=True,
         most=10_000,
     )
