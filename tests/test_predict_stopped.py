@@ -98,7 +98,7 @@ def hash_of_nothing() -> str:
 
 def test_ctrl_c_says_how_to_go_on(slow_pile: Path) -> None:
     process = start(slow_pile, "first", 0.15)
-    wait_for(process, slow_pile / "first", 4 * BATCH)
+    wait_for(process, slow_pile / "first", 6 * BATCH)  # trying the network, labelled pictures, and four of the pile's
     process.send_signal(signal.SIGINT)
     said = process.communicate(timeout=60)[1]
     assert process.returncode == 130, said
