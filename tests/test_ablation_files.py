@@ -24,7 +24,15 @@ def settings_of(grid: Grid) -> list[tuple[Any, ...]]:
 
 
 def test_the_papers_grids() -> None:
-    assert set(grid_names()) == {"batch-and-steps", "latents", "attfex-widths", "attfex", "glyphs-2x2", "parts"}
+    assert set(grid_names()) == {
+        "batch-and-steps",
+        "latents",
+        "attfex-widths",
+        "attfex",
+        "glyphs-2x2",
+        "parts",
+        "unlabelled",
+    }
     batch = load_grid("batch-and-steps")
     assert list(batch.labels) == ["training.tasks_per_step", "method.inner_steps"]
     assert settings_of(batch) == [(5, 3), (5, 5), (10, 3), (10, 5), (20, 3), (20, 5)]
@@ -130,11 +138,29 @@ def test_the_table_of_a_grid_with_seeds_pairs_its_means_by_task(tmp_path: Path) 
     assert figure.axes[0].containers[0].lines[0].get_xdata() == pytest.approx([100 / 6])
     seeds = next(line for line in figure.axes[0].lines if line.get_marker() == "|" and len(line.get_xdata()) == 2)
     assert seeds.get_xdata() == pytest.approx([38.89, -5.56], abs=0.01)
+    failed = Result({}, {}, 3, None, 100, None, None, "the loss is not finite", "cpu")
+    first_failed = table_rows(grid, results | {"large-seed-3": failed})[2]
+    assert first_failed[3:5] == ["failed / 61.11", "-5.56 ± 21.78 (failed / -5.56)"] and first_failed[-1] == "4"
+    results["large-seed-5"] = failed  # left out of the mean, and of the difference
+    expected = ["72.22 ± 28.81", "72.22 / failed", "+38.89 ± 21.78 (+38.89 / failed)"]
+    assert table_rows(grid, results)[2][2:5] == expected
+    without_hits = results | {"large-seed-3": replace(results["large-seed-3"], hits=None)}
+    assert table_rows(grid, without_hits)[2][2:5] == ["-", "- / failed", "-"]
+    assert "large-seed-5 failed: the loss is not finite" in footnotes(grid, results)
+    assert footnotes(grid, results)[-1] == "4 of 4 cells are finished, 1 of them failed"
+    none = table_rows(grid, results | {"large-seed-3": failed})[2]
+    assert none[2:5] == ["-", "failed / failed", "-"]
+    whole_failed = table_rows(grid, results | {"whole-seed-5": failed})[2]
+    assert whole_failed[4] == "+38.89 ± 21.78 (+38.89 / failed)"
+    results["large-seed-5"] = replace(results["large-seed-3"])
+    assert table_rows(grid, results)[2][4].startswith("+22.22")
+    del results["whole-seed-5"]  # no longer complete: no difference of the other seed alone
+    assert table_rows(grid, results)[2][4] == "-"
+    results["large-seed-5"] = failed
     del results["whole-seed-3"]
-    results["large-seed-5"] = replace(results["large-seed-5"], evaluation=None, hits=None, error="not finite")
     assert [row[2:5] for row in table_rows(grid, results)[1:]] == [
-        ["-", "- / 66.67", "-"],
-        ["-", "72.22 / failed", "-"],
+        ["-", "- / -", "-"],
+        ["72.22 ± 28.81", "72.22 / failed", "-"],
     ]
     assert as_values(grid, results)["cells"][3]["group"] == "large"
     assert grid_chart(grid, results).axes[0].get_ylabel() == "accuracy, %"  # nothing to compare with
@@ -151,16 +177,14 @@ def test_the_protocol_of_most_cells_names_none_of_them() -> None:
     assert footnotes(grid, same)[-2] == "with"
 
 
-def test_the_document_of_the_parts_has_the_kept_results() -> None:
+@pytest.mark.parametrize(("name", "folder"), [("parts", "ablation"), ("unlabelled", "ablation-unlabelled")])
+def test_the_document_has_the_kept_results(name: str, folder: str) -> None:
     docs = Path(__file__).parents[1] / "docs"
-    grid, document = load_grid("parts"), (docs / "ablation.md").read_text()
+    grid, document = load_grid(name), (docs / "ablation.md").read_text()
     lines = {line.split("`")[-2]: line for line in document.splitlines() if line.startswith("|") and "`" in line}
-    for name, _, accuracy, by_seed, difference, *_ in table_rows(grid, read_results(grid, docs / "ablation"))[1:]:
-        if accuracy == "-":
-            assert f"(`{name}`)" in document  # named as not finished
-        else:
-            shown = "" if difference == "-" else difference.partition(" (")[0]
-            assert f"| {accuracy} | {by_seed} | {shown}" in lines[name]
+    for name, _, accuracy, by_seed, difference, *_ in table_rows(grid, read_results(grid, docs / folder))[1:]:
+        shown = "" if difference == "-" else difference.partition(" (")[0]
+        assert f"| {accuracy} | {by_seed} | {shown}" in lines[name]
 
 
 def test_many_varied_settings_share_a_column() -> None:

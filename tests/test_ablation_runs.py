@@ -166,7 +166,7 @@ def test_a_cell_that_fails_does_not_stop_the_others(ablate: Ablate_command, tmp_
     assert answer.returncode == 1
     assert "1 of 2 cells failed: alpha-1000000000.0" in answer.stderr.splitlines()[-1]
     failed, fine = result_of(tmp_path / "d" / "alpha-1000000000.0"), result_of(tmp_path / "d" / "alpha-0.001")
-    assert "is not finite" in failed["error"]
+    assert failed["error"].endswith("is not finite") and "2 of 2 cells are finished, 1 of them failed" in answer.stdout
     assert (failed["evaluation"], fine["error"]) == (None, None)
     assert "alpha-1000000000.0  1000000000.0  failed" in answer.stdout
     before = modified(tmp_path / "d" / "alpha-1000000000.0")

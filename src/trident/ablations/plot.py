@@ -15,23 +15,23 @@ from trident.report.figures import COLOURS, MARKERS, new_figure, styled
 
 def grid_chart(grid: Grid, results: Results) -> Any:
     """Differences from the first group of seeds; accuracies, if there are none."""
-    differences = {name: differences_of(grid, results, name) for name in groups_of(grid)}
-    if any(found is not None for found in differences.values()):
+    differences = {name: list(differences_of(grid, results, name).values()) for name in groups_of(grid)}
+    if any(differences.values()):
         return differences_chart(grid, results, differences)
     return accuracies_chart(grid, results)
 
 
 @styled
-def differences_chart(grid: Grid, results: Results, differences: Mapping[str, np.ndarray | None]) -> Any:
-    """How much each group of seeds is above or below the first one, `differences` being of (seed, task)."""
+def differences_chart(grid: Grid, results: Results, differences: Mapping[str, list[np.ndarray]]) -> Any:
+    """How much each group of seeds is above or below the first one: for each seed that did not fail, (task,)."""
     first, *others = differences
     figure, axes = new_figure(8, 2.5 + 0.3 * len(others))
-    labels = [name if differences[name] is not None else f"{name} (not finished)" for name in others]
+    labels = [name if differences[name] else f"{name} (no result)" for name in others]
     for place, name in enumerate(others):
-        if (found := differences[name]) is not None:
-            mean, interval = mean_and_interval(found.mean(0))
+        if found := differences[name]:
+            mean, interval = mean_and_interval(np.mean(found, 0))
             axes.errorbar(mean, place, xerr=interval, color=COLOURS[0], marker=MARKERS[0], capsize=3)
-            axes.plot(found.mean(1), [place] * len(found), "k|", markersize=9)
+            axes.plot(np.mean(found, 1), [place] * len(found), "k|", markersize=9)
     axes.axvline(0, linestyle=":", linewidth=1, color="grey")
     axes.set_yticks(range(len(others)), labels)
     axes.set_ylim(len(others) - 0.5, -0.5)  # the first one on top

@@ -114,8 +114,8 @@ class GridRun:
                 self.say(f"{title}: accuracy {evaluation.accuracy:.2f} ± {evaluation.ci95:.2f} %")
         except NotFiniteError as problem:
             # Numbers that are not finite are a result of this cell. Other errors, such as a full disk, are not.
-            error = str(problem)
-            self.say(f"{title}: failed: {error}")
+            error = str(problem).partition(". ")[0]  # what follows is advice for this folder
+            self.say(f"{title}: failed: {problem}")
         last = load_checkpoint(folder / LAST)
         result = Result(
             settings=self.grid.varied(cell),

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +26,8 @@ def table_rows(grid: Grid, results: Results) -> list[list[str]]:
     rows = [["cell", *varied, "accuracy", *compared, *paper, "parameters", "meta-updates"]]
     for name, cells in groups_of(grid).items():
         cell, figures = cells[0], grid.paper_figures.get(name)
-        result = next((results[one.name] for one in cells if one.name in results), None)
+        ended = [results[one.name] for one in cells if one.name in results]
+        result = min(ended, key=lambda one: one.error is not None, default=None)  # one that did not fail, if there is
         measured = result.evaluation if result else None
         accuracy = f"{measured.accuracy:.2f} ± {measured.ci95:.2f}" if measured else "failed" if result else "-"
         if whole:
@@ -51,39 +52,47 @@ def groups_of(grid: Grid) -> dict[str, list[Cell]]:
 def _over_seeds(grid: Grid, results: Results, name: str) -> list[str]:
     """Mean accuracy over the seeds, the accuracy of each, and how much the mean is above that of the first group.
 
-    A mean over some of the seeds could not be compared with others, so it needs all of them.
+    Seeds that failed are left out, of differences too. A mean is given once all seeds have ended.
     """
     own = groups_of(grid)[name]
     each = [_of_tasks(cell, results) for cell in own]  # (task,) each
-    by_seed = " / ".join(
-        f"{accuracies.mean():.2f}" if accuracies is not None else "failed" if cell.name in results else "-"
-        for cell, accuracies in zip(own, each, strict=True)
-    )
+    failed = [_failed(cell, results) for cell in own]
+    shown = ["-" if accuracies is None else f"{accuracies.mean():.2f}" for accuracies in each]
+    by_seed = " / ".join("failed" if bad else text for text, bad in zip(shown, failed, strict=True))
     finished = [accuracies for accuracies in each if accuracies is not None]
-    if len(finished) < len(own):
+    if not finished or len(finished) + sum(failed) < len(own):
         return ["-", by_seed, "-"]
     mean = "{:.2f} ± {:.2f}".format(*mean_and_interval(np.mean(finished, 0)))
     differences = differences_of(grid, results, name)
-    if differences is None:
+    if not differences:
         return [mean, by_seed, "-"]
-    of_seeds = " / ".join(f"{difference:+.2f}" for difference in differences.mean(1))
-    difference = "{:+.2f} ± {:.2f}".format(*mean_and_interval(differences.mean(0)))
+    of_seeds = " / ".join(f"{differences[n].mean():+.2f}" if n in differences else "failed" for n in range(len(own)))
+    difference = "{:+.2f} ± {:.2f}".format(*mean_and_interval(np.mean(list(differences.values()), 0)))
     return [mean, by_seed, f"{difference} ({of_seeds})"]
 
 
-def differences_of(grid: Grid, results: Results, name: str) -> np.ndarray | None:
-    """How much a group is above the first one, in points, if both are finished on the same tasks: (seed, task)."""
+def differences_of(grid: Grid, results: Results, name: str) -> dict[int, np.ndarray]:
+    """How much a group is above the first one in each task, in points, by the place of the seed: (task,) each.
+
+    Seeds with which either group failed are left out. Empty if one of the others is not measured yet, or if the two
+    groups have other tasks.
+    """
     groups, whole = groups_of(grid), grid.cells[0].group
-    if not whole or name == whole:
-        return None
-    own, first = groups[name], groups[whole]
-    if _tasks(own[0]) != _tasks(first[0]):
-        return None
-    found = [[_of_tasks(cell, results) for cell in cells] for cells in (own, first)]
-    if any(accuracies is None for each in found for accuracies in each):
-        return None
-    above, below = (np.stack(cast(list[np.ndarray], each)) for each in found)
-    return cast(np.ndarray, above - below)
+    if not whole or name == whole or _tasks(groups[name][0]) != _tasks(groups[whole][0]):
+        return {}
+    differences = {}
+    for place, pair in enumerate(zip(groups[name], groups[whole], strict=True)):
+        if any(_failed(cell, results) for cell in pair):
+            continue
+        above, below = (_of_tasks(cell, results) for cell in pair)
+        if above is None or below is None:
+            return {}
+        differences[place] = above - below
+    return differences
+
+
+def _failed(cell: Cell, results: Results) -> bool:
+    return cell.name in results and results[cell.name].error is not None
 
 
 def _of_tasks(cell: Cell, results: Results) -> np.ndarray | None:
@@ -103,16 +112,17 @@ def footnotes(grid: Grid, results: Results) -> list[str]:
     notes = [f"{label} is {key}" for key, label in labels.items() if label != key]
     if grid.cells[0].group:
         notes.append(
-            "accuracies are means over the seeds; differences are paired by task and by seed, those of each seed in "
-            "brackets; intervals are over tasks, not over seeds"
+            "accuracies are means over the seeds that did not fail; differences are paired by task and by seed, those "
+            "of each seed in brackets; intervals are over tasks, not over seeds"
         )
     if (sample := grid.evaluation) is not None:
         notes.append(f"accuracy in % with its 95 % interval, on {sample.tasks} {sample.split} tasks")
     notes += _protocols(grid, results)
     if grid.paper_figures:
         notes.append(f"the paper's figures: {grid.paper.table}, {grid.paper.note}")
-    notes += [f"{name} failed: {result.error}" for name, result in results.items() if result.error]
-    return [*notes, f"{len(results)} of {len(grid.cells)} cells are finished"]
+    failed = [f"{name} failed: {result.error}" for name, result in results.items() if result.error]
+    finished = f"{len(results)} of {len(grid.cells)} cells are finished"
+    return [*notes, *failed, f"{finished}, {len(failed)} of them failed" if failed else finished]
 
 
 def _protocols(grid: Grid, results: Results) -> list[str]:
