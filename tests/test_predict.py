@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -140,6 +141,11 @@ def test_sorting_into_folders_is_announced_first_and_writes_over_nothing(
         (["--support", "support", "--query", "pile", "--out", "x.txt"], ["x.txt", ".csv or .json"]),
         (["--support", "support", "--query", "pile", "--yes"], ["--yes needs --copy"]),
         (["--support", "support", "--query", "pile", "--copy", "a", "--move", "b"], ["exclude each other"]),
+        (["--support", "support", "--query", "pile", "--move", "support/x"], ["support/x is in --support support"]),
+        (["--support", "support", "--query", "pile", "--copy", "linked"], ["linked is in --support"]),
+        (["--support", "support", "--query", "pile", "--copy", "support/../real"], ["real is in --support"]),
+        (["--support", "nested/red", "--query", "pile", "--copy", "nested"], ["nested/red is in --support"]),
+        (["--support", "support", "--query", "pile", "--move", "./pile"], ["pile is the pile itself"]),
         (["--support", "support", "--query", "pile", "--weights", "nothing"], ["nothing", "trident weights"]),
         (["--support", "spoilt", "--query", "pile"], ["spoilt", "0.png", "not an image"]),
     ],
@@ -151,6 +157,10 @@ def test_bad_input(trident_here: Callable, folders: Path, arguments: list[str], 
     picture("red", 0).save(folders / "hollow" / "some" / "0.png")
     picture("red", 0).save(folders / "spoilt" / "a" / "0.png")
     (folders / "spoilt" / "b" / "0.png").write_bytes(b"no")
+    shutil.copytree(folders / "support" / "red", folders / "real")
+    (folders / "support" / "scarlet").symlink_to(folders / "real")
+    (folders / "linked").symlink_to(folders / "support" / "blue")
+    shutil.copytree(folders / "support", folders / "nested" / "red")
     found = trident_here("predict", *arguments)
     lines = [line for line in found.stderr.splitlines() if not line.startswith("weights: ")]
     assert_one_line_error(Answer([], found.returncode, found.stdout, "\n".join(lines)), *words)

@@ -4,7 +4,6 @@ import csv
 import functools
 import io
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from PIL import Image
 from ablation_grids import Answer
 from conftest import assert_one_line_error, run_trident
 from stand_in_backbone import NAME, SUPPORT, picture, save_pictures, save_support_and_pile
-from trident.labelling.corrections import NONE, read_corrections
+from trident.labelling.corrections import NONE
 from trident.labelling.feature_cache import FeatureCache
 
 COLUMNS = [
@@ -168,6 +167,22 @@ def test_corrected_pictures_become_labelled_ones(predict: Here, folders: Path) -
     )
 
 
+def test_pictures_that_were_moved_since_are_no_longer_corrected(predict: Here, folders: Path) -> None:
+    table = corrected(folders, predict, {"pile/red-001.png": "blue", "pile/green-000.png": "none_of_these"})
+    (folders / "pile" / "red-001.png").rename(folders / "support" / "red" / "moved.png")
+    found = predict("--support", "support", "--corrections", table)
+    assert found.returncode == 0, found.stderr
+    assert f"{table} corrects pile/red-001.png, not in the pile any more: left out" in found.stderr
+    assert f"corrections taken from {table}: 1\n" in found.stderr  # and none_of_these is no new class
+    rows = {row["path"]: row for row in rows_of(found.stdout)}
+    assert rows["pile/green-000.png"]["none_of_these"] == "yes" and len(rows) == 14
+
+
+def test_a_table_without_corrections_says_where_to_write_them(predict: Here, folders: Path) -> None:
+    found = predict("--support", "support", "--corrections", corrected(folders, predict, {}))
+    assert found.returncode == 0 and "has no corrections: write the right class into the column" in found.stderr
+
+
 def test_a_table_with_corrections_is_not_replaced_by_one_without_them(predict: Here, folders: Path) -> None:
     table = corrected(folders, predict, {"pile/red-001.png": "blue"})
     before = table.read_text()
@@ -221,19 +236,6 @@ def test_bad_corrections(predict: Here, folders: Path, content: str | None, word
     assert_one_line_error(predict("--support", "support", "--corrections", "nothing.csv"), *words)
 
 
-def test_corrections_are_read_as_spreadsheets_write_them(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_bytes(b"\xef\xbb\xbfpath,correction\r\na.png,red\r\nb.png\r\nc.png,\r\n")
-    assert read_corrections(tmp_path / "a.csv") == {"a.png": "red"}
-    (tmp_path / "a.csv").write_bytes(b"\xef\xbb\xbfpath;label;correction\r\na,b.png;blue;red\r\n")
-    assert read_corrections(tmp_path / "a.csv") == {"a,b.png": "red"}
-    (tmp_path / "a.csv").write_text('path;correction;"p(cat, big)"\na.png;None of These;0.5\n')
-    assert read_corrections(tmp_path / "a.csv") == {"a.png": NONE}
-    (tmp_path / "a.csv").write_text("path\tcorrection\na.png\tred\n")
-    assert read_corrections(tmp_path / "a.csv") == {"a.png": "red"}
-    (tmp_path / "b.csv").write_bytes(b"path,correction\ncaf\xe9.png,red\n")
-    assert read_corrections(tmp_path / "b.csv") == {os.fsdecode(b"caf\xe9.png"): "red"}
-
-
 # Saved classifiers and suggestions
 
 
@@ -254,6 +256,7 @@ def test_fit_and_predict_with_the_file(predict: Here, trident_here: Here, folder
         (["--support", "nowhere", "--out", "c.trident"], ["no such folder"]),
         (["--support", "support", "--out", "c.trident", "--backbone", "resnet"], ["no backbone is called 'resnet'"]),
         (["--support", "broken", "--out", "c.trident", "--backbone", NAME], ["0.png", "not an image"]),
+        (["--support", "support", "--out", "c.trident", "--query", "pile"], ["--corrections TABLE and --query PILE"]),
     ],
 )
 def test_bad_fits(trident_here: Here, folders: Path, arguments: list[str], words: list[str]) -> None:
@@ -262,6 +265,31 @@ def test_bad_fits(trident_here: Here, folders: Path, arguments: list[str], words
         (folders / "broken" / name / "0.png").write_bytes(b"no")
     assert_one_line_error(trident_here("fit", *arguments), *words)
     assert not (folders / "c.trident").exists()
+
+
+def test_corrected_pictures_count_in_fits_and_suggestions(predict: Here, trident_here: Here, folders: Path) -> None:
+    save_pictures(folders / "pile", {"yellow": 5})
+    right = {"pile/yellow-000.png": "yellow", "pile/yellow-001.png": NONE}
+    with_table = ("--support", "support", "--corrections", corrected(folders, predict, right), "--query", "pile")
+    made = trident_here("fit", *with_table, "--out", "c.trident", "--backbone", NAME)
+    assert made.returncode == 0 and "wrote c.trident: 4 classes from 7 pictures" in made.stderr, made.stderr
+    assert "corrections taken from" in made.stderr and ": 2; new classes: yellow" in made.stderr
+    assert trident_here("fit", "--support", "support", "--out", "few.trident", "--backbone", NAME).returncode == 0
+    with_models = [("--model", f"{name}.trident", *with_table[2:]) for name in ("c", "few")]
+    expected = predict(*with_table, "--all").stdout
+    for source in with_models:  # whether the classifier knows the corrected pictures or not: none counts twice
+        assert predict(*source, "--all").stdout == expected
+    new = "pile/yellow-004.png"
+    for source in (with_table, *with_models):
+        found = trident_here("suggest", "--backbone", NAME, *source, "-n", 100, "--json")
+        assert found.returncode == 0, found.stderr
+        suggested = {entry["path"]: entry["best_guess"] for entry in json.loads(found.stdout)}
+        assert not suggested.keys() & right.keys() and suggested[new] == "yellow"
+    every = {str(path.relative_to(folders)): "green" for path in (folders / "pile").iterdir()}
+    nothing_left = trident_here(
+        "suggest", *with_table[:2], "--query", "pile", "--corrections", corrected(folders, predict, every)
+    )
+    assert nothing_left.returncode == 2 and "corrects every picture of --query pile" in nothing_left.stderr
 
 
 @pytest.mark.parametrize("command", [["fit", "--out", "c.trident"], ["suggest", "--query", "pile"]])
@@ -276,7 +304,7 @@ def test_conv4_is_not_enough(trident_here: Here, folders: Path, command: list[st
 def test_labelled_pictures_come_from_one_place(trident_here: Here, folders: Path, command: str) -> None:
     assert_one_line_error(trident_here(command, "--query", "pile"), "--support DIR, or --model FILE")
     both = ("--support", "support", "--model", "c.trident")
-    assert_one_line_error(trident_here(command, "--query", "pile", *both), "but not both")
+    assert_one_line_error(trident_here(command, "--query", "pile", *both), "--support DIR and --model FILE exclude")
 
 
 def test_suggestions(trident_here: Here, folders: Path) -> None:

@@ -307,7 +307,7 @@ def test_the_command_refuses_in_one_line(file: Path, trident_here: Callable[...,
     assert_one_line_error(call(file, "--backbone", LITE0), "do not fit")
     assert_one_line_error(call(file), "if you trust it, give --backbone")
     assert_one_line_error(call(file, "--weights", "mini-5w1s-set"), "exclude each other")
-    assert_one_line_error(call(file, "--support", file.parent), "not both")
+    assert_one_line_error(call(file, "--support", file.parent), "exclude each other")
 
 
 def test_a_write_that_fails_leaves_the_old_file(

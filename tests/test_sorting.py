@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from trident.errors import TridentError
-from trident.labelling.sorting import carry_out, plan
+from trident.labelling.sorting import carry_out, copies_elsewhere, plan
 
 MOVER = """
 import sys, time
@@ -233,6 +233,19 @@ def test_what_has_been_copied_is_not_copied_again(tmp_path: Path) -> None:
     assert plan({tmp_path / "a.png": "cat"}, tmp_path / "sorted", moving=False) == []
     (tmp_path / "a.png").write_bytes(b"y")
     assert plan({tmp_path / "a.png": "cat"}, tmp_path / "sorted", moving=False)[0][1].name == "a-2.png"
+
+
+def test_copies_from_before_a_correction_are_found(tmp_path: Path) -> None:
+    pile, target = tmp_path / "pile", tmp_path / "sorted"
+    pile.mkdir()
+    for name in ("a.png", "b.png", "c.png"):
+        (pile / name).write_bytes(name.encode())
+    before = {pile / "a.png": "red", pile / "b.png": "red", pile / "c.png": "blue"}
+    carry_out(plan(before, target, moving=False), target, moving=False)
+    (target / "blue" / "b.png").write_bytes(b"another picture of this name")
+    now = {pile / "a.png": "blue", pile / "b.png": "red", pile / "c.png": ""}
+    assert copies_elsewhere(now, target) == [target / "red" / "a.png", target / "blue" / "c.png"]
+    assert copies_elsewhere(before, target) == copies_elsewhere(now, tmp_path / "new") == []
 
 
 def test_a_file_in_its_place_stays_there(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from trident.cli.label_tables import Row, as_csv
 from trident.errors import one_line
-from trident.labelling.corrections import read_corrections
+from trident.labelling.corrections import NONE, read_corrections
 from trident.labelling.spreadsheets import guarded, unguarded
 
 STATIC = Path(__file__).parents[1] / "src" / "trident" / "web" / "static"
@@ -78,3 +79,16 @@ def test_the_page_does_the_same() -> None:
 )
 def test_names_cannot_act_on_a_terminal(name: str, shown: str) -> None:
     assert one_line(name) == shown
+
+
+def test_corrections_are_read_as_spreadsheets_write_them(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"\xef\xbb\xbfpath,correction\r\na.png,red\r\nb.png\r\nc.png,\r\n")
+    assert read_corrections(tmp_path / "a.csv") == {"a.png": "red"}
+    (tmp_path / "a.csv").write_bytes(b"\xef\xbb\xbfpath;label;correction\r\na,b.png;blue;red\r\n")
+    assert read_corrections(tmp_path / "a.csv") == {"a,b.png": "red"}
+    (tmp_path / "a.csv").write_text('path;correction;"p(cat, big)"\na.png;None of These;0.5\n')
+    assert read_corrections(tmp_path / "a.csv") == {"a.png": NONE}
+    (tmp_path / "a.csv").write_text("path\tcorrection\na.png\tred\n")
+    assert read_corrections(tmp_path / "a.csv") == {"a.png": "red"}
+    (tmp_path / "b.csv").write_bytes(b"path,correction\ncaf\xe9.png,red\n")
+    assert read_corrections(tmp_path / "b.csv") == {os.fsdecode(b"caf\xe9.png"): "red"}

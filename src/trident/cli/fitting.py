@@ -10,10 +10,15 @@ import typer
 from trident.cli.app import app
 from trident.cli.label_inputs import (
     Backbone,
+    Corrections,
     Model,
     NoCache,
     Query,
     Support,
+    check_one_source,
+    corrected_pictures,
+    in_classes,
+    joined,
     labelled_pictures,
     labeller_from_file,
     labeller_from_pictures,
@@ -27,13 +32,19 @@ from trident.errors import TridentError, one_line
 def fit(
     support: Annotated[Path, typer.Option(help="Labelled pictures: a folder with one folder for each class.")],
     out: Annotated[Path, typer.Option(help="The file to write; it must end in .trident.")],
+    corrections: Corrections = None,
+    query: Annotated[
+        Path | None, typer.Option(help="The pile whose labels --corrections corrects.", show_default=False)
+    ] = None,
     backbone: Backbone = "auto",
     no_cache: NoCache = False,
     device: Device = "auto",
 ) -> None:
     """Save a classifier, for 'trident predict --model'. The file holds features and labels, but no pictures.
 
-    It needs a pretrained backbone. Whoever uses the file needs the same backbone.
+    With --corrections and --query, the corrected pictures of a pile count as labelled ones; the file does not remember
+    which pictures belong to none of the classes. The command needs a pretrained backbone, and whoever uses the file
+    needs the same one.
     """
     from trident.cli.console import stderr
     from trident.data.images import silence_pillow
@@ -45,13 +56,17 @@ def fit(
     silence_pillow()
     if out.suffix != SUFFIX:
         raise TridentError(f"--out {out}: the file must end in {SUFFIX}")
+    if (corrections is None) != (query is None):
+        raise TridentError("--corrections TABLE and --query PILE belong together: give both, or neither")
     check_writable(out)
-    by_class, unread = labelled_pictures(support)
+    found, unread = labelled_pictures(support)
     if unread:
         raise TridentError(next(iter(unread.values())))
+    pile = pile_of(query, support, [support], found)[0] if query is not None else []
+    by_class = joined(found, in_classes(corrected_pictures(corrections, pile, found)))
     labeller = labeller_from_pictures(by_class, backbone, "auto", device_of(device), not no_cache)
     if not isinstance(labeller, FeatureLabeller):
-        raise TridentError(f"a classifier needs a pretrained backbone: {HINT}")
+        raise TridentError(f"a classifier needs a pretrained backbone, not conv4; {HINT}")
     save_classifier(labeller, out)
     n_pictures = sum(map(len, by_class.values()))
     stderr.print(f"wrote {out}: {len(by_class)} classes from {n_pictures} pictures", soft_wrap=True)
@@ -62,6 +77,7 @@ def suggest(
     query: Query,
     support: Support = None,
     model: Model = None,
+    corrections: Corrections = None,
     number: Annotated[int, typer.Option("--number", "-n", min=1, help="How many pictures to suggest.")] = 10,
     backbone: Backbone = "auto",
     no_cache: NoCache = False,
@@ -70,8 +86,9 @@ def suggest(
 ) -> None:
     """Print the pictures of a pile whose labels would help most: uncertain, and different from each other.
 
-    Put them into the class folders of --support, or write their class into the column 'correction' of a table that
-    'trident predict' wrote. Then label the pile again. It needs a pretrained backbone.
+    Put them into the class folders of --support; or write their class into the column 'correction' of a table that
+    'trident predict' wrote, and give it with --corrections. Then label the pile again. The command needs a pretrained
+    backbone.
     """
     from trident.cli.console import counting
     from trident.data.images import silence_pillow
@@ -83,16 +100,21 @@ def suggest(
     from trident.labelling.typicality import normalised
 
     silence_pillow()
-    if (support is None) == (model is None):
-        raise TridentError("give the labelled pictures: --support DIR, or --model FILE of 'trident fit', but not both")
+    check_one_source(support, model)
     by_class, unread = labelled_pictures(support) if support is not None else ({}, {})
     pile, more = pile_of(query, support, [support] if support is not None else [], by_class)
+    corrected = corrected_pictures(corrections, pile, by_class)
+    right = in_classes(corrected)
+    pile = [source for source in pile if source not in corrected]
+    if not pile:
+        raise TridentError(f"{corrections} corrects every picture of --query {query}: there is none left to suggest")
     if model is not None:
-        labeller: PictureLabeller = labeller_from_file(model, backbone, device_of(device), not no_cache, {})
+        labeller: PictureLabeller = labeller_from_file(model, backbone, device_of(device), not no_cache, right)
     else:
-        labeller = labeller_from_pictures(by_class, backbone, "auto", device_of(device), not no_cache)
+        everything = joined(by_class, right)
+        labeller = labeller_from_pictures(everything, backbone, "auto", device_of(device), not no_cache)
     if not isinstance(labeller, FeatureLabeller):
-        raise TridentError(f"suggestions need a pretrained backbone: {HINT}")
+        raise TridentError(f"suggestions need a pretrained backbone, not conv4; {HINT}")
     with counting("looking at pictures") as progress:
         features, failures = features_of(labeller.backbone, pile, labeller.cache, progress)
     readable = [place for place in range(len(pile)) if place not in failures]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trident.errors import TridentError, errors_in, one_line
-from trident.labelling.corrections import NONE
+from trident.labelling.corrections import COLUMN, NONE, is_none, read_corrections
 
 if TYPE_CHECKING:
     from trident.data.images import ImageFile, ImageSource
@@ -51,6 +51,14 @@ Backbone = Annotated[
 Model = Annotated[
     Path | None, typer.Option(help="A classifier that 'trident fit' wrote, instead of --support.", show_default=False)
 ]
+Corrections = Annotated[
+    Path | None,
+    typer.Option(
+        help="A table of 'trident predict' in which you wrote the right class, or the words 'none of these', into the "
+        "column 'correction'. A corrected picture becomes an example of its class; one of 'none of these' of no class.",
+        show_default=False,
+    ),
+]
 NoCache = Annotated[
     bool, typer.Option("--no-cache", help="Do not keep features on disk; a stopped command then starts anew.")
 ]
@@ -65,7 +73,7 @@ def labelled_pictures(support: Path) -> "tuple[dict[str, list[ImageFile]], dict[
         raise TridentError(f"--support {support}: there is no such folder; it must hold one folder for each class")
     found = {folder.name: find_pictures(folder) for folder in subfolders(support)}
     for name in found:
-        if name.casefold() == NONE:
+        if is_none(name):
             raise TridentError(f"--support {support}: a class cannot be called '{name}', which means no class at all")
     if not found:
         raise TridentError(f"--support {support} has no class folders: expected {support}/CLASS/PICTURE.jpg")
@@ -105,6 +113,62 @@ def pile_of(
         why = f" ({reasons[0]})" if reasons else ""
         raise TridentError(f"--query {query}: it has no picture to label{why}")
     return pictures, unread
+
+
+def check_one_source(support: Path | None, model: Path | None) -> None:
+    if support is None and model is None:
+        raise TridentError("give the labelled pictures: --support DIR, or --model FILE of 'trident fit'")
+    if support is not None and model is not None:
+        raise TridentError("--support DIR and --model FILE exclude each other: give one of them")
+
+
+def corrected_pictures(
+    corrections: Path | None, pile: "Sequence[ImageSource]", classes: Iterable[str]
+) -> "dict[ImageSource, str]":
+    """The pictures of the pile that a table corrects, with their right class.
+
+    Says how many there are, and which of their classes are not among `classes`. A saved classifier names new classes
+    itself; there are no `classes` then.
+    """
+    from trident.cli.console import stderr
+
+    if corrections is None:
+        return {}
+    found = read_corrections(corrections)
+    by_path = {source.name: source for source in pile}
+    missing = [path for path in found if path not in by_path]
+    if missing and len(missing) == len(found):
+        # A path that is not UTF-8 was read with characters that cannot be written as such.
+        advice = "give the same --query" if missing[0].isprintable() else "save the table as UTF-8 (CSV UTF-8)"
+        raise TridentError(
+            f"{corrections} corrects {missing[0]}, which is not in the pile: paths must be as 'trident predict' wrote "
+            f"them, so {advice}"
+        )
+    if missing:  # moved since, into the folder of a class for example
+        text = f"{corrections} corrects {missing[0]}{f' and {len(missing) - 1} more' if missing[1:] else ''}"
+        stderr.print(f"{text}, not in the pile any more: left out", soft_wrap=True)
+    if not found:
+        text = f"{corrections} has no corrections: write the right class into the column '{COLUMN}'"
+        stderr.print(f"{text}; no other column is read", soft_wrap=True)
+        return {}
+    right = {by_path[path]: name for path, name in found.items() if path in by_path}
+    known = list(classes)
+    new = new_classes(right.values(), known) if known else ""
+    stderr.print(f"corrections taken from {corrections}: {len(right)}{new}", soft_wrap=True, markup=False)
+    return right
+
+
+def in_classes(corrected: "Mapping[ImageSource, str]") -> "dict[str, list[ImageSource]]":
+    """The corrected pictures of each class; those of no class are left out."""
+    names = dict.fromkeys(name for name in corrected.values() if name != NONE)
+    return {name: [source for source in corrected if corrected[source] == name] for name in names}
+
+
+def joined(
+    by_class: "Mapping[str, Sequence[ImageSource]]", more: "Mapping[str, Sequence[ImageSource]]"
+) -> "dict[str, list[ImageSource]]":
+    """The pictures of each class of either; new classes come last."""
+    return {name: [*by_class.get(name, []), *more.get(name, [])] for name in [*by_class, *more]}
 
 
 def labeller_from_pictures(

@@ -10,24 +10,28 @@ from trident.cli.app import app
 from trident.cli.label_inputs import (
     Backbone,
     Cluster,
+    Corrections,
     Model,
     NoCache,
     Query,
     Support,
     Weights,
+    check_one_source,
+    corrected_pictures,
+    in_classes,
+    joined,
     labelled_pictures,
     labeller_from_file,
     labeller_from_pictures,
-    new_classes,
     pile_of,
 )
 from trident.cli.label_tables import Row, as_csv, as_json, rows_of, write
 from trident.cli.options import Device, Json, device_of
 from trident.errors import NotFiniteError, TridentError, one_line
-from trident.labelling.corrections import NONE, read_corrections
+from trident.labelling.corrections import read_corrections
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from trident.data.images import ImageSource
     from trident.labelling.labelled import Labelled, PictureLabeller
@@ -49,14 +53,7 @@ def predict(
             show_default=False,
         ),
     ] = None,
-    corrections: Annotated[
-        Path | None,
-        typer.Option(
-            help="A table of this command with the right class in the column 'correction' where a label is wrong, or "
-            "'none of these'. These pictures then count as labelled ones.",
-            show_default=False,
-        ),
-    ] = None,
+    corrections: Corrections = None,
     out: Annotated[Path | None, typer.Option(help="Write the table to this file: .csv or .json.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Show all classes, not only the best two.")] = False,
     threshold: Annotated[
@@ -101,6 +98,8 @@ def predict(
     if cluster is not None:
         _check_cluster(cluster, backbone, weights, model)
     target = copy or move
+    if target is not None and target.resolve() == query.resolve():
+        raise TridentError(f"{target} is the pile itself, --query {query}: sort into another folder")
     unread: dict[str, str] = {}
     by_class: dict[str, Sequence[ImageSource]] = {}
     if support is not None:
@@ -111,24 +110,21 @@ def predict(
     unread |= more
     if target is not None:
         _check_files(query, pile, moving=move is not None)
-    corrected = _corrected(corrections, pile)
-    if corrections is not None:
-        new = new_classes(corrected.values(), by_class) if support is not None else ""
-        stderr.print(f"corrections taken from {corrections}: {len(corrected)}{new}", soft_wrap=True, markup=False)
+        if support is not None:
+            _check_apart(target, support, by_class)
+    corrected = corrected_pictures(corrections, pile, by_class)
     if out is not None:
         _check_kept(out, {source.name: name for source, name in corrected.items()})
     if target is not None:
         check_folder_names(set(corrected.values()), target)
     pile = [source for source in pile if source not in corrected]
-    right = {name: [source for source in corrected if corrected[source] == name] for name in corrected.values()}
-    right.pop(NONE, None)
+    right = in_classes(corrected)
     decoders.start()  # while torch is imported
     if model is not None:
         labeller: PictureLabeller = labeller_from_file(model, backbone, device_of(device), not no_cache, right)
     else:
-        for name, sources in right.items():
-            by_class[name] = [*by_class.get(name, []), *sources]
-        labeller = labeller_from_pictures(by_class, backbone, weights, device_of(device), not no_cache, method)
+        everything = joined(by_class, right)
+        labeller = labeller_from_pictures(everything, backbone, weights, device_of(device), not no_cache, method)
     _check_network(labeller, method, cluster)
     names = [source.name for source in pile]
     try:
@@ -163,8 +159,7 @@ def _check_options(
     move: Path | None,
     really: bool,
 ) -> None:
-    if (support is None) == (model is None):
-        raise TridentError("give the labelled pictures: --support DIR, or --model FILE of 'trident fit', but not both")
+    check_one_source(support, model)
     if model is not None and weights != "auto":
         raise TridentError("--model and --weights exclude each other: a classifier has its own network")
     if copy is not None and move is not None:
@@ -193,6 +188,16 @@ def _check_files(query: Path, pile: "Sequence[ImageSource]", moving: bool) -> No
     if not are_files(pile):
         option = "--move" if moving else "--copy"
         raise TridentError(f"{option} needs pictures that are files: those of --query {query} are inside other files")
+
+
+def _check_apart(target: Path, support: Path, classes: "Iterable[str]") -> None:
+    """Sorted pictures must not come among the labelled ones, where they would count as labelled by hand."""
+    labelled = [folder.resolve() for folder in (support, *(support / name for name in classes))]  # may be links
+    for place in (target, *(target / name for name in classes)):
+        if any(place.resolve().is_relative_to(folder) for folder in labelled):
+            raise TridentError(
+                f"{place} is in --support {support}, whose pictures count as labelled by hand: sort into another folder"
+            )
 
 
 def _check_network(labeller: "PictureLabeller", method: str | None, cluster: str | None) -> None:
@@ -229,23 +234,6 @@ def _labelled(labeller: "PictureLabeller", pile: "Sequence[ImageSource]", cluste
         raise typer.Exit(130) from None
 
 
-def _corrected(corrections: Path | None, pile: "Sequence[ImageSource]") -> "dict[ImageSource, str]":
-    """The pictures of the pile that a table corrects, with their right class."""
-    if corrections is None:
-        return {}
-    found = read_corrections(corrections)
-    by_path = {source.name: source for source in pile}
-    missing = [path for path in found if path not in by_path]
-    if missing:
-        # A path that is not UTF-8 was read with characters that cannot be written as such.
-        advice = "give the same --query" if missing[0].isprintable() else "save the table as UTF-8 (CSV UTF-8)"
-        raise TridentError(
-            f"{corrections} corrects {missing[0]}, which is not in the pile: paths must be as 'trident predict' wrote "
-            f"them, so {advice}"
-        )
-    return {by_path[path]: name for path, name in found.items()}
-
-
 def _check_kept(out: Path, taken: dict[str, str]) -> None:
     """Corrections are work by hand: a table that has some is not replaced, unless they are taken over."""
     try:
@@ -268,10 +256,15 @@ def _summary(rows: list[Row], n_pictures: int, out: Path) -> str:
 def _sort(rows: list[Row], target: Path, moving: bool, really: bool) -> bool:
     """Returns whether no file failed."""
     from trident.cli.console import counting, stderr
-    from trident.labelling.sorting import carry_out, plan
+    from trident.labelling.sorting import carry_out, copies_elsewhere, plan
 
     labelled = {Path(row.path): row.label for row in rows if row.label}
     steps = plan(labelled, target, moving)
+    old = [] if moving else copies_elsewhere({Path(row.path): row.label for row in rows}, target)
+    if old:
+        stderr.print(
+            f"copies with another label than now: {len(old)}, the first is {old[0]}; they stay there", soft_wrap=True
+        )
     there = f"; {len(labelled) - len(steps)} were there already" if len(steps) < len(labelled) else ""
     verb = "move" if moving else "copy"
     if really:

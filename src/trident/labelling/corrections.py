@@ -10,6 +10,11 @@ NONE = "none of these"  # in the column `correction`: the picture belongs to no 
 COLUMN = "correction"
 
 
+def is_none(name: str) -> bool:
+    """Whether a name means no class: in capital letters too, or as the column is called, none_of_these."""
+    return name.casefold().replace("_", " ") == NONE
+
+
 def read_corrections(path: Path) -> dict[str, str]:
     """The corrected class of each corrected picture, by its path as the table has it.
 
@@ -32,7 +37,7 @@ def read_corrections(path: Path) -> dict[str, str]:
                 name, wanted = unguarded(row["path"] or ""), unguarded((row[COLUMN] or "").strip())
                 if not wanted:
                     continue
-                if wanted.casefold() == NONE:
+                if is_none(wanted):
                     wanted = NONE
                 if found.get(name, wanted) != wanted:
                     raise TridentError(f"{path} corrects {name} twice: to '{found[name]}' and to '{wanted}'")

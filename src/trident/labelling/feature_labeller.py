@@ -62,15 +62,18 @@ class FeatureLabeller:
         return self.cache is not None and self.cache.problem is None
 
     def with_pictures(self, by_class: Mapping[str, Sequence[ImageSource]]) -> "FeatureLabeller":
-        """The same with more labelled pictures, of these classes or of new ones."""
+        """The same with more labelled pictures, of these classes or of new ones. None counts twice in a class."""
         if not by_class:
             return self
         classes = tuple(dict.fromkeys([*self.classes, *by_class]))
-        features = [self.features, *(self.raw_features(sources) for sources in by_class.values())]
-        labels = [np.full(len(sources), classes.index(name), np.int64) for name, sources in by_class.items()]
-        return replace(
-            self, classes=classes, features=np.concatenate(features), labels=np.concatenate([self.labels, *labels])
-        )
+        features, labels = [self.features], [self.labels]
+        for name, sources in by_class.items():
+            label, rows = classes.index(name), self.raw_features(sources)
+            known = {row.tobytes() for row in self.features[self.labels == label]}
+            new = np.array([row.tobytes() not in known for row in rows], bool)
+            features.append(rows[new])
+            labels.append(np.full(int(new.sum()), label, np.int64))
+        return replace(self, classes=classes, features=np.concatenate(features), labels=np.concatenate(labels))
 
     def label(self, pile: Sequence[ImageSource], progress: Progress | None = None, together: bool = True) -> Labelled:
         return self.label_computed(*features_of(self.backbone, pile, self.cache, progress), together)

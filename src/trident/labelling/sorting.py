@@ -72,6 +72,19 @@ def check_folder_names(labels: Iterable[str], target: Path) -> None:
             raise TridentError(f"class {label!r} cannot be the name of a folder in {target}")
 
 
+def copies_elsewhere(labels: dict[Path, str], target: Path) -> list[Path]:
+    """Copies of these files in folders of other classes than their label: from before the label was corrected."""
+    there: dict[str, list[Path]] = {}
+    for entry, _ in _files(target):
+        there.setdefault(entry.name, []).append(Path(entry.path))
+    return [
+        place
+        for source, label in labels.items()
+        for place in there.get(source.name, [])
+        if place.parent.name != label and _copied(source, place)
+    ]
+
+
 def carry_out(steps: list[Step], target: Path, moving: bool, progress: Progress | None = None) -> Sorted:
     """Copy or move each file, completely or not at all. Never overwrites a file. A failure does not stop the others.
 
