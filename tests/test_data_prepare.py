@@ -69,13 +69,11 @@ def test_all_unreadable_images_are_counted(tmp_path: Path, pets: Path) -> None:
     assert list(tmp_path.iterdir()) == [pets]
 
 
-def test_an_earlier_store_survives_a_failure(tmp_path: Path, pets: Path) -> None:
-    prepare("folder", pets, tmp_path / "a.st")
-    before = (tmp_path / "a.st").read_bytes()
-    (pets / "test" / "dog" / "000.png").write_bytes(b"")
-    with pytest.raises(TridentError, match="1 image cannot be read"):
+def test_no_store_is_replaced(tmp_path: Path, pets: Path) -> None:
+    (tmp_path / "a.st").write_bytes(b"another dataset")
+    with pytest.raises(TridentError, match=r"a.st exists already: choose another name, or delete it first"):
         prepare("folder", pets, tmp_path / "a.st")
-    assert (tmp_path / "a.st").read_bytes() == before
+    assert (tmp_path / "a.st").read_bytes() == b"another dataset"
 
 
 def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, pets: Path) -> None:

@@ -265,5 +265,5 @@ def test_zips_and_pickles_in_several_processes(tmp_path: Path, monkeypatch: pyte
     pickled = save_tiered(tmp_path / "tiered", tiered())
     for name, source in (("omniglot", zipped), ("tiered-imagenet", pickled)):
         for workers in (1, 2):
-            prepare(name, source, tmp_path / f"{workers}.store", workers=workers)
-        assert (tmp_path / "1.store").read_bytes() == (tmp_path / "2.store").read_bytes()
+            prepare(name, source, tmp_path / f"{name}-{workers}.store", workers=workers)
+        assert (tmp_path / f"{name}-1.store").read_bytes() == (tmp_path / f"{name}-2.store").read_bytes()

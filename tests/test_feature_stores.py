@@ -4,6 +4,7 @@ import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,10 +12,15 @@ import pytest
 from ablation_grids import Answer
 from conftest import assert_one_line_error
 from stand_in_backbone import COLOURS, NAME, picture
+from trident.backbones import feature_store
 from trident.backbones.pretrained import find_backbone
+from trident.data.glyphs import open_glyphs
 from trident.data.images import ImageFile, decode
-from trident.data.store import class_table, open_store, write_store
+from trident.data.store import ImageStore, class_table, open_store, write_store
 from trident.errors import TridentError
+from trident.learning.checkpoint import untrained
+from trident.measuring.evaluate import evaluate
+from trident.recipes.loading import load_recipe, with_overrides
 
 Here = Callable[..., Answer]
 RECIPE = f"""
@@ -153,6 +159,13 @@ def test_bad_requests_for_features(here: Path, trident_here: Here) -> None:
     assert not list(here.glob("*x.store*"))
 
 
+def test_features_replace_no_file(here: Path, trident_here: Here) -> None:
+    (here / "mine.store").write_bytes(b"another dataset")
+    call = ("data", "prepare", "folder", "--from", "pictures", "--to", "mine.store", "--features", NAME)
+    assert_one_line_error(trident_here(*call), "mine.store exists already")
+    assert (here / "mine.store").read_bytes() == b"another dataset"
+
+
 def test_a_store_of_features_is_checked_when_it_is_read_and_written(tmp_path: Path) -> None:
     table = class_table([("a", "test", 2), ("b", "test", 2)])
     rows = np.arange(12, dtype=np.float32).reshape(4, 3)
@@ -171,3 +184,24 @@ def test_a_store_of_features_is_checked_when_it_is_read_and_written(tmp_path: Pa
     for name in ("other.store", "short.store"):
         with pytest.raises(TridentError, match="is not a trident store"):
             open_store(tmp_path / name)
+
+
+def test_only_the_measured_split_gets_features_of_weights(trident_here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[int] = []
+    compute = feature_store.features_of_store
+
+    def spy(*arguments: Any) -> ImageStore:
+        found = compute(*arguments)
+        computed.append(len(found.images))
+        return found
+
+    monkeypatch.setattr(feature_store, "features_of_store", spy)
+    call = ["features-nearest-mean", "--split", "val", "--tasks", "20", "--json", "--data", "glyphs"]
+    measured = trident_here("evaluate", *call, "backbone.of=weights:glyphs-simpleshot", "backbone.size=16")
+    assert computed == [1580]  # of 26,660
+    found = json.loads(measured.stdout)
+    network = find_backbone("weights:glyphs-simpleshot")
+    whole = compute(open_glyphs(), network, None, ["test", "val"])
+    recipe = with_overrides(load_recipe("features-nearest-mean"), ["backbone.of=" + network.name, "backbone.size=16"])
+    expected = evaluate(untrained(recipe), whole, split="val", tasks=20, seed=0)  # the same tasks
+    assert found["accuracy"] == pytest.approx(expected.accuracy)

@@ -28,6 +28,13 @@ def check_writable(path: Path) -> None:
         raise TridentError(f"cannot write {path}: Permission denied")
 
 
+def check_new(path: Path) -> None:
+    """The same for a file that must not replace another."""
+    check_writable(path)
+    if path.exists():
+        raise TridentError(f"{path} exists already: choose another name, or delete it first")
+
+
 @contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
     """Open a file for writing. It appears at `path` only when it is complete."""

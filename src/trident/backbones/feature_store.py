@@ -13,7 +13,7 @@ from trident.data.resuming import write_resumable_store
 from trident.data.store import SPLITS, ImageStore, class_table, open_store, positions_of
 from trident.data.store_writer import StoreWriter
 from trident.errors import TridentError
-from trident.files import check_writable
+from trident.files import check_new
 from trident.progress import Progress
 
 
@@ -30,7 +30,7 @@ def prepare_features(
 
     A run that was killed or interrupted is resumed by the next one with the same arguments, which calls `on_resume`.
     """
-    check_writable(target)
+    check_new(target)
     dataset = read_dataset(name, source, split_file)
     if dataset.channels != 3:
         raise TridentError(f"{name} has grey images: backbones take colour images only")

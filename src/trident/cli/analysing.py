@@ -62,7 +62,7 @@ def audit(
         return checkpoint
 
     with on_processes(device) as here:
-        checkpoint, store = here.measured(load, data)
+        checkpoint, store = here.measured(load, data, "auto", split)
         sample = sample_of(split, tasks, seed, here.device, tasks_per_chunk)
         with counting("protocols") as progress:
 

@@ -104,6 +104,8 @@ def show(
     if as_json:
         print(json.dumps(about))
         return
+    if verify:
+        print("verified       all images are as they were written")
     for key, value in about.items():
         if key != "splits":
             print(f"{key:14} {one_line(str(value))}")

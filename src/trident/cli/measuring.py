@@ -48,7 +48,7 @@ def evaluate(
     from trident.measuring.evaluate import evaluate as measure
 
     with on_processes(device) as here:
-        checkpoint, store = here.measured(lambda: load_for_measuring(run, settings), data, store_on)
+        checkpoint, store = here.measured(lambda: load_for_measuring(run, settings), data, store_on, split)
         sample = sample_of(split, tasks, seed, here.device, tasks_per_chunk, engine, precision)
         with counting("evaluating tasks") as progress:
             result = measure(checkpoint, store, progress=progress, **sample, processes=here.processes)

@@ -142,9 +142,16 @@ def open_fitting_data(given: str | None, checkpoint: "Checkpoint", measured: "Im
 
 
 def open_for(
-    recipe: "Recipe", given: str | None, checkpoint: "Checkpoint | None" = None, store_on: str = "auto"
+    recipe: "Recipe",
+    given: str | None,
+    checkpoint: "Checkpoint | None" = None,
+    store_on: str = "auto",
+    split: str | None = None,
 ) -> "ImageStore":
-    """The store for a recipe or for weights. If they take features of other weights of ours, those are computed."""
+    """The store for a recipe or for weights. If they take features of other weights of ours, those are computed.
+
+    `split`: the only one that is needed.
+    """
     from trident.backbones.frozen import FrozenBackbone
 
     store, backbone = open_data(data_of(recipe, given, checkpoint), store_on), recipe.backbone
@@ -153,9 +160,11 @@ def open_for(
     from trident.backbones.feature_store import features_of_store
     from trident.backbones.pretrained import find_backbone
     from trident.cli.console import counting
+    from trident.data.store import SPLITS
 
+    network = find_backbone(backbone.of, device_of("auto"))
     with counting("computing features") as progress:
-        return features_of_store(store, find_backbone(backbone.of, device_of("auto")), progress)
+        return features_of_store(store, network, progress, SPLITS if split is None else [split])
 
 
 def open_data(source: str, store_on: str = "auto") -> "ImageStore":

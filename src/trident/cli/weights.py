@@ -59,10 +59,10 @@ def export(
     label and no measurement. There are three: for many pictures classified together, for a few, and for single
     pictures. Weights with inner steps use the first for all.
     """
+    from trident.files import check_new
     from trident.learning.checkpoint import load_checkpoint, save_checkpoint, shareable
 
-    if to.exists():
-        raise TridentError(f"{to} exists already: choose another name")
+    check_new(to)
     if not fit and (data is not None or tasks is not None):
         raise TridentError("--data and --tasks need --fit-temperature")
     checkpoint = load_checkpoint(run)

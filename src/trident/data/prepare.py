@@ -18,7 +18,7 @@ from trident.data.resuming import write_resumable_store
 from trident.data.store import ImageStore, open_store
 from trident.data.store_writer import StoreWriter
 from trident.errors import TridentError
-from trident.files import check_writable
+from trident.files import check_new
 from trident.importing import imported
 from trident.progress import Progress
 
@@ -46,7 +46,7 @@ def prepare(
     source, target = Path(source), Path(target)
     if image_size is not None and image_size not in _IMAGE_SIZES:
         raise TridentError(f"image size {image_size} is not between {_IMAGE_SIZES[0]} and {_IMAGE_SIZES[-1]}")
-    check_writable(target)
+    check_new(target)
     dataset = read_dataset(name, source, split_file)
     size = image_size or dataset.image_size
     decoding = Target(size, dataset.channels, dataset.inverted)

@@ -18,7 +18,7 @@ import numpy as np
 
 from trident.data.store_writer import StoreWriter, check_space
 from trident.errors import ResumableError, TridentError
-from trident.files import check_writable, replace_file
+from trident.files import check_new, check_writable, replace_file
 
 SAVE_SECONDS = 2.0  # a kill loses at most this much work
 
@@ -48,6 +48,7 @@ def write_resumable_store(
     try:
         with _locked(journal_path, path) as journal:
             try:
+                check_new(path)  # under the lock: another process may just have written it
                 _write(path, part, journal, new_writer, inputs, images_from, on_resume)
                 replace_file(part, path)
             except ResumableError as error:
