@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from ablation_grids import Answer
 from conftest import TINY_BACKBONE, TINY_RECIPE, Trident_command, assert_one_line_error, tiny_store
+from trident.cli import console
 from trident.data.registry import READERS
 from trident.data.store import open_store, write_store
 from trident.learning.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
@@ -348,3 +349,15 @@ def test_exported_weights_are_calibrated_by_the_store_at_hand_if_it_is_theirs(
     named = here("calibrate", "shared.safetensors", "--data", "other.store", "--temperature-data", store, *few)
     assert json.loads(named.stdout)["with_temperature"] != own["with_temperature"]
     assert json.loads(named.stdout)["with_temperature"]["fitted_tasks"] == "noise val, 3 tasks, seed 0"
+
+
+def test_without_a_terminal_long_work_says_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(console, "monotonic", lambda: now[0])
+    with console.counting("evaluating tasks") as progress:
+        for done, seconds in ((1, 59.0), (2, 60.0), (3, 119.0), (4, 121.0)):
+            now[0] = seconds
+            progress(done, 600, "another protocol" if done == 4 else None)
+    assert capsys.readouterr().err.splitlines() == ["evaluating tasks: 2 of 600", "another protocol: 4 of 600"]

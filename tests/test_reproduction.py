@@ -137,7 +137,7 @@ def test_what_is_run_is_not_run_again(small: Path, reproduce: Reproduce) -> None
     assert (again.returncode, again.stderr.strip()) == (0, "")
     assert f"{shuffled.accuracy:.2f} ± {shuffled.ci95:.2f}" in again.stdout
     states = {one["name"]: one["state"] for one in json.loads(reproduce(small, "--json").stdout)}
-    assert states == {"accuracy": "run", "reconstructions": "not run", "latents": "not run", "calibration": "run"}
+    assert states == {"accuracy": "done", "reconstructions": "not run", "latents": "not run", "calibration": "done"}
 
 
 def test_measurements_are_those_of_the_other_commands(small: Path, reproduce: Reproduce) -> None:
@@ -191,7 +191,7 @@ def test_a_training_that_failed_is_measured_with_its_best_weights(
     found = read("small", tmp_path / "results")
     assert found is not None and found.error == "the loss is not finite"
     assert found.measured["glyphs"].orders.keys() == set(ORDERS)
-    assert "run" in reproduce(tmp_path).stdout.splitlines()[0].split()
+    assert "done" in reproduce(tmp_path).stdout.splitlines()[0].split()
 
 
 @pytest.mark.soak
@@ -217,7 +217,7 @@ def test_what_is_run_is_shown_without_stores_and_writes_nothing(
     monkeypatch.chdir(tmp_path)
     assert "fitted on validation tasks" in trident_here("reproduce", "calibration").stdout
     found = json.loads(trident_here("reproduce", "parameters", "calibration", "--json").stdout)
-    assert [(one["name"], one["state"]) for one in found] == [("parameters", "nothing to run"), ("calibration", "run")]
+    assert [(one["name"], one["state"]) for one in found] == [("parameters", "nothing to run"), ("calibration", "done")]
     assert found[1]["rows"][0]["ECE"] == "0.0036"
     assert "drawings of the method" in trident_here("reproduce", "process").stdout
     assert list(tmp_path.iterdir()) == []
@@ -237,10 +237,10 @@ def test_own_results_are_listed_and_a_fresh_start_has_none(
     own = ("--file", str(small / "panels.toml"), "--out", str(small / "runs"))
     (small / "runs" / "results").symlink_to(small / "results")  # where they are unless --results says otherwise
     listed = trident_here("reproduce", *own)
-    assert re.search(r"^accuracy +run ", listed.stdout, re.M) and f"{small / 'runs' / 'results'}" in listed.stderr
+    assert re.search(r"^accuracy +done ", listed.stdout, re.M) and f"{small / 'runs' / 'results'}" in listed.stderr
     (tmp_path / "empty" / "results").mkdir(parents=True)  # as a run leaves it that was stopped early
     included = trident_here("reproduce", "--out", "empty")
-    assert re.search(r"^accuracy +run ", included.stdout, re.M) and not included.stderr
+    assert re.search(r"^accuracy +done ", included.stdout, re.M) and not included.stderr
     calibration = ("reproduce", "calibration", "--fresh", "--out", str(tmp_path / "again"))
     assert_one_line_error(trident_here(*calibration), "needs the store of mini-imagenet")
     assert not (tmp_path / "again").exists()

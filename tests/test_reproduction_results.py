@@ -80,7 +80,7 @@ def test_states_and_rows_say_what_was_run(tmp_path: Path) -> None:
     put(models[1], kept(models[1], 4, error="step 5: the loss is not finite"), tmp_path)
     bad = BothOrders({}, dict.fromkeys(ORDERS, "task 3 is not finite"), None, None, SOURCE)
     put(models[2], replace(kept(models[2]), measured={"mini-imagenet": bad}), tmp_path)
-    assert state(reproduction, panel, tmp_path) == "2 of 5 run, 1 of 5 with fewer steps"
+    assert state(reproduction, panel, tmp_path) == "2 of 5 done, 1 of 5 with fewer steps"
     rows = section(reproduction, panel, tmp_path).rows
     assert "2,000 of 82,000" in rows[0] and "step 5: the loss is not finite" in rows[1]
     assert "no result: task 3 is not finite" in rows[2] and "not run" in rows[3]

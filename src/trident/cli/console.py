@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -23,7 +24,8 @@ class _Lines(Console):
 
 
 stderr = _Lines(stderr=True, highlight=False, markup=False, emoji=False)
-_PLAIN_LINES = 20  # progress lines of a whole run without a terminal
+_PLAIN_LINES = 20  # progress lines of a whole training without a terminal
+_PLAIN_SECONDS = 60.0  # between progress lines of other work without a terminal
 
 
 class _Bar(Progress):
@@ -59,6 +61,8 @@ class Counter:
     def __init__(self, progress: Progress, description: str):
         self._progress = progress
         self._task = progress.add_task(description, total=None)
+        self._description = description
+        self._said = monotonic()
 
     def resumed(self, done: int, total: int) -> None:
         """Start the bar at `done`, the part that an earlier run did. It does not count towards the speed."""
@@ -67,6 +71,9 @@ class Counter:
 
     def __call__(self, done: int, total: int, description: str | None = None) -> None:
         self._progress.update(self._task, completed=done, total=total, description=description)
+        if not stderr.is_terminal and monotonic() - self._said >= _PLAIN_SECONDS:
+            self._said = monotonic()
+            stderr.print(f"{description or self._description}: {done} of {total}", soft_wrap=True)
 
 
 class TrainingProgress:

@@ -12,7 +12,7 @@ from trident.cli.tables import aligned
 from trident.errors import TridentError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from trident.data.store import ImageStore
     from trident.reproduction.panels import Model, Panel, Reproduction
@@ -79,6 +79,7 @@ def reproduce(
                 runner.store(dataset)
             if unmeasured:
                 runner.prepare()
+                _announce([model for model, _ in unmeasured if model.recipe], runner)
             elif to_run:
                 runner.say("nothing is left to run")
         kept = kept if any(kept.glob("*.json")) else FOLDER
@@ -140,6 +141,16 @@ def _say(text: str) -> None:
     from trident.cli.console import stderr
 
     stderr.print(text, soft_wrap=True)
+
+
+def _announce(models: "Sequence[Model]", runner: "Runner") -> None:
+    """Say what will be trained, because that may take days."""
+    steps = {model.name: model.asked_steps(runner.budget) for model in models}
+    if steps:
+        told = ", ".join(f"{name} ({count:,} steps)" for name, count in steps.items())
+        runner.say(f"to train: {told}; Ctrl-C saves what is done")
+        if runner.device == "cpu":
+            runner.say("on a CPU, a training on photographs takes days: use a GPU, or a small --budget")
 
 
 def _unmeasured(reproduction: "Reproduction", panel: "Panel", runner: "Runner") -> "list[tuple[Model, str]]":

@@ -44,7 +44,7 @@ def state(reproduction: Reproduction, panel: Panel, results: Path) -> str:
         elif is_complete(kept, panel, model, dataset, tasks, 0.0, None):
             shorter += 1
     if whole == len(wanted):
-        return "run"
-    parts = [f"{whole} of {len(wanted)} run"] if whole else []
+        return "done"
+    parts = [f"{whole} of {len(wanted)} done"] if whole else []
     parts += [f"{shorter} of {len(wanted)} with fewer steps"] if shorter else []
     return ", ".join(parts) or "not run"
