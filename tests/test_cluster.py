@@ -56,7 +56,7 @@ def test_without_ray_there_is_one_line(
 
 
 def test_conv4_has_no_features_to_spread(trident_here: Here, folders: Path) -> None:
-    assert_one_line_error(trident_here(*call("conv4", "pile", "--cluster", "auto")), "needs a pretrained backbone")
+    assert_one_line_error(trident_here(*call("conv4", "pile", "--cluster", "auto")), "--cluster computes features")
 
 
 def test_nodes_must_see_the_same_files(folders: Path) -> None:

@@ -1,6 +1,6 @@
 """Several networks side by side: the backbone's branches and the method that trains them."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Literal
 
@@ -17,7 +17,7 @@ from trident.backbones.frozen import FrozenBackbone
 from trident.engines.execution import Execution
 from trident.errors import TridentError
 from trident.learning import frozen_weights
-from trident.learning.checkpoint import load_checkpoint
+from trident.learning.checkpoint import load_checkpoint, save_checkpoint
 from trident.learning.heads import HeadLearner
 from trident.learning.learners import make_learner
 from trident.measuring.prediction import predict, predict_one_by_one
@@ -28,6 +28,7 @@ from trident.methods.soft_kmeans import SoftKMeans
 from trident.nn.batch_norm import BatchNormStatistics
 from trident.nn.cell_attention import HEADS, attend, initial_attention
 from trident.nn.parameters import Parameters, for_each_task, stacked
+from trident.recipes.loading import with_overrides
 from trident.settings import EpisodeSpec, Protocol, Views
 from trident.tasks.task import Labels, Task, queries_alone
 from trident.tasks.views import views_of
@@ -233,9 +234,35 @@ def test_maps_of_another_size_are_an_error() -> None:
         attend(parameters, torch.zeros(1, 25, 1, 36 * 4))
 
 
-def test_the_maps_before_attention_are_no_features_for_other_methods() -> None:
-    with pytest.raises(TridentError, match="use --method ensemble"):
-        frozen_weights.load("weights:mini-ensemble")
+def test_as_a_frozen_backbone_it_has_the_features_that_it_compares(tmp_path: Path) -> None:
+    """Soft k-means on features that were computed image by image predicts what the ensemble does on the pile."""
+    views, store = Views(mirrored=True, shifted=True, average="features"), tiny_store()
+    run(tmp_path / "run", replace(TRAINED, views=views), store)
+    checkpoint = load_checkpoint(tmp_path / "run")
+    network = frozen_weights.load(f"weights:{tmp_path / 'run'}")
+    task = source_for(checkpoint.recipe, store, "test").batch([0, 1, 2]).task
+    learner = make_learner(checkpoint.recipe, Execution(), checkpoint.running)
+    expected = predict(learner, checkpoint.parameters, task, views)
+    pixels = task.images.flatten(0, 1).numpy()
+    seen = torch.from_numpy(network.features(pixels)).view(*task.images.shape[:2], -1)
+    own = SoftKMeans(**{entry.name: getattr(checkpoint.recipe.method, entry.name) for entry in fields(SoftKMeans)})
+    found = own.head({}, seen, task.with_images(seen)).log_softmax(2)
+    torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-4)  # sums in another order
+    assert network.features(pixels[5:6]).tobytes() == network.features(pixels)[5:6].tobytes()
+
+
+@pytest.mark.parametrize("changed", ["views.mirrored=false", "method.damping=1"])
+def test_other_views_or_damping_are_another_backbone(tmp_path: Path, changed: str) -> None:
+    views = Views(mirrored=True, average="features")
+    run(tmp_path / "run", replace(TRAINED, views=views), tiny_store())
+    checkpoint = load_checkpoint(tmp_path / "run")
+    other = with_overrides(checkpoint.recipe, [changed])
+    save_checkpoint(tmp_path / "other.safetensors", replace(checkpoint, recipe=other))
+    names = (f"weights:{tmp_path / 'run'}", f"weights:{tmp_path / 'other.safetensors'}")
+    first, second = (frozen_weights.load(name) for name in names)
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 16, 16, 1), np.uint8)
+    assert first.fingerprint != second.fingerprint
+    assert not np.allclose(first.features(pixels), second.features(pixels))
 
 
 def test_a_training_goes_on_where_it_stopped(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from made_up_latents import made_up_latents
 from stand_in_backbone import COLOURS, NAME, made_up, picture, save_pictures
-from trident.backbones.pretrained import BATCH, Pretrained, find_backbone
+from trident.backbones.pretrained import BACKBONES, BATCH, INCLUDED, Pretrained, find_backbone
 from trident.data.images import ImageFile, UnreadableImageError
 from trident.data.pictures import ImageInMemory
 from trident.errors import BadValueError, TridentError
@@ -335,6 +335,9 @@ def test_which_backbone_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chosen_backbone("auto", "mini-5w1s-set") == "conv4"
     assert chosen_backbone("conv4", "mini-5w1s-set") == "conv4"
     assert chosen_backbone(NAME, "auto") == NAME
+    monkeypatch.setitem(BACKBONES, LITE0, replace(BACKBONES[LITE0], module="no_such_package"))
+    assert chosen_backbone("auto", "auto") == INCLUDED
+    assert chosen_backbone("auto", "mini-5w1s-set") == "conv4"
     with pytest.raises(TridentError, match="cannot be used with backbone"):
         chosen_backbone(LITE0, "mini-5w1s-set")
 

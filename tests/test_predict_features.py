@@ -297,7 +297,7 @@ def test_conv4_is_not_enough(trident_here: Here, folders: Path, command: list[st
     found = trident_here(*command, "--support", "support", "--backbone", "conv4")
     assert found.returncode == 2
     last = found.stderr.strip().splitlines()[-1]
-    assert "pretrained backbone" in last and "[features]" in last
+    assert "omit --backbone conv4" in last
 
 
 @pytest.mark.parametrize("command", ["predict", "suggest"])
@@ -378,7 +378,7 @@ def test_damaged_features_in_the_cache_are_computed_again(predict: Here, folders
 # Without the extra
 
 
-def test_without_the_extra_the_weights_of_conv4_are_used(folders: Path) -> None:
+def test_without_the_extra_the_included_features_are_used(folders: Path) -> None:
     (folders / "without").mkdir()
     (folders / "without" / "sitecustomize.py").write_text(
         "import sys\n"
@@ -388,11 +388,16 @@ def test_without_the_extra_the_weights_of_conv4_are_used(folders: Path) -> None:
     without = {"PYTHONPATH": str(folders / "without")}
     found = run_trident(folders, "predict", "--support", "support", "--query", "pile", env=without)
     assert found.returncode == 0, found.stderr
-    assert len(rows_of(found.stdout)) == 15
+    rows = rows_of(found.stdout)
+    assert len(rows) == 15 and all(Path(row["path"]).name.startswith(row["label"]) for row in rows)
     lines = found.stderr.strip().splitlines()
     assert len(lines) == 2
-    assert lines[0].startswith("weights: mini-5w1s-set")
+    assert lines[0] == "features of weights:mini-ensemble, soft k-means with class sizes"
     assert lines[1].startswith("better labels: pretrained features") and "[features]" in lines[1]
-    assert not (folders / "cache").exists()
+    assert FeatureCache(folders / "cache").size()[0] == 15 + 6  # the pile and the labelled pictures
+    saved = run_trident(folders, "fit", "--support", "support", "--out", "colours.trident", env=without)
+    assert saved.returncode == 0, saved.stderr
+    again = run_trident(folders, "predict", "--model", "colours.trident", "--query", "pile", env=without)
+    assert again.stdout == found.stdout and "better labels" not in again.stderr
     call = ("predict", "--support", "support", "--query", "pile", "--backbone", "efficientnet-lite0")
     assert_one_line_error(run_trident(folders, *call, env=without), "efficientnet-lite0 is not installed", "[features]")

@@ -333,7 +333,7 @@ def test_what_cannot_be_saved(labeller: FeatureLabeller, tmp_path: Path) -> None
         save_classifier(replace(labeller, method=Paddle()), tmp_path / "birds.trident")
     with pytest.raises(TridentError, match="does not exist"):
         save_classifier(labeller, tmp_path / "nowhere" / "birds.trident")
-    with pytest.raises(ValueError, match="needs a pretrained backbone"):
+    with pytest.raises(ValueError, match="needs another backbone than conv4"):
         pictures = [picture(name, 0) for name in NAMES]
         TridentClassifier(backbone="conv4").fit(pictures, NAMES).save(tmp_path / "birds.trident")
     assert list(tmp_path.iterdir()) == []

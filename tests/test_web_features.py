@@ -17,7 +17,7 @@ from PIL import Image
 
 from ablation_grids import Answer
 from conftest import assert_one_line_error
-from trident.backbones.pretrained import BACKBONES, BATCH, DEFAULT, Pretrained, find_backbone
+from trident.backbones.pretrained import BACKBONES, BATCH, DEFAULT, INCLUDED, Pretrained, find_backbone
 from trident.data.images import ImageFile
 from trident.labelling.making import HINT, make_labeller
 from trident.web.feature_memory import FeatureMemory
@@ -108,15 +108,19 @@ def test_the_usual_backbone_is_efficientnet(tmp_path: Path, monkeypatch: pytest.
     assert_same_as_library(answer, DEFAULT, asked, tmp_path)
 
 
-def test_without_the_extra_the_weights_are_used_and_the_page_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_included_features_are_used_and_the_page_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     missing = replace(BACKBONES[DEFAULT], module="no_such_package")
     monkeypatch.setitem(BACKBONES, DEFAULT, missing)
     network = open_network("auto", "auto", "cpu")
-    assert isinstance(network, WeightStore)
+    assert isinstance(network, FeatureNetwork)
     with site(network) as running:
         about = json.loads(running.get("/api/about")[2])
+        status, answer = running.ask(three_classes(), pile(4))
     assert about["hint"] == HINT
-    assert [one["name"] for one in about["weights"]] == ["mini-5w1s-set", "mini-5w5s-set"]
+    assert [(one["name"], one["described"]) for one in about["weights"]] == [(INCLUDED, "trained on mini-imagenet")]
+    assert status == 200 and [one["ranking"][0][0] for one in answer["pile"]] == [*COLOURS, next(iter(COLOURS))]
+    asked = open_network(INCLUDED, "auto", "cpu")
+    assert (type(asked), asked.hint) == (FeatureNetwork, None)
     for backbone, weights in (("conv4", "auto"), ("auto", "mini-5w1s-set")):  # they were asked for
         chosen = open_network(backbone, weights, "cpu")
         assert (type(chosen), chosen.hint) == (WeightStore, None)

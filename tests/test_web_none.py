@@ -140,8 +140,10 @@ def test_what_the_page_says_about_the_network(seen: Any, browser: Any, weights: 
     assert seen.locator("#by-features").is_visible() and not seen.locator("#by-weights").is_visible()
     assert not seen.locator("#curious").is_visible()
     assert not seen.locator("#hint").is_visible()
+    told = WeightStore(str(weights))
+    told.hint = HINT
     with (
-        site(WeightStore(str(weights), hint=HINT)) as running,
+        site(told) as running,
         visit(browser, running.address) as page,
     ):
         assert page.inner_text("#weights").startswith("Weights: tiny (")

@@ -8,7 +8,7 @@ classes; the strangers come from its other classes and from the stores after it.
 `calibration`: the expected calibration error of the probabilities that `trident predict` gives.
 `temperatures`: fits the numbers in `labelling/feature_labeller.py` that these probabilities depend on.
 
-Stores are made by `trident data prepare --features efficientnet-lite0`.
+Stores are made by `trident data prepare --features efficientnet-lite0`, or all of them with another backbone.
 """
 
 import argparse
@@ -29,6 +29,7 @@ from trident.measuring.calibration import softmax
 from trident.measuring.evaluate import mean_and_interval
 from trident.methods.soft_kmeans import SoftKMeans
 
+BACKBONE = DEFAULT  # of the stores
 TASKS, WAYS, SEED = 200, 5, 0
 SEED_TO_FIT, TASKS_TO_FIT = 1, 60  # for each number of shots
 TASKS_TO_SUGGEST = 100  # each labels three piles
@@ -40,6 +41,11 @@ def main() -> None:
     parser.add_argument("what", choices=measures)
     parser.add_argument("stores", nargs="+", metavar="STORE[:SPLIT]")
     asked = parser.parse_args()
+    backbones = {open_store(Path(place.partition(":")[0])).features_of for place in asked.stores}
+    if len(backbones) > 1 or None in backbones:
+        parser.error("all stores must hold features of the same backbone")
+    global BACKBONE
+    BACKBONE = str(*backbones)
     measures[asked.what]([classes_of(place) for place in asked.stores])
 
 
@@ -47,7 +53,6 @@ def classes_of(place: str) -> tuple[str, list[np.ndarray]]:
     """The name of a store and split, and the features of each class."""
     name, _, split = place.partition(":")
     store = open_store(Path(name))
-    assert store.features_of == DEFAULT, f"{name} has no features of {DEFAULT}"
     entries = store.classes_of(split or "val")
     return f"{store.dataset} {split or 'val'}", [
         normalised(np.array(store.images[entry.start : entry.start + entry.count])) for entry in entries
@@ -55,8 +60,8 @@ def classes_of(place: str) -> tuple[str, list[np.ndarray]]:
 
 
 def labeller_of(features: np.ndarray, labels: np.ndarray, n_classes: int) -> FeatureLabeller:
-    backbone = Pretrained(DEFAULT, BACKBONES[DEFAULT].facts, features.shape[1], "", lambda pixels: pixels)
-    return FeatureLabeller(backbone, tuple(map(str, range(n_classes))), features, labels, latents_for(DEFAULT))
+    backbone = Pretrained(BACKBONE, BACKBONES[DEFAULT].facts, features.shape[1], "", lambda pixels: pixels)
+    return FeatureLabeller(backbone, tuple(map(str, range(n_classes))), features, labels, latents_for(BACKBONE))
 
 
 def none_of_these(stores: list[tuple[str, list[np.ndarray]]]) -> None:

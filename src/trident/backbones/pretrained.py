@@ -1,7 +1,7 @@
 """Frozen backbones: trained networks that turn a picture into features. They are not trained any further.
 
-A backbone has a name: one of the table below, `onnx:FILE`, `python:package.module:function`, or `weights:NAME` for the
-Conv4 of weights that were trained here. `find_backbone` turns a name into a `Pretrained`, which can compute features.
+A backbone has a name: one of the table below, `onnx:FILE`, `python:package.module:function`, or `weights:NAME` for
+weights that were trained here. `find_backbone` turns a name into a `Pretrained`, which can compute features.
 Nothing is downloaded.
 """
 
@@ -79,6 +79,7 @@ PREFIXES = {
     "weights:": "trident.learning.frozen_weights:load",
 }
 DEFAULT = "efficientnet-lite0"
+INCLUDED = "weights:mini-ensemble"  # always there, so it is used where the default is not installed
 INSTALL = "pip install -e '.[features]' in a clone of trident"
 INSTALL_ONNX = "pip install -e '.[onnx]' in a clone of trident"
 

@@ -43,14 +43,12 @@ def fit(
     """Save a classifier, for 'trident predict --model'. The file holds features and labels, but no pictures.
 
     With --corrections and --query, the corrected pictures of a pile count as labelled ones; the file does not remember
-    which pictures belong to none of the classes. The command needs a pretrained backbone, and whoever uses the file
-    needs the same one.
+    which pictures belong to none of the classes. Whoever uses the file needs the same backbone.
     """
     from trident.cli.console import stderr
     from trident.data.images import silence_pillow
     from trident.files import check_writable
     from trident.labelling.feature_labeller import FeatureLabeller
-    from trident.labelling.making import HINT
     from trident.labelling.saved import SUFFIX, save_classifier
 
     silence_pillow()
@@ -66,7 +64,7 @@ def fit(
     by_class = joined(found, in_classes(corrected_pictures(corrections, pile, found)))
     labeller = labeller_from_pictures(by_class, backbone, "auto", device_of(device), not no_cache)
     if not isinstance(labeller, FeatureLabeller):
-        raise TridentError(f"a classifier needs a pretrained backbone, not conv4; {HINT}")
+        raise TridentError("a saved classifier needs features that are the same in every pile: omit --backbone conv4")
     save_classifier(labeller, out)
     n_pictures = sum(map(len, by_class.values()))
     stderr.print(f"wrote {out}: {len(by_class)} classes from {n_pictures} pictures", soft_wrap=True)
@@ -87,14 +85,12 @@ def suggest(
     """Print the pictures of a pile whose labels would help most: uncertain, and different from each other.
 
     Put them into the class folders of --support; or write their class into the column 'correction' of a table that
-    'trident predict' wrote, and give it with --corrections. Then label the pile again. The command needs a pretrained
-    backbone.
+    'trident predict' wrote, and give it with --corrections. Then label the pile again.
     """
     from trident.cli.console import counting
     from trident.data.images import silence_pillow
     from trident.labelling.feature_labeller import FeatureLabeller
     from trident.labelling.labelled import PictureLabeller
-    from trident.labelling.making import HINT
     from trident.labelling.picture_features import features_of
     from trident.labelling.suggesting import suggest as choose
     from trident.labelling.typicality import normalised
@@ -114,7 +110,7 @@ def suggest(
         everything = joined(by_class, right)
         labeller = labeller_from_pictures(everything, backbone, "auto", device_of(device), not no_cache)
     if not isinstance(labeller, FeatureLabeller):
-        raise TridentError(f"suggestions need a pretrained backbone, not conv4; {HINT}")
+        raise TridentError("suggestions need features that are the same in every pile: omit --backbone conv4")
     with counting("looking at pictures") as progress:
         features, failures = features_of(labeller.backbone, pile, labeller.cache, progress)
     readable = [place for place in range(len(pile)) if place not in failures]

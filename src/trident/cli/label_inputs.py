@@ -45,7 +45,7 @@ Backbone = Annotated[
     str,
     typer.Option(
         help="Network that looks at the pictures; 'trident backbones' lists them. auto: efficientnet-lite0 if it is "
-        "installed, otherwise conv4."
+        "installed, otherwise weights:mini-ensemble; conv4 if --weights is given."
     ),
 ]
 Model = Annotated[
@@ -190,6 +190,7 @@ def labeller_from_pictures(
         if not labeller.calibrated:
             stderr.print("its probabilities are not calibrated: they may be too sure, or not sure enough")
         return labeller
+    from trident.backbones.pretrained import INCLUDED
     from trident.labelling.making import CONV4, HINT, chosen_backbone, make_labeller
     from trident.weights import weights_for
 
@@ -198,12 +199,12 @@ def labeller_from_pictures(
     labeller = make_labeller(by_class, chosen, weights, device, cache)
     if chosen != CONV4:
         stderr.print(labeller.describe(), soft_wrap=True)
+        if backbone == "auto" and chosen == INCLUDED:
+            stderr.print(HINT, soft_wrap=True)
         return labeller
     auto = weights_for(sum(map(len, by_class.values())), len(by_class))
     name = Path(auto if weights == "auto" else weights).stem
     stderr.print(f"weights: {name}, {labeller.describe()}", soft_wrap=True)
-    if backbone == "auto" and weights == "auto":
-        stderr.print(HINT, soft_wrap=True)
     return labeller
 
 

@@ -74,11 +74,11 @@ def predict(
 ) -> None:
     """Label pictures from a few labelled examples, and print a CSV table of path, label and probability.
 
-    Pictures may have any size: the middle square is scaled to the network's input size. With a pretrained backbone
-    the whole pile is classified together, and pictures that belong to none of the classes get no label. Their features
-    are kept on disk, so that a stopped command goes on where it was, and the next one is fast. With the weights of
-    conv4, pictures are classified together in chunks of up to 100. Unreadable pictures are skipped and named on
-    standard error; the exit code is then 2.
+    Pictures may have any size: the middle square is scaled to the network's input size. The whole pile is classified
+    together, and pictures that belong to none of the classes get no label. Features are kept on disk, so that a
+    stopped command goes on where it was, and the next one is fast. With --weights, pictures are classified together in
+    chunks of up to 100, and nothing is kept. Unreadable pictures are skipped and named on standard error; the exit code
+    is then 2.
 
     With --cluster, the nodes of a Ray cluster compute the features, and the labels are the same. All nodes must see
     the pictures at the same paths.
@@ -174,11 +174,11 @@ def _check_options(
 
 def _check_cluster(cluster: str, backbone: str, weights: str, model: Path | None) -> None:
     """Before any work: Ray is there, a cluster answers, and there are features to compute on it."""
-    from trident.labelling.making import CONV4, HINT, chosen_backbone
+    from trident.labelling.making import CONV4, chosen_backbone
     from trident.ray_cluster import check_cluster
 
     if model is None and chosen_backbone(backbone, weights) == CONV4:
-        raise TridentError(f"--cluster needs a pretrained backbone; {HINT}")
+        raise TridentError("--cluster computes features, and conv4 has none that are the same in every pile: omit it")
     check_cluster(cluster)
 
 
@@ -209,7 +209,7 @@ def _check_network(labeller: "PictureLabeller", method: str | None, cluster: str
         return
     if cluster is not None:
         raise TridentError(
-            f"--cluster needs a pretrained backbone, but {method} brings its own network: omit one of them"
+            f"--cluster computes features of a backbone, but {method} brings its own network: omit one of them"
         )
     if method is not None:
         text = f"{method} brings its own small network, trained on miniImageNet, in place of a pretrained one"

@@ -2,19 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 
-from trident.backbones.pretrained import BACKBONES, DEFAULT
 from trident.data.images import ImageSource
 from trident.errors import TridentError
 from trident.labelling.feature_cache import FeatureCache
 from trident.labelling.labelled import PictureLabeller
-from trident.labelling.making import feature_labeller, labeller_of
+from trident.labelling.making import chosen_backbone, feature_labeller, labeller_of
 from trident.learning.checkpoint import load_checkpoint, recipe_of_weights
 from trident.learning.other_method import with_method
 from trident.methods.base import HeadOnFeatures
 from trident.methods.registry import method_class, method_name
 from trident.weights import FEW_SHOTS, weight_names
-
-CLASSIFIER = "weights:mini-simpleshot"  # features for methods without weights, if no pretrained ones are installed
 
 SAME_NETWORK = {"baseline": "simpleshot"}  # methods that are trained in the same way, so one file serves both
 
@@ -29,9 +26,7 @@ def labeller_by_method(
     """Methods without training classify pretrained features; others use their included weights."""
     kind = method_class(name)
     if kind.about.trained_on == "nothing" and issubclass(kind, HeadOnFeatures):
-        if backbone == "auto":
-            backbone = DEFAULT if BACKBONES[DEFAULT].installed else CLASSIFIER
-        return feature_labeller(by_class, backbone, device, cache, kind())
+        return feature_labeller(by_class, chosen_backbone(backbone, "auto"), device, cache, kind())
     if backbone not in ("auto", "conv4"):
         raise TridentError(f"{name} has weights for conv4 only: omit --backbone")
     weights = _weights_of(SAME_NETWORK.get(name, name), sum(map(len, by_class.values())), len(by_class))

@@ -34,16 +34,17 @@ class TridentClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     `predict` and `predict_proba` classify each picture alone: its label does not depend on the others.
     `fit_predict` and `transduce_proba` classify pictures together, which is more accurate. The label of a picture then
-    depends on the others. With a pretrained backbone all of them are classified together; with weights trained here,
-    in chunks of up to 100.
+    depends on the others. All of them are classified together; with `weights` or `backbone="conv4"`, in chunks of up to
+    100.
     """
 
     def __init__(self, weights: str | Path = "auto", device: str = "auto", backbone: str = "auto", cache: bool = True):
         """Choose the network.
 
-        `backbone`: a name from `trident backbones`; auto: efficientnet-lite0 if it is installed, otherwise conv4.
+        `backbone`: a name from `trident backbones`; auto: efficientnet-lite0 if it is installed, otherwise
+        weights:mini-ensemble; conv4 if `weights` are given.
         `weights`: for conv4, a name from `trident weights`, a run or a file; auto: by the number of labelled pictures.
-        `cache`: keep features of pretrained backbones on disk (see `trident cache`).
+        `cache`: keep features on disk, except with conv4 (see `trident cache`).
         """
         self.weights = weights
         self.device = device
@@ -97,17 +98,17 @@ class TridentClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return np.asarray(self.fit(images, labels).classes_[self.transduce_proba(queries).argmax(1)])
 
     def none_of_these(self, X: Any) -> np.ndarray:
-        """Whether each picture belongs to none of the classes: (image,) bool. It needs a pretrained backbone."""
+        """Whether each picture belongs to none of the classes: (image,) bool. All backbones but conv4 can."""
         labelled = self._labelled(X, together=True)
         if labelled.typicality is None:
             raise BadValueError(
-                "none_of_these needs a pretrained backbone, and at least 5 pictures in all: those given to it, and "
-                "the labelled ones of classes that have several"
+                "none_of_these needs another backbone than conv4, and at least 5 pictures in all: those given to it, "
+                "and the labelled ones of classes that have several"
             )
         return np.asarray(labelled.typicality < labelled.least_typical)
 
     def suggest(self, X: Any, n: int = 10) -> np.ndarray:
-        """Indices of the pictures to label next, the best first. It needs a pretrained backbone."""
+        """Indices of the pictures to label next, the best first. All backbones but conv4 can."""
         check_is_fitted(self, "labeller_")
         labeller = self._by_features()
         sources = sources_of(X)
@@ -134,7 +135,7 @@ class TridentClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _by_features(self) -> FeatureLabeller:
         if not isinstance(self.labeller_, FeatureLabeller):
-            raise BadValueError("this needs a pretrained backbone: see 'trident backbones'")
+            raise BadValueError("this needs another backbone than conv4: see 'trident backbones'")
         return self.labeller_
 
     def _labelled(self, images: Any, together: bool) -> Labelled:

@@ -9,12 +9,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from trident.backbones.pretrained import Pretrained
+from trident.backbones.pretrained import INCLUDED, Pretrained
 from trident.data.images import ImageSource
 from trident.labelling.feature_cache import FeatureCache
 from trident.labelling.label_latents import LabelLatents, Transform
@@ -33,6 +33,20 @@ MOST_LABELLED = 100_000
 _MOST_FOR_REGRESSION = 2000  # labelled pictures
 ENOUGH_TOGETHER = 4  # pictures for each class; in smaller piles each picture is classified alone
 _AT_ONCE = 4096  # pictures computed at once, when each is classified alone
+
+
+class Fitted(NamedTuple):
+    """Logarithms of temperatures: a constant, what is added for each unit of log(shots), and of the mean similarity."""
+
+    alone: tuple[float, float]
+    together: tuple[float, float, float]
+    nearest_mean: tuple[float, float] = (0.208, -0.239)  # for single pictures, if there are many labelled ones
+
+
+# Fitted by tools/measure_labelling.py on tasks of CUB's validation classes, DTD and RSSCN7 with 1 to 20 shots, balanced
+# and not; that of nearest mean earlier, on EfficientNet-Lite0's features without label latents. They change no label.
+_FITTED_TO_LITE0 = Fitted((-1.464, 0.242), (1.650, -0.342, -2.314))  # for users' own backbones, too
+_FITTED = {INCLUDED: Fitted((-1.037, 0.159), (1.425, -0.310, -0.402))}
 
 
 @dataclass(frozen=True)
@@ -170,14 +184,15 @@ class FeatureLabeller:
     def _shots(self) -> float:
         return len(self.labels) / len(self.classes)
 
-    # The temperatures were fitted by tools/measure_labelling.py on tasks of CUB's validation classes, DTD and RSSCN7
-    # with 1 to 20 shots, balanced and not; that of nearest mean earlier, on features without label latents. They change
-    # no label.
+    @property
+    def _fitted(self) -> Fitted:
+        return _FITTED.get(self.backbone.name, _FITTED_TO_LITE0)
+
     @property
     def _temperature_alone(self) -> float:
-        if isinstance(self.method_alone, NearestMean):
-            return math.exp(0.208 - 0.239 * math.log(self._shots))
-        return math.exp(-1.464 + 0.242 * math.log(self._shots))
+        regression = isinstance(self.method_alone, LogisticRegressionHead)
+        constant, slope = self._fitted.alone if regression else self._fitted.nearest_mean
+        return math.exp(constant + slope * math.log(self._shots))
 
     @property
     def calibrated(self) -> bool:
@@ -189,7 +204,9 @@ class FeatureLabeller:
         if not isinstance(self.method, SoftKMeans):
             return 1.0
         scale = self.method.scale
-        at_default = math.exp(1.650 - 0.342 * math.log(self._shots) - 2.314 * float(logits.max(1).mean()) / scale)
+        constant, slope, per_similarity = self._fitted.together
+        similarity = float(logits.max(1).mean()) / scale
+        at_default = math.exp(constant + slope * math.log(self._shots) + per_similarity * similarity)
         return at_default * scale / SoftKMeans().scale  # fitted with the default scale
 
     def __getstate__(self) -> dict[str, Any]:

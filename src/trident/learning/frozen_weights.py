@@ -1,9 +1,14 @@
-"""Trained weights as a frozen backbone: `weights:NAME` computes features with the Conv4 of these weights."""
+"""Trained weights as a frozen backbone: `weights:NAME` computes features with the Conv4 of these weights.
 
+Of an ensemble, all that looks at one image alone is part of the backbone: its views, attention and damping.
+"""
+
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from trident.backbones.conv4 import Conv4Backbone, conv4_of
 from trident.backbones.frozen import FrozenBackbone
@@ -12,9 +17,10 @@ from trident.errors import TridentError
 from trident.learning.checkpoint import Checkpoint, load_checkpoint
 from trident.methods.ensemble import Ensemble
 from trident.nn.batch_norm import BatchNormStatistics
-from trident.nn.parameters import for_each_task, on_device
+from trident.nn.parameters import Parameters, for_each_task, on_device
 from trident.settings import Views
 from trident.tasks.task import Task
+from trident.tasks.views import views_of
 
 PREFIX = "weights:"
 
@@ -22,25 +28,35 @@ PREFIX = "weights:"
 def load(name: str, device: str = "cpu") -> Pretrained:
     """`name` is `weights:` and a name that 'trident weights' lists, a run's folder or a weights file."""
     checkpoint = load_checkpoint(name.removeprefix(PREFIX))
-    method = checkpoint.recipe.method
-    if isinstance(method, Ensemble) and method.attention:
-        raise TridentError(
-            f"{name}: attention makes the features of these weights, not Conv4 alone; use --method ensemble"
-        )
+    if isinstance(checkpoint.recipe.method, Ensemble):
+        return _frozen_ensemble(checkpoint, device, name)
     return frozen_conv4(checkpoint, device, name)
 
 
 def frozen_conv4(checkpoint: Checkpoint, device: str = "cpu", name: str | None = None) -> Pretrained:
     """The Conv4 of these weights as a frozen backbone, with running statistics in batch norm."""
-    backbone = checkpoint.recipe.backbone
     name = name or f"{PREFIX}{checkpoint.recipe.name}"
-    if not isinstance(backbone, Conv4Backbone):
-        raise TridentError(f"{name} has no Conv4 that could compute features: it takes {backbone.describe()}")
-    facts = Facts(backbone.image_size, (0.0,) * 3, (255.0,) * 3, "MIT", str(checkpoint.provenance.get("dataset")))
-    kept = {key: checkpoint.parameters[key] for key in sorted(backbone.names)}
-    kept |= {key: checkpoint.running[key] for key in sorted(backbone.initial_running())}
-    fingerprint = fingerprint_of(facts, b"".join(value.detach().cpu().numpy().tobytes() for value in kept.values()))
-    return Pretrained(name, facts, backbone.n_features, fingerprint, conv4_features(checkpoint, device), device)
+    weights = _bytes_of(_of_conv4(checkpoint, name))
+    return _frozen(checkpoint, name, weights, conv4_features(checkpoint, device), device)
+
+
+def _frozen_ensemble(checkpoint: Checkpoint, device: str, name: str) -> Pretrained:
+    """Features of an ensemble as for a pile: the mean over its views, damped. Each image has its own."""
+    recipe, kept = checkpoint.recipe, _of_conv4(checkpoint, name)
+    method, views = recipe.method, recipe.views
+    assert isinstance(method, Ensemble)
+    kept |= {key: value for key, value in sorted(checkpoint.parameters.items()) if not key.startswith("classes.")}
+    maps_of, parameters = _maps(checkpoint, device), on_device(kept, device)
+
+    def compute(pixels: np.ndarray) -> np.ndarray:
+        images = torch.from_numpy(pixels).to(device)[None]  # (1, image, size, size, channel)
+        with torch.no_grad():
+            seen = [method.image_features(parameters, maps_of(view)) for view in views_of(images, views)]
+            features = method.damped_features(parameters, torch.stack(seen).mean(0))
+        return np.asarray(features[0].cpu().numpy())
+
+    settings = f"{views} damping {method.damping}".encode()
+    return _frozen(checkpoint, name, _bytes_of(kept) + settings, compute, device)
 
 
 def without_conv4(checkpoint: Checkpoint, name: str) -> Checkpoint:
@@ -65,6 +81,8 @@ def with_conv4(checkpoint: Checkpoint) -> Checkpoint:
     if not isinstance(backbone, FrozenBackbone) or not backbone.of.startswith(PREFIX):
         return checkpoint
     whole = load_checkpoint(backbone.of.removeprefix(PREFIX))
+    if isinstance(whole.recipe.method, Ensemble):
+        raise TridentError(f"{backbone.of} is more than a Conv4: these weights classify stored features only")
     conv4 = conv4_of(whole.recipe.backbone, f"computing the features of {backbone.of}")
     protocol = replace(checkpoint.recipe.protocol, batch_norm="running")
     return replace(
@@ -77,15 +95,43 @@ def with_conv4(checkpoint: Checkpoint) -> Checkpoint:
 
 def conv4_features(checkpoint: Checkpoint, device: str = "cpu") -> Compute:
     """A function that computes features with the Conv4 of these weights, with running statistics in batch norm."""
+    maps_of = _maps(checkpoint, device)
+
+    def compute(pixels: np.ndarray) -> np.ndarray:
+        with torch.no_grad():
+            return np.asarray(maps_of(torch.from_numpy(pixels).to(device)[None])[0].cpu().numpy())
+
+    return compute
+
+
+def _maps(checkpoint: Checkpoint, device: str) -> Callable[[Tensor], Tensor]:
+    """The Conv4 of these weights: images (1, image, size, size, channel) uint8 -> (1, image, feature)."""
     backbone = conv4_of(checkpoint.recipe.backbone, "computing features with these weights")
     parameters = for_each_task(on_device(checkpoint.parameters, device), 1)
     statistics = BatchNormStatistics("running", 0, on_device(checkpoint.running, device))
 
-    def compute(pixels: np.ndarray) -> np.ndarray:
-        images = torch.from_numpy(pixels).to(device)[None]  # (1, image, size, size, channel)
+    def maps_of(images: Tensor) -> Tensor:
         task = Task(images, torch.zeros(1, 0, dtype=torch.int64, device=device), 1)
-        with torch.no_grad():
-            maps, _ = backbone(parameters, task, statistics)
-        return np.asarray(maps.flatten(2)[0].cpu().numpy())
+        return backbone(parameters, task, statistics)[0].flatten(2)
 
-    return compute
+    return maps_of
+
+
+def _of_conv4(checkpoint: Checkpoint, name: str) -> Parameters:
+    """The parameters and statistics of the Conv4."""
+    backbone = checkpoint.recipe.backbone
+    if not isinstance(backbone, Conv4Backbone):
+        raise TridentError(f"{name} has no Conv4 that could compute features: it takes {backbone.describe()}")
+    kept = {key: checkpoint.parameters[key] for key in sorted(backbone.names)}
+    return kept | {key: checkpoint.running[key] for key in sorted(backbone.initial_running())}
+
+
+def _frozen(checkpoint: Checkpoint, name: str, weights: bytes, compute: Compute, device: str) -> Pretrained:
+    """`weights`: all that the features depend on."""
+    backbone = conv4_of(checkpoint.recipe.backbone, name)
+    facts = Facts(backbone.image_size, (0.0,) * 3, (255.0,) * 3, "MIT", str(checkpoint.provenance.get("dataset")))
+    return Pretrained(name, facts, backbone.n_features, fingerprint_of(facts, weights), compute, device)
+
+
+def _bytes_of(parameters: Parameters) -> bytes:
+    return b"".join(value.detach().cpu().numpy().tobytes() for value in parameters.values())

@@ -115,9 +115,16 @@ class Ensemble(SoftKMeans, ClassifierHead):
         return F.normalize(self._of_branches(parameters, features), dim=3).flatten(2)
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
+        if task.n_queries > 1:
+            features = self.damped_features(parameters, features)
+        else:
+            features = F.normalize(self._apart(features), dim=3).flatten(2)
+        return super().head(parameters, features, task)
+
+    def damped_features(self, parameters: Parameters, features: Tensor) -> Tensor:
+        """What a pile is compared by: image features, or their mean over views, (task, image, feature)."""
         unit = F.normalize(self._apart(features), dim=3)  # a mean over views is shorter
-        seen = shortened(parameters, unit, self.damping) if self._damped and task.n_queries > 1 else unit
-        return super().head(parameters, seen.flatten(2), task)
+        return (shortened(parameters, unit, self.damping) if self._damped else unit).flatten(2)
 
     def training(self, parameters: Parameters, features: Tensor, task: Task, labels: Labels) -> tuple[Tensor, Losses]:
         apart = self._of_branches(parameters, features)

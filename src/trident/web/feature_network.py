@@ -26,12 +26,12 @@ class FeatureNetwork:
 
     channels = 3
     reduced = True  # as `trident predict` decodes for backbones
-    hint: str | None = None
 
-    def __init__(self, backbone: Pretrained):
+    def __init__(self, backbone: Pretrained, hint: str | None = None):
+        self.hint = hint
         kind, _, file = backbone.name.partition(":")
-        if kind == "onnx":  # without folders: visitors do not see the server's paths
-            backbone = replace(backbone, name=f"onnx:{Path(file).name}")
+        if kind in ("onnx", "weights"):  # without folders: visitors do not see the server's paths
+            backbone = replace(backbone, name=f"{kind}:{Path(file).name}")
         self._backbone = backbone
         self._memory = FeatureMemory(MEMORY)
         self.size, self.middle = backbone.facts.image_size, backbone.facts.middle

@@ -22,10 +22,11 @@ class WeightStore:
 
     middle = 1.0
     reduced = False  # as `trident predict` decodes for Conv4
+    hint: str | None = None
 
-    def __init__(self, weights: str = "auto", device: str = "cpu", hint: str | None = None):
+    def __init__(self, weights: str = "auto", device: str = "cpu"):
         """`weights`: a name or a path; `auto`: chosen by the number of labelled pictures."""
-        self._device, self.hint = device, hint
+        self._device = device
         self._auto = weights == "auto"
         wanted = {weights_for(n, 1) for n in (1, _MANY)} if self._auto else {weights}
         self._known: dict[str, Checkpoint] = {}
