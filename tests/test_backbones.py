@@ -23,6 +23,7 @@ from trident.backbones.pretrained import (
     BACKBONES,
     IMAGENET_MEAN,
     IMAGENET_STD,
+    INCLUDED,
     Facts,
     Pretrained,
     find_backbone,
@@ -162,7 +163,7 @@ def test_the_list_needs_no_torch() -> None:
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     found = {about["name"]: about for about in json.loads(result.stdout)}
-    assert list(found) == ["conv4", *BACKBONES, "onnx:FILE", "python:package.module:function"]
+    assert list(found) == ["conv4", *BACKBONES, INCLUDED, "onnx:FILE", "python:package.module:function"]
     assert found["efficientnet-lite2"]["image_size"] == 260
     assert all(about["installed"] for about in found.values())
 
@@ -173,6 +174,9 @@ def test_conv4_is_described_as_it_is(trident_here: Here) -> None:
     about = json.loads(trident_here("backbones", "conv4", "--json").stdout)
     assert (about["image_size"], about["features"]) == (Conv4Backbone().image_size, Conv4Backbone().n_features)
     assert "84x84" in trident_here("backbones", "conv4").stdout
+    listed = {about["name"]: about for about in json.loads(trident_here("backbones", "--json").stdout)}
+    included = find_backbone(INCLUDED)
+    assert (included.facts.image_size, included.n_features) == (84, listed[INCLUDED]["features"])
 
 
 def test_one_is_examined(tmp_path: Path, trident_here: Here) -> None:

@@ -21,6 +21,7 @@ CONV4 = {
     "installed": True,
     "install": None,
 }
+ENSEMBLE = CONV4 | {"features": 4800, "trained_on": "miniImageNet, 64 classes"}
 
 
 @app.command(short_help="List the networks that make features, or examine one.")
@@ -32,7 +33,8 @@ def backbones(
 ) -> None:
     """List the networks that turn pictures into features, or load one and print what is known about it.
 
-    All but conv4 are frozen: they were trained elsewhere and are used as they are. Nothing is downloaded.
+    All but conv4 are frozen: they are used as they are. Those that begin with 'weights:' were trained here; the name
+    may also be a run's folder or a weights file. Nothing is downloaded.
     """
     if name is None:
         _print_list(as_json)
@@ -91,7 +93,7 @@ def _listed() -> list[dict[str, Any]]:
     """The frozen backbones, without loading them."""
     from importlib.util import find_spec
 
-    from trident.backbones.pretrained import BACKBONES, INSTALL, INSTALL_ONNX
+    from trident.backbones.pretrained import BACKBONES, INCLUDED, INSTALL, INSTALL_ONNX
 
     known = [
         {
@@ -108,7 +110,7 @@ def _listed() -> list[dict[str, Any]]:
     of_the_user = dict.fromkeys(("image_size", "features", "licence", "trained_on"))
     onnx = {"name": "onnx:FILE", **of_the_user, "installed": find_spec("onnxruntime") is not None}
     python = {"name": "python:package.module:function", **of_the_user, "installed": True}
-    return [*known, onnx | {"install": INSTALL_ONNX}, python | {"install": None}]
+    return [*known, ENSEMBLE | {"name": INCLUDED}, onnx | {"install": INSTALL_ONNX}, python | {"install": None}]
 
 
 def _examined(name: str) -> dict[str, Any]:

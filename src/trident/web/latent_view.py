@@ -19,9 +19,7 @@ from trident.web.weight_store import WeightStore
 def show_latents(network: Network, task: Task, check: Check) -> dict[str, Any]:
     """For the labelled pictures and the first pictures of the pile, at most one chunk."""
     if not isinstance(network, WeightStore):
-        raise TridentError(
-            "features of a pretrained backbone have no latents and no decoder: there is nothing to look at"
-        )
+        raise TridentError("features of a frozen network have no latents and no decoder: there is nothing to look at")
     pile = [(place, got.pixels) for place, got in enumerate(task.upload.pile) if got.pixels is not None][:CHUNK]
     if not pile:
         raise TridentError("there is no picture in the pile that can be read")
