@@ -14,6 +14,7 @@ from conftest import doubles, source_for, tiny_store
 from short_runs import Interrupting, assert_same_weights, log_of, resume, run, with_training
 from trident.backbones.conv4 import Conv4Backbone
 from trident.backbones.frozen import FrozenBackbone
+from trident.backbones.pretrained import INCLUDED
 from trident.engines.execution import Execution
 from trident.errors import TridentError
 from trident.learning import frozen_weights
@@ -249,6 +250,12 @@ def test_as_a_frozen_backbone_it_has_the_features_that_it_compares(tmp_path: Pat
     found = own.head({}, seen, task.with_images(seen)).log_softmax(2)
     torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-4)  # sums in another order
     assert network.features(pixels[5:6]).tobytes() == network.features(pixels)[5:6].tobytes()
+
+
+def test_the_included_backbone_is_never_a_file_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mini-ensemble").write_text("not weights")
+    monkeypatch.chdir(tmp_path)
+    assert frozen_weights.load(INCLUDED).n_features == 4800
 
 
 @pytest.mark.parametrize("changed", ["views.mirrored=false", "method.damping=1"])

@@ -5,6 +5,7 @@ Of an ensemble, all that looks at one image alone is part of the backbone: its v
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from trident.backbones.conv4 import Conv4Backbone, conv4_of
 from trident.backbones.frozen import FrozenBackbone
-from trident.backbones.pretrained import Compute, Facts, Pretrained, fingerprint_of
+from trident.backbones.pretrained import INCLUDED, Compute, Facts, Pretrained, fingerprint_of
 from trident.errors import TridentError
 from trident.learning.checkpoint import Checkpoint, load_checkpoint
 from trident.methods.ensemble import Ensemble
@@ -21,13 +22,17 @@ from trident.nn.parameters import Parameters, for_each_task, on_device
 from trident.settings import Views
 from trident.tasks.task import Task
 from trident.tasks.views import views_of
+from trident.weights import weights_file
 
 PREFIX = "weights:"
 
 
 def load(name: str, device: str = "cpu") -> Pretrained:
     """`name` is `weights:` and a name that 'trident weights' lists, a run's folder or a weights file."""
-    checkpoint = load_checkpoint(name.removeprefix(PREFIX))
+    given: str | Path = name.removeprefix(PREFIX)
+    if name == INCLUDED:  # never a file of the same name in the working directory, because nobody asked for that
+        given = weights_file(str(given))
+    checkpoint = load_checkpoint(given)
     if isinstance(checkpoint.recipe.method, Ensemble):
         return _frozen_ensemble(checkpoint, device, name)
     return frozen_conv4(checkpoint, device, name)
