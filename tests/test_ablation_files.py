@@ -148,6 +148,8 @@ def test_the_table_of_a_grid_with_seeds_pairs_its_means_by_task(tmp_path: Path) 
     assert table_rows(grid, without_hits)[2][2:5] == ["-", "- / failed", "-"]
     assert "large-seed-5 failed: the loss is not finite" in footnotes(grid, results)
     assert footnotes(grid, results)[-1] == "4 of 4 cells are finished, 1 of them failed"
+    not_ended = {name: result for name, result in results.items() if name != "whole-seed-5"}
+    assert table_rows(grid, not_ended)[1][2:5] == ["-", "33.33 / -", "-"]  # no mean before all have ended
     none = table_rows(grid, results | {"large-seed-3": failed})[2]
     assert none[2:5] == ["-", "failed / failed", "-"]
     whole_failed = table_rows(grid, results | {"whole-seed-5": failed})[2]

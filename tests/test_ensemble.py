@@ -18,7 +18,7 @@ from trident.backbones.pretrained import INCLUDED
 from trident.engines.execution import Execution
 from trident.errors import TridentError
 from trident.learning import frozen_weights
-from trident.learning.checkpoint import load_checkpoint, save_checkpoint
+from trident.learning.checkpoint import load_checkpoint, save_checkpoint, untrained
 from trident.learning.heads import HeadLearner
 from trident.learning.learners import make_learner
 from trident.measuring.prediction import predict, predict_one_by_one
@@ -29,7 +29,7 @@ from trident.methods.soft_kmeans import SoftKMeans
 from trident.nn.batch_norm import BatchNormStatistics
 from trident.nn.cell_attention import HEADS, attend, initial_attention
 from trident.nn.parameters import Parameters, for_each_task, stacked
-from trident.recipes.loading import with_overrides
+from trident.recipes.loading import load_recipe, with_overrides
 from trident.settings import EpisodeSpec, Protocol, Views
 from trident.tasks.task import Labels, Task, queries_alone
 from trident.tasks.views import views_of
@@ -250,6 +250,12 @@ def test_as_a_frozen_backbone_it_has_the_features_that_it_compares(tmp_path: Pat
     found = own.head({}, seen, task.with_images(seen)).log_softmax(2)
     torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-4)  # sums in another order
     assert network.features(pixels[5:6]).tobytes() == network.features(pixels)[5:6].tobytes()
+
+
+def test_weights_on_its_features_cannot_take_pictures() -> None:
+    backbone = FrozenBackbone(INCLUDED, 4800)
+    with pytest.raises(TridentError, match="these weights classify stored features only"):
+        frozen_weights.with_conv4(untrained(replace(load_recipe("features-nearest-mean"), backbone=backbone)))
 
 
 def test_the_included_backbone_is_never_a_file_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,6 +62,20 @@ def test_the_temperature_of_a_pile_follows_the_scale_of_its_cosines(backbone: Pr
     np.testing.assert_allclose(probabilities[1], probabilities[0], rtol=1e-4)
 
 
+def test_temperatures_are_those_of_the_backbone(backbone: Pretrained) -> None:
+    """Alone, exp(-1.037) for the included ensemble and exp(-1.464) for others, with one labelled picture of each."""
+    features, labels = made_up(4, 30, spread=1.6)
+    labeller, pile, _ = split_up(backbone, features, labels, [1, 1, 1, 1])
+    included = replace(labeller, backbone=replace(backbone, name=INCLUDED))
+    log_odds = []
+    for one in (labeller, included):
+        found = np.log(one.label_features(pile, together=False).probabilities)
+        log_odds.append(found[:, 0] - found[:, 1])
+    np.testing.assert_allclose(log_odds[0] / log_odds[1], np.exp(1.464 - 1.037), rtol=1e-4)
+    together = [one.label_features(pile).probabilities for one in (labeller, included)]
+    assert np.abs(together[0] - together[1]).max() > 0.01
+
+
 @pytest.mark.parametrize("at_once", [7, 4096])
 def test_latents_are_compared_instead_of_features(
     backbone: Pretrained, at_once: int, monkeypatch: pytest.MonkeyPatch
@@ -338,7 +352,7 @@ def test_which_backbone_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(BACKBONES, LITE0, replace(BACKBONES[LITE0], module="no_such_package"))
     assert chosen_backbone("auto", "auto") == INCLUDED
     assert chosen_backbone("auto", "mini-5w1s-set") == "conv4"
-    with pytest.raises(TridentError, match="cannot be used with backbone"):
+    with pytest.raises(TridentError, match="need the backbone conv4"):
         chosen_backbone(LITE0, "mini-5w1s-set")
 
 

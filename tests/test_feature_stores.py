@@ -186,7 +186,13 @@ def test_a_store_of_features_is_checked_when_it_is_read_and_written(tmp_path: Pa
             open_store(tmp_path / name)
 
 
-def test_only_the_measured_split_gets_features_of_weights(trident_here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("recipe", "images"),
+    [("features-nearest-mean", 1580), ("features-bd-cspn", 22_000)],  # the second needs training images too
+)
+def test_only_the_needed_splits_get_features_of_weights(
+    recipe: str, images: int, trident_here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
     computed: list[int] = []
     compute = feature_store.features_of_store
 
@@ -196,12 +202,12 @@ def test_only_the_measured_split_gets_features_of_weights(trident_here: Here, mo
         return found
 
     monkeypatch.setattr(feature_store, "features_of_store", spy)
-    call = ["features-nearest-mean", "--split", "val", "--tasks", "20", "--json", "--data", "glyphs"]
+    call = [recipe, "--split", "val", "--tasks", "20", "--json", "--data", "glyphs"]
     measured = trident_here("evaluate", *call, "backbone.of=weights:glyphs-simpleshot", "backbone.size=16")
-    assert computed == [1580]  # of 26,660
+    assert computed == [images]  # of 26,660
     found = json.loads(measured.stdout)
     network = find_backbone("weights:glyphs-simpleshot")
-    whole = compute(open_glyphs(), network, None, ["test", "val"])
-    recipe = with_overrides(load_recipe("features-nearest-mean"), ["backbone.of=" + network.name, "backbone.size=16"])
-    expected = evaluate(untrained(recipe), whole, split="val", tasks=20, seed=0)  # the same tasks
+    whole = compute(open_glyphs(), network)
+    changed = with_overrides(load_recipe(recipe), ["backbone.of=" + network.name, "backbone.size=16"])
+    expected = evaluate(untrained(changed), whole, split="val", tasks=20, seed=0)  # the same tasks
     assert found["accuracy"] == pytest.approx(expected.accuracy)

@@ -194,6 +194,16 @@ def test_a_table_with_corrections_is_not_replaced_by_one_without_them(predict: H
         assert found.returncode == 0, found.stderr
 
 
+def test_a_corrected_picture_that_was_moved_is_left_out(predict: Here, folders: Path) -> None:
+    moved, kept = "pile/red-000.png", "pile/red-001.png"
+    table = corrected(folders, predict, {moved: "green", kept: "green"})
+    (folders / moved).rename(folders / "support" / "green" / "red-000.png")
+    found = predict("--support", "support", "--corrections", table, "--out", table)
+    assert found.returncode == 0 and f"corrects {moved}, not in the pile any more: left out" in found.stderr
+    rows = {row["path"]: row for row in rows_of((folders / table).read_text())}
+    assert moved not in rows and rows[kept]["label"] == "green"
+
+
 def test_corrections_with_a_saved_classifier(predict: Here, trident_here: Here, folders: Path) -> None:
     save_pictures(folders / "pile", {"yellow": 5})
     table = corrected(folders, predict, {"pile/yellow-000.png": "yellow"})
@@ -226,6 +236,7 @@ def test_all_pictures_may_be_corrected(predict: Here, folders: Path) -> None:
         ("", ["no columns 'path' and 'correction'"]),
         ("path,correction\npile/gone.png,red\n", ["pile/gone.png", "not in the pile", "--query"]),
         ("path,correction\npile/caf\udce9.png,red\n", ["not in the pile", "save the table as UTF-8"]),
+        ("path,correction\npile/red-000.png,red\npile/caf\udce9.png,red\n", ["caf", "save the table as UTF-8"]),
         ("path,correction\npile/red-000.png,red\npile/red-000.png,blue\n", ["twice: to 'red' and to 'blue'"]),
         (None, ["cannot read", "nothing.csv"]),
     ],

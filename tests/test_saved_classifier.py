@@ -284,7 +284,13 @@ def trap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("trap_module", None)
 
 
-@pytest.mark.parametrize("name", ["python:trap_module:network", "onnx:trap.onnx", "trap_module", "python:", "conv4"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("python:trap_module:network", "onnx:trap.onnx", "trap_module", "python:", "conv4"),
+        *("weights:trap.safetensors", "weights:mini-simpleshot", "weights:./mini-ensemble"),
+    ],
+)
 def test_nothing_that_only_a_file_names_is_run(file: Path, trap: Path, name: str, trident_here: Any) -> None:
     about, tensors = read_parts(file)
     forge(file, about | {"backbone": name}, tensors)

@@ -243,8 +243,10 @@ def test_copies_from_before_a_correction_are_found(tmp_path: Path) -> None:
     before = {pile / "a.png": "red", pile / "b.png": "red", pile / "c.png": "blue"}
     carry_out(plan(before, target, moving=False), target, moving=False)
     (target / "blue" / "b.png").write_bytes(b"another picture of this name")
+    (target / "red" / "a.png").rename(target / "red" / "a-2.png")  # as if another a.png had come first
+    (target / "red" / "a.png").write_bytes(b"the first one")
     now = {pile / "a.png": "blue", pile / "b.png": "red", pile / "c.png": ""}
-    assert copies_elsewhere(now, target) == [target / "red" / "a.png", target / "blue" / "c.png"]
+    assert copies_elsewhere(now, target) == [target / "red" / "a-2.png", target / "blue" / "c.png"]
     assert copies_elsewhere(before, target) == copies_elsewhere(now, tmp_path / "new") == []
 
 

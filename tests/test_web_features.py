@@ -118,6 +118,7 @@ def test_without_the_extra_included_features_are_used_and_the_page_is_told(monke
         status, answer = running.ask(three_classes(), pile(4))
     assert about["hint"] == HINT
     assert [(one["name"], one["described"]) for one in about["weights"]] == [(INCLUDED, "trained on mini-imagenet")]
+    assert about["weights"][0]["included"]
     assert status == 200 and [one["ranking"][0][0] for one in answer["pile"]] == [*COLOURS, next(iter(COLOURS))]
     asked = open_network(INCLUDED, "auto", "cpu")
     assert (type(asked), asked.hint) == (FeatureNetwork, None)
@@ -139,6 +140,8 @@ def test_there_are_no_latents_to_look_at(by_features: Site) -> None:
 def test_the_folder_of_an_onnx_file_is_not_shown(backbone: Pretrained) -> None:
     network = FeatureNetwork(replace(backbone, name="onnx:/home/somebody/secret/eyes.onnx"))
     assert network.described()[0]["name"] == "onnx:eyes.onnx"
+    network = FeatureNetwork(replace(backbone, name="weights:/home/somebody/secret/mini-ensemble"))
+    assert network.described()[0]["name"] == "weights of mini-ensemble"  # the included ones are weights:mini-ensemble
 
 
 def test_a_tab_that_labels_again_waits_for_new_pictures_only(backbone: Pretrained) -> None:

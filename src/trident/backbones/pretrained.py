@@ -128,8 +128,8 @@ def find_backbone(name: str, device: str = "cpu") -> Pretrained:
             return found
     if name not in BACKBONES:
         raise TridentError(
-            f"no backbone is called '{name}': there are {', '.join(BACKBONES)}, onnx:FILE, "
-            "python:package.module:function and weights:NAME"
+            f"no backbone is called '{name}': there are {', '.join(BACKBONES)}, {INCLUDED}, onnx:FILE, "
+            "python:package.module:function and weights:FILE"
         )
     listed = BACKBONES[name]
     if not listed.installed:

@@ -38,14 +38,15 @@ Cluster = Annotated[
 Weights = Annotated[
     str,
     typer.Option(
-        help="For conv4: a name from 'trident weights', a run or a file; auto: by the number of labelled pictures."
+        help="Label with these weights, by the backbone conv4: a name from 'trident weights', a run or a file. auto: only "
+        "with --backbone conv4, by the number of labelled pictures."
     ),
 ]
 Backbone = Annotated[
     str,
     typer.Option(
         help="Network that looks at the pictures; 'trident backbones' lists them. auto: efficientnet-lite0 if it is "
-        "installed, otherwise weights:mini-ensemble; conv4 if --weights is given."
+        "installed, otherwise weights:mini-ensemble."
     ),
 ]
 Model = Annotated[
@@ -137,12 +138,13 @@ def corrected_pictures(
     found = read_corrections(corrections)
     by_path = {source.name: source for source in pile}
     missing = [path for path in found if path not in by_path]
-    if missing and len(missing) == len(found):
-        # A path that is not UTF-8 was read with characters that cannot be written as such.
-        advice = "give the same --query" if missing[0].isprintable() else "save the table as UTF-8 (CSV UTF-8)"
+    # A path that is not UTF-8 was read with characters that cannot be written as such.
+    unreadable = [path for path in missing if not path.isprintable()]
+    if unreadable or (missing and len(missing) == len(found)):
+        advice = "save the table as UTF-8 (CSV UTF-8)" if unreadable else "give the same --query"
         raise TridentError(
-            f"{corrections} corrects {missing[0]}, which is not in the pile: paths must be as 'trident predict' wrote "
-            f"them, so {advice}"
+            f"{corrections} corrects {[*unreadable, *missing][0]}, which is not in the pile: paths must be as "
+            f"'trident predict' wrote them, so {advice}"
         )
     if missing:  # moved since, into the folder of a class for example
         text = f"{corrections} corrects {missing[0]}{f' and {len(missing) - 1} more' if missing[1:] else ''}"

@@ -150,7 +150,7 @@ def open_for(
 ) -> "ImageStore":
     """The store for a recipe or for weights. If they take features of other weights of ours, those are computed.
 
-    `split`: the only one that is needed.
+    `split`: the only one that is measured.
     """
     from trident.backbones.frozen import FrozenBackbone
 
@@ -161,10 +161,12 @@ def open_for(
     from trident.backbones.pretrained import find_backbone
     from trident.cli.console import counting
     from trident.data.store import SPLITS
+    from trident.measuring.subject import needs_training_statistics
 
+    splits = {split, "train"} if needs_training_statistics(recipe) else {split}
     network = find_backbone(backbone.of, device_of("auto"))
     with counting("computing features") as progress:
-        return features_of_store(store, network, progress, SPLITS if split is None else [split])
+        return features_of_store(store, network, progress, [one for one in SPLITS if split is None or one in splits])
 
 
 def open_data(source: str, store_on: str = "auto") -> "ImageStore":

@@ -48,8 +48,8 @@ def predict(
         str | None,
         typer.Option(
             help="Classify with this method of 'trident methods' instead of the default one. Methods that need no "
-            "training take pretrained features; others use their included weights. Pretrained features of fewer than "
-            "four pictures for each class are compared by logistic regression all the same.",
+            "training take the features of --backbone; others use their included weights. Features of fewer than four "
+            "pictures for each class are compared by logistic regression all the same.",
             show_default=False,
         ),
     ] = None,
@@ -114,7 +114,7 @@ def predict(
             _check_apart(target, support, by_class)
     corrected = corrected_pictures(corrections, pile, by_class)
     if out is not None:
-        _check_kept(out, {source.name: name for source, name in corrected.items()})
+        _check_kept(out, {} if corrections is None else read_corrections(corrections))
     if target is not None:
         check_folder_names(set(corrected.values()), target)
     pile = [source for source in pile if source not in corrected]
@@ -212,8 +212,8 @@ def _check_network(labeller: "PictureLabeller", method: str | None, cluster: str
             f"--cluster computes features of a backbone, but {method} brings its own network: omit one of them"
         )
     if method is not None:
-        text = f"{method} brings its own small network, trained on miniImageNet, in place of a pretrained one"
-        stderr.print(f"{text}: expect fewer right labels", soft_wrap=True)
+        text = f"{method} brings its own small network, trained on miniImageNet"
+        stderr.print(f"{text}: pretrained features give more right labels", soft_wrap=True)
 
 
 def _labelled(labeller: "PictureLabeller", pile: "Sequence[ImageSource]", cluster: str | None) -> "Labelled":

@@ -6,7 +6,7 @@ from trident.data.images import ImageSource
 from trident.errors import TridentError
 from trident.labelling.feature_cache import FeatureCache
 from trident.labelling.labelled import PictureLabeller
-from trident.labelling.making import chosen_backbone, feature_labeller, labeller_of
+from trident.labelling.making import CONV4, chosen_backbone, feature_labeller, labeller_of
 from trident.learning.checkpoint import load_checkpoint, recipe_of_weights
 from trident.learning.other_method import with_method
 from trident.methods.base import HeadOnFeatures
@@ -23,11 +23,13 @@ def labeller_by_method(
     device: str = "cpu",
     cache: FeatureCache | None = None,
 ) -> PictureLabeller:
-    """Methods without training classify pretrained features; others use their included weights."""
+    """Methods without training classify features of the backbone; others use their included weights."""
     kind = method_class(name)
     if kind.about.trained_on == "nothing" and issubclass(kind, HeadOnFeatures):
+        if backbone == CONV4:
+            raise TridentError(f"{name} classifies features of single pictures, not conv4: omit --backbone")
         return feature_labeller(by_class, chosen_backbone(backbone, "auto"), device, cache, kind())
-    if backbone not in ("auto", "conv4"):
+    if backbone not in ("auto", CONV4):
         raise TridentError(f"{name} has weights for conv4 only: omit --backbone")
     weights = _weights_of(SAME_NETWORK.get(name, name), sum(map(len, by_class.values())), len(by_class))
     return labeller_of(with_method(load_checkpoint(weights), name), by_class, device)

@@ -102,8 +102,8 @@ class TridentClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         labelled = self._labelled(X, together=True)
         if labelled.typicality is None:
             raise BadValueError(
-                "none_of_these needs another backbone than conv4, and at least 5 pictures in all: those given to it, "
-                "and the labelled ones of classes that have several"
+                "none_of_these needs another backbone than conv4, no weights, and at least 5 pictures in all: those "
+                "given to it, and the labelled ones of classes that have several"
             )
         return np.asarray(labelled.typicality < labelled.least_typical)
 
@@ -124,7 +124,8 @@ class TridentClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def load(cls, path: str | Path, device: str = "auto", backbone: str = "auto", cache: bool = True) -> Self:
         """Read a classifier that `save` or `trident fit` wrote.
 
-        `backbone` must be given if it is an ONNX file or a Python function, because a file cannot ask for those.
+        `backbone` must be given if it is an ONNX file, a Python function or weights of your own: a file cannot ask for
+        those.
         """
         labeller = load_classifier(
             Path(path), usable_device(device), None if backbone == "auto" else backbone, open_cache(cache)
@@ -135,7 +136,7 @@ class TridentClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _by_features(self) -> FeatureLabeller:
         if not isinstance(self.labeller_, FeatureLabeller):
-            raise BadValueError("this needs another backbone than conv4: see 'trident backbones'")
+            raise BadValueError("this needs another backbone than conv4, and no weights: see 'trident backbones'")
         return self.labeller_
 
     def _labelled(self, images: Any, together: bool) -> Labelled:

@@ -84,7 +84,10 @@ class FeatureLabeller:
         for name, sources in by_class.items():
             label, rows = classes.index(name), self.raw_features(sources)
             known = {row.tobytes() for row in self.features[self.labels == label]}
-            new = np.array([row.tobytes() not in known for row in rows], bool)
+            new = np.zeros(len(rows), bool)
+            for place, row in enumerate(rows):
+                new[place] = row.tobytes() not in known
+                known.add(row.tobytes())
             features.append(rows[new])
             labels.append(np.full(int(new.sum()), label, np.int64))
         return replace(self, classes=classes, features=np.concatenate(features), labels=np.concatenate(labels))

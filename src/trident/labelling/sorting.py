@@ -27,6 +27,7 @@ Step = tuple[Path, Path]  # from, to
 Inode = tuple[int, int]  # device, number
 
 _TEMPORARY = re.compile(r"\.trident-([0-9]+)-[0-9a-f]{16}\.part")
+_NUMBER = re.compile(r"-[0-9]{1,9}(?=(\.[^.]*)?$)")  # at the end of a name, before .png
 # What a file system says that gives no second names, or not to this file.
 _NO_LINK = {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
 
@@ -76,12 +77,13 @@ def copies_elsewhere(labels: dict[Path, str], target: Path) -> list[Path]:
     """Copies of these files in folders of other classes than their label: from before the label was corrected."""
     there: dict[str, list[Path]] = {}
     for entry, _ in _files(target):
-        there.setdefault(entry.name, []).append(Path(entry.path))
+        for name in {entry.name, _NUMBER.sub("", entry.name)}:
+            there.setdefault(name, []).append(Path(entry.path))
     return [
         place
         for source, label in labels.items()
         for place in there.get(source.name, [])
-        if place.parent.name != label and _copied(source, place)
+        if place.parent.name != label and _is_numbered(place, source) and _copied(source, place)
     ]
 
 

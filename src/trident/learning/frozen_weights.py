@@ -60,7 +60,7 @@ def _frozen_ensemble(checkpoint: Checkpoint, device: str, name: str) -> Pretrain
             features = method.damped_features(parameters, torch.stack(seen).mean(0))
         return np.asarray(features[0].cpu().numpy())
 
-    settings = f"{views} damping {method.damping}".encode()
+    settings = f"{views.mirrored} {views.corners} {views.shifted} {method.damping}".encode()
     return _frozen(checkpoint, name, _bytes_of(kept) + settings, compute, device)
 
 

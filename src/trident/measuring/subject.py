@@ -204,11 +204,15 @@ def task_source(
     )
 
 
+def needs_training_statistics(recipe: Recipe) -> bool:
+    return recipe.method.about.trained_on == "nothing" and bool(recipe.model.initial_running())
+
+
 def training_statistics(recipe: Recipe, store: ImageStore) -> Parameters:
     """Statistics of training features, for untrained methods that need them; none if there are no training classes."""
-    model = recipe.model
-    if recipe.method.about.trained_on != "nothing" or not model.initial_running():
+    if not needs_training_statistics(recipe):
         return {}
+    model = recipe.model
     assert isinstance(model, HeadModel)
     training = [entry for entry in store.classes if entry.split == "train"]
     if not training:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from trident.backbones.pretrained import BATCH, Pretrained
+from trident.backbones.pretrained import BATCH, INCLUDED, Pretrained
 from trident.backbones.python_function import UNKNOWN
 from trident.data.images import key_of
 from trident.labelling.feature_labeller import FeatureLabeller
@@ -30,8 +30,10 @@ class FeatureNetwork:
     def __init__(self, backbone: Pretrained, hint: str | None = None):
         self.hint = hint
         kind, _, file = backbone.name.partition(":")
-        if kind in ("onnx", "weights"):  # without folders: visitors do not see the server's paths
-            backbone = replace(backbone, name=f"{kind}:{Path(file).name}")
+        if kind == "onnx":  # without folders: visitors do not see the server's paths
+            backbone = replace(backbone, name=f"onnx:{Path(file).name}")
+        elif kind == "weights" and Path(file).name != file:  # not to be taken for included weights
+            backbone = replace(backbone, name=f"weights of {Path(file).name}")
         self._backbone = backbone
         self._memory = FeatureMemory(MEMORY)
         self.size, self.middle = backbone.facts.image_size, backbone.facts.middle
@@ -48,7 +50,7 @@ class FeatureNetwork:
                 "size": self.size,
                 "features": True,
                 "latents": False,
-                "included": False,
+                "included": self._backbone.name == INCLUDED,
             }
         ]
 

@@ -117,7 +117,7 @@ export function showWeights(all) {
   parts.push(`. Pictures are scaled to ${all[0].size}x${all[0].size} pixels. `);
   if (all[0].included) {
     parts.push("They were trained on photographs of everyday things and animals, and do worse on drawings and scans. ");
-    parts.push("For their measured accuracy, run ", code(`trident weights ${all[0].name}`), ".");
+    parts.push("For their measured accuracy, run ", code(`trident weights ${all[0].name.replace("weights:", "")}`), ".");
   }
   byId("weights").replaceChildren(...parts);
   byId("by-features").hidden = !features;
