@@ -250,4 +250,4 @@ def test_pictures_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_mistakes_are_told_in_one_line(trident_here: Callable[..., Answer]) -> None:
     assert_one_line_error(trident_here("web", "--port", "0", "--backbone", "resnet"), "no backbone is called 'resnet'")
     both = trident_here("web", "--port", "0", "--backbone", DEFAULT, "--weights", "mini-5w1s-set")
-    assert_one_line_error(both, "--weights mini-5w1s-set are of conv4", DEFAULT)
+    assert_one_line_error(both, "need the backbone conv4", DEFAULT)

@@ -38,8 +38,8 @@ Cluster = Annotated[
 Weights = Annotated[
     str,
     typer.Option(
-        help="Label with these weights, by the backbone conv4: a name from 'trident weights', a run or a file. auto: only "
-        "with --backbone conv4, by the number of labelled pictures."
+        help="Label with these weights of conv4: a name from 'trident weights', a run or a file. auto, with --backbone "
+        "conv4: by the number of labelled pictures."
     ),
 ]
 Backbone = Annotated[
