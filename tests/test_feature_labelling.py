@@ -11,7 +11,7 @@ import torch
 
 from made_up_latents import made_up_latents
 from stand_in_backbone import COLOURS, NAME, made_up, picture, save_pictures
-from trident.backbones.pretrained import BACKBONES, BATCH, INCLUDED, Pretrained, find_backbone
+from trident.backbones.pretrained import BATCH, INCLUDED, Pretrained, find_backbone
 from trident.data.images import ImageFile, UnreadableImageError
 from trident.data.pictures import ImageInMemory
 from trident.errors import BadValueError, TridentError
@@ -19,7 +19,7 @@ from trident.labelling import feature_labeller, label_latents, picture_features
 from trident.labelling.feature_cache import FeatureCache
 from trident.labelling.feature_labeller import ENOUGH_TOGETHER, FeatureLabeller
 from trident.labelling.label_latents import LabelLatents, latents_for
-from trident.labelling.making import chosen_backbone, make_labeller
+from trident.labelling.making import make_labeller
 from trident.labelling.picture_features import features_of
 from trident.labelling.suggesting import suggest
 from trident.labelling.typicality import LEAST_TYPICAL, normalised, typicality, typicality_alone
@@ -342,18 +342,6 @@ def test_bad_labelled_pictures(backbone: Pretrained, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(feature_labeller, "MOST_LABELLED", 5)
     with pytest.raises(BadValueError, match="there are 6 labelled pictures: 5 at most"):
         FeatureLabeller(backbone, ("a", "b"), features, labels)
-
-
-def test_which_backbone_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert chosen_backbone("auto", "auto") == LITE0
-    assert chosen_backbone("auto", "mini-5w1s-set") == "conv4"
-    assert chosen_backbone("conv4", "mini-5w1s-set") == "conv4"
-    assert chosen_backbone(NAME, "auto") == NAME
-    monkeypatch.setitem(BACKBONES, LITE0, replace(BACKBONES[LITE0], module="no_such_package"))
-    assert chosen_backbone("auto", "auto") == INCLUDED
-    assert chosen_backbone("auto", "mini-5w1s-set") == "conv4"
-    with pytest.raises(TridentError, match="need the backbone conv4"):
-        chosen_backbone(LITE0, "mini-5w1s-set")
 
 
 # What to label next

