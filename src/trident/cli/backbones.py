@@ -21,7 +21,7 @@ CONV4 = {
     "installed": True,
     "install": None,
 }
-ENSEMBLE = CONV4 | {"features": 4800, "trained_on": "miniImageNet, 64 classes"}
+ENSEMBLE = CONV4 | {"features": 4800, "trained_on": "miniImageNet's 64 training classes"}
 
 
 @app.command(short_help="List the networks that make features, or examine one.")
