@@ -14,6 +14,7 @@ Stores are made by `trident data prepare --features efficientnet-lite0`, or all 
 import argparse
 import math
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import minimize
@@ -29,7 +30,6 @@ from trident.measuring.calibration import softmax
 from trident.measuring.evaluate import mean_and_interval
 from trident.methods.soft_kmeans import SoftKMeans
 
-BACKBONE = DEFAULT  # of the stores
 TASKS, WAYS, SEED = 200, 5, 0
 SEED_TO_FIT, TASKS_TO_FIT = 1, 60  # for each number of shots
 TASKS_TO_SUGGEST = 100  # each labels three piles
@@ -41,34 +41,37 @@ def main() -> None:
     parser.add_argument("what", choices=measures)
     parser.add_argument("stores", nargs="+", metavar="STORE[:SPLIT]")
     asked = parser.parse_args()
-    backbones = {open_store(Path(place.partition(":")[0])).features_of for place in asked.stores}
-    if len(backbones) > 1 or None in backbones:
+    stores = [classes_of(place) for place in asked.stores]
+    if len({store.backbone for store in stores}) > 1 or not stores[0].backbone:
         parser.error("all stores must hold features of the same backbone")
-    global BACKBONE
-    BACKBONE = str(*backbones)
-    measures[asked.what]([classes_of(place) for place in asked.stores])
+    measures[asked.what](stores)
 
 
-def classes_of(place: str) -> tuple[str, list[np.ndarray]]:
-    """The name of a store and split, and the features of each class."""
+class Data(NamedTuple):
+    name: str  # of the dataset and split
+    backbone: str
+    classes: list[np.ndarray]  # features of unit length of each class, (picture, feature)
+
+
+def classes_of(place: str) -> Data:
     name, _, split = place.partition(":")
     store = open_store(Path(name))
     entries = store.classes_of(split or "val")
-    return f"{store.dataset} {split or 'val'}", [
-        normalised(np.array(store.images[entry.start : entry.start + entry.count])) for entry in entries
-    ]
+    features = [normalised(np.array(store.images[entry.start : entry.start + entry.count])) for entry in entries]
+    return Data(f"{store.dataset} {split or 'val'}", store.features_of, features)
 
 
-def labeller_of(features: np.ndarray, labels: np.ndarray, n_classes: int) -> FeatureLabeller:
-    backbone = Pretrained(BACKBONE, BACKBONES[DEFAULT].facts, features.shape[1], "", lambda pixels: pixels)
-    return FeatureLabeller(backbone, tuple(map(str, range(n_classes))), features, labels, latents_for(BACKBONE))
+def labeller_of(of: str, features: np.ndarray, labels: np.ndarray, n_classes: int) -> FeatureLabeller:
+    """`of`: the backbone that computed the features."""
+    backbone = Pretrained(of, BACKBONES[DEFAULT].facts, features.shape[1], "", lambda pixels: pixels)
+    return FeatureLabeller(backbone, tuple(map(str, range(n_classes))), features, labels, latents_for(of))
 
 
-def none_of_these(stores: list[tuple[str, list[np.ndarray]]]) -> None:
+def none_of_these(stores: list[Data]) -> None:
     """15 pictures of each class and 8 strangers in each pile."""
-    (name, classes), *others = stores
+    (name, of, classes), *others = stores
     for shots in (1, 5):
-        for stranger, pool in [(f"other classes of {name}", None), *others]:
+        for stranger, pool in [(f"other classes of {name}", None), *((other.name, other.classes) for other in others)]:
             areas, lost, found = [], [], []
             for task in range(TASKS):
                 random = np.random.default_rng((SEED, shots, task))
@@ -79,7 +82,7 @@ def none_of_these(stores: list[tuple[str, list[np.ndarray]]]) -> None:
                 strangers = strangers[random.choice(len(strangers), 8, replace=False)]
                 members = np.concatenate([some[shots : shots + 15] for some in drawn])
                 support = np.concatenate([some[:shots] for some in drawn])
-                labeller = labeller_of(support, np.repeat(np.arange(WAYS), shots), WAYS)
+                labeller = labeller_of(of, support, np.repeat(np.arange(WAYS), shots), WAYS)
                 typical = labeller.label_features(np.concatenate([members, strangers])).typicality
                 assert typical is not None
                 is_member = np.arange(len(typical)) < len(members)
@@ -92,9 +95,9 @@ def none_of_these(stores: list[tuple[str, list[np.ndarray]]]) -> None:
             print(f"{protocol}: AUROC {area:.3f} ± {interval:.3f}; marked: {marked}")
 
 
-def suggestions(stores: list[tuple[str, list[np.ndarray]]]) -> None:
+def suggestions(stores: list[Data]) -> None:
     """Piles with 10 to 39 pictures of each class. Accuracy is that of all pictures that are still unlabelled."""
-    for name, classes in stores:
+    for name, of, classes in stores:
         for shots in (1, 5):
             for number in (5, 10, 20):
                 accuracy: dict[str, list[float]] = {"before": [], "random": [], "suggested": []}
@@ -110,13 +113,13 @@ def suggestions(stores: list[tuple[str, list[np.ndarray]]]) -> None:
                         labels += [way] * count
                     everything, truth = np.concatenate(features), np.array(labels)
                     pile = np.setdiff1d(np.arange(len(truth)), first)
-                    before = labeller_of(everything[first], truth[first], WAYS).label_features(everything[pile])
+                    before = labeller_of(of, everything[first], truth[first], WAYS).label_features(everything[pile])
                     accuracy["before"].append(np.mean(before.probabilities.argmax(1) == truth[pile]))
                     chosen = suggest(everything[first], everything[pile], before, number)
                     drawn = random.choice(len(pile), number, replace=False)
                     for kind, new in (("random", drawn), ("suggested", chosen)):
                         known, rest = np.r_[first, pile[new]], np.delete(pile, new)
-                        after = labeller_of(everything[known], truth[known], WAYS).label_features(everything[rest])
+                        after = labeller_of(of, everything[known], truth[known], WAYS).label_features(everything[rest])
                         accuracy[kind].append(np.mean(after.probabilities.argmax(1) == truth[rest]))
                 difference = 100 * (np.array(accuracy["suggested"]) - np.array(accuracy["random"]))
                 mean, interval = mean_and_interval(difference)
@@ -127,9 +130,9 @@ def suggestions(stores: list[tuple[str, list[np.ndarray]]]) -> None:
                 )
 
 
-def calibration(stores: list[tuple[str, list[np.ndarray]]]) -> None:
+def calibration(stores: list[Data]) -> None:
     """Balanced piles with 10 pictures of each class, ten bins of confidence."""
-    for name, classes in stores:
+    for name, of, classes in stores:
         for shots in (1, 5):
             for together in (True, False):
                 sure: list[np.ndarray] = []
@@ -139,7 +142,7 @@ def calibration(stores: list[tuple[str, list[np.ndarray]]]) -> None:
                     chosen = random.choice(len(classes), WAYS, replace=False)
                     drawn = [classes[c][random.permutation(len(classes[c]))[: shots + 10]] for c in chosen]
                     support = np.concatenate([some[:shots] for some in drawn])
-                    labeller = labeller_of(support, np.repeat(np.arange(WAYS), shots), WAYS)
+                    labeller = labeller_of(of, support, np.repeat(np.arange(WAYS), shots), WAYS)
                     pile = np.concatenate([some[shots:] for some in drawn])
                     found = labeller.label_features(pile, together).probabilities
                     sure.append(found.max(1))
@@ -155,12 +158,12 @@ def calibration(stores: list[tuple[str, list[np.ndarray]]]) -> None:
                 )
 
 
-def temperatures(stores: list[tuple[str, list[np.ndarray]]]) -> None:
+def temperatures(stores: list[Data]) -> None:
     """Minimise the cross-entropy of piles of 50 pictures, of balanced, Dirichlet(2) and Dirichlet(0.5) sizes."""
     logits: dict[bool, list[np.ndarray]] = {True: [], False: []}  # of each pile, (picture, class)
     inputs: dict[bool, list[list[float]]] = {True: [], False: []}
     truths: list[np.ndarray] = []
-    for _, classes in stores:
+    for _, of, classes in stores:
         for shots in (1, 2, 5, 10, 20):
             for task in range(TASKS_TO_FIT):
                 random = np.random.default_rng((SEED_TO_FIT, shots, task))
@@ -170,7 +173,7 @@ def temperatures(stores: list[tuple[str, list[np.ndarray]]]) -> None:
                 shares = np.full(WAYS, 1 / WAYS) if alpha == math.inf else random.dirichlet([alpha] * WAYS)
                 piles = [some[shots:][: round(10 * WAYS * share)] for some, share in zip(drawn, shares, strict=True)]
                 support = np.concatenate([some[:shots] for some in drawn])
-                labeller = labeller_of(support, np.repeat(np.arange(WAYS), shots), WAYS)
+                labeller = labeller_of(of, support, np.repeat(np.arange(WAYS), shots), WAYS)
                 for together in (True, False):
                     found = labeller.logits(np.concatenate(piles), together)
                     logits[together].append(found)

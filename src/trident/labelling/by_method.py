@@ -27,7 +27,7 @@ def labeller_by_method(
     kind = method_class(name)
     if kind.about.trained_on == "nothing" and issubclass(kind, HeadOnFeatures):
         if backbone == CONV4:
-            raise TridentError(f"{name} classifies features of single pictures, not conv4: omit --backbone")
+            raise TridentError(f"{name} needs features that are the same in every pile: omit --backbone conv4")
         return feature_labeller(by_class, chosen_backbone(backbone, "auto"), device, cache, kind())
     if backbone not in ("auto", CONV4):
         raise TridentError(f"{name} has weights for conv4 only: omit --backbone")

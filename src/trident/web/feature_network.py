@@ -1,4 +1,4 @@
-"""Labels by the features of a pretrained backbone."""
+"""Labels by the features of a frozen backbone."""
 
 from collections.abc import Sequence
 from dataclasses import replace
