@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("stores", nargs="+", metavar="STORE[:SPLIT]")
     asked = parser.parse_args()
     stores = [classes_of(place) for place in asked.stores]
-    if len({store.backbone for store in stores}) > 1 or not stores[0].backbone:
+    if len({store.backbone for store in stores}) > 1:
         parser.error("all stores must hold features of the same backbone")
     measures[asked.what](stores)
 
@@ -56,6 +56,8 @@ class Data(NamedTuple):
 def classes_of(place: str) -> Data:
     name, _, split = place.partition(":")
     store = open_store(Path(name))
+    if not store.features_of:
+        raise SystemExit(f"{name} holds images: make a store of features with 'trident data prepare --features'")
     entries = store.classes_of(split or "val")
     features = [normalised(np.array(store.images[entry.start : entry.start + entry.count])) for entry in entries]
     return Data(f"{store.dataset} {split or 'val'}", store.features_of, features)
