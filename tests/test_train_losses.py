@@ -15,7 +15,7 @@ from short_runs import QUICK, Interrupting, assert_same_weights, log_of, resume,
 from trident.cli.console import TrainingProgress
 from trident.engines.execution import Execution
 from trident.errors import TridentError
-from trident.learning import run_state
+from trident.learning import run_state, training
 from trident.learning.checkpoint import BEST, LAST, Checkpoint, load_checkpoint
 from trident.learning.heads import HeadLearner
 from trident.learning.learners import make_learner
@@ -41,6 +41,17 @@ def test_numbers_that_blow_up_stop_the_run_and_spare_the_weights(tmp_path: Path,
         run(tmp_path / "run", recipe)
     kept = load_checkpoint(tmp_path / "run" / LAST)
     assert all(bool(torch.isfinite(value).all()) for value in kept.parameters.values())
+
+
+@pytest.mark.parametrize(("precision", "helps"), [("fp32", False), ("fp16", True)])
+def test_a_run_in_fp16_that_blows_up_is_told_of_bf16(
+    tmp_path: Path, precision: str, helps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """fp16 itself needs a GPU, so the run only says that it was computed in it."""
+    monkeypatch.setattr(training, "_provenance", lambda start, *_: start.provenance | {"precision": precision})
+    with pytest.raises(TridentError, match="lower training.rate") as caught:
+        run(tmp_path / "run", with_training(rate=1e9))
+    assert ("resume this run with --precision bf16" in str(caught.value)) == helps
 
 
 @pytest.fixture

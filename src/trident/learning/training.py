@@ -124,7 +124,7 @@ def _train_step(
     norm, left_out = values["gradient_norm"], int(values["left_out"])
     if left_out > _most_left_out(settings, gradient.n_tasks) or not math.isfinite(norm):
         state.save()
-        raise shared(NotFiniteError(_not_finite_message(result, state.step, state.out)))
+        raise shared(NotFiniteError(_not_finite_message(result, state)))
     rate = rate_at(settings, state.step)
     state.update(result, norm, left_out, rate)
     values |= {"rate": rate, "seconds": time.perf_counter() - began}
@@ -178,12 +178,17 @@ def _most_left_out(settings: TrainingSettings, n_tasks: int) -> int:
     return min(max(1, int(settings.most_left_out * n_tasks)), n_tasks - 1)
 
 
-def _not_finite_message(result: Gradient, step: int, out: Path) -> str:
+def _not_finite_message(result: Gradient, state: RunState) -> str:
     """Says what is not finite, a part of the loss if possible, and what can be done."""
     bad = [name for name, part in result.losses.items() if not part.isfinite().all()]
     loss = f"{next((name for name in bad if name != 'total'), 'total')} loss" if bad else "meta-gradient"
+    wider = (
+        "it was computed in fp16, whose largest number is 65,504: resume this run with --precision bf16, or "
+        if state.start.provenance["precision"] == "fp16"
+        else ""
+    )
     return (
-        f"step {step + 1}: the {loss} is not finite. The state after step {step} is kept in {out / LAST}; "
-        "try a new run with a lower training.rate; with inner steps, also with a lower method.inner_rate; for TRIDENT, "
-        "also with method.log_var_bound=8"
+        f"step {state.step + 1}: the {loss} is not finite. The state after step {state.step} is kept in "
+        f"{state.out / LAST}; {wider}try a new run with a lower training.rate; with inner steps, also with a lower "
+        "method.inner_rate; for TRIDENT, also with method.log_var_bound=8"
     )
