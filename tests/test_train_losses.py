@@ -49,7 +49,7 @@ def test_a_run_in_fp16_that_blows_up_is_told_of_bf16(
 ) -> None:
     """fp16 itself needs a GPU, so the run only says that it was computed in it."""
     monkeypatch.setattr(training, "_provenance", lambda start, *_: start.provenance | {"precision": precision})
-    with pytest.raises(TridentError, match="lower training.rate") as caught:
+    with pytest.raises(TridentError, match=r"a lower training\.rate") as caught:
         run(tmp_path / "run", with_training(rate=1e9))
     assert ("resume this run with --precision bf16" in str(caught.value)) == helps
 
