@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from trident.backbones.conv4 import conv4_of
+from trident.backbones.frozen import FrozenBackbone
 from trident.backbones.pretrained import BACKBONES, DEFAULT, INCLUDED, find_backbone
 from trident.data.images import ImageSource
 from trident.errors import TridentError
@@ -56,7 +57,13 @@ def make_labeller(
 
 def labeller_of(weights: Checkpoint, by_class: Mapping[str, Sequence[ImageSource]], device: str) -> Labeller:
     checkpoint = with_conv4(weights)
-    conv4 = conv4_of(checkpoint.recipe.backbone, "labelling with trained weights")
+    backbone = checkpoint.recipe.backbone
+    if isinstance(backbone, FrozenBackbone):
+        raise TridentError(
+            f"weights of {checkpoint.recipe.name} work on features of {backbone.of}, not on pictures: instead of "
+            f"weights, give the backbone {backbone.of}"
+        )
+    conv4 = conv4_of(backbone, "labelling with trained weights")
     return Labeller(checkpoint, *read_labelled(by_class, conv4.image_size, conv4.image_channels), device)
 
 
