@@ -7,9 +7,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 from PIL import Image
@@ -20,7 +22,7 @@ from data_pictures import save_class_folders
 from stand_in_backbone import NAME
 from trident.backbones.feature_store import prepare_features
 from trident.backbones.pretrained import find_backbone
-from trident.data import decoding
+from trident.data import decoding, resuming
 from trident.data.decoding import decoded
 from trident.data.images import ImageFile, ImageSource, Target, UnreadableImageError
 from trident.data.prepare import prepare
@@ -86,6 +88,25 @@ def stopped_by(name: str, pets: Path, target: Path) -> "subprocess.CompletedProc
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_store_that_another_process_has_just_written_is_kept(
+    tmp_path: Path, pets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was not there when this process began, but it is when this one gets the lock."""
+    target, locked = tmp_path / "pets.store", resuming._locked
+
+    @contextmanager
+    def late(journal: Path, path: Path) -> Iterator[BinaryIO]:
+        path.write_bytes(b"of the other process")
+        with locked(journal, path) as file:
+            yield file
+
+    monkeypatch.setattr(resuming, "_locked", late)
+    with pytest.raises(TridentError, match=r"pets.store exists already"):
+        prepare("folder", pets, target, image_size=20)
+    assert target.read_bytes() == b"of the other process"
+    assert names(tmp_path) == ["pets.store"]
 
 
 @pytest.mark.slow
