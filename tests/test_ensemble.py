@@ -254,7 +254,7 @@ def test_as_a_frozen_backbone_it_has_the_features_that_it_compares(tmp_path: Pat
 
 def test_weights_on_its_features_cannot_take_pictures() -> None:
     backbone = FrozenBackbone(INCLUDED, 4800)
-    with pytest.raises(TridentError, match="these weights classify stored features only"):
+    with pytest.raises(TridentError, match=f"features of {INCLUDED}, not pictures"):
         frozen_weights.with_conv4(untrained(replace(load_recipe("features-nearest-mean"), backbone=backbone)))
 
 

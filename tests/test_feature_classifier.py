@@ -90,5 +90,5 @@ def test_the_default_classifier_uses_pretrained_features_and_the_cache(monkeypat
         np.testing.assert_array_equal(again.features, labeller.features)
     without = TridentClassifier(backbone=NAME, cache=False).fit(pictures, names).labeller_
     assert isinstance(without, FeatureLabeller) and without.cache is None
-    with pytest.raises(TridentError, match="need the backbone conv4"):
+    with pytest.raises(TridentError, match="have a backbone of their own"):
         TridentClassifier("mini-5w1s-set", backbone=NAME).fit(pictures, names)

@@ -149,7 +149,7 @@ def test_sorting_into_folders_is_announced_first_and_writes_over_nothing(
         (["--support", "support", "--query", "pile", "--weights", "nothing"], ["nothing", "trident weights"]),
         (
             ["--support", "support", "--query", "pile", "--weights", "features-trident"],
-            ["weights of features-trident work on features", "give the backbone efficientnet-lite0"],
+            ["weights of features-trident classify stored features", "give the backbone efficientnet-lite0"],
         ),
         (["--support", "spoilt", "--query", "pile"], ["spoilt", "0.png", "not an image"]),
     ],

@@ -250,4 +250,6 @@ def test_pictures_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_mistakes_are_told_in_one_line(trident_here: Callable[..., Answer]) -> None:
     assert_one_line_error(trident_here("web", "--port", "0", "--backbone", "resnet"), "no backbone is called 'resnet'")
     both = trident_here("web", "--port", "0", "--backbone", DEFAULT, "--weights", "mini-5w1s-set")
-    assert_one_line_error(both, "need the backbone conv4", DEFAULT)
+    assert_one_line_error(both, "have a backbone of their own", DEFAULT)
+    on_features = trident_here("web", "--port", "0", "--weights", "features-trident")
+    assert_one_line_error(on_features, "features-trident classify stored features", f"give the backbone {DEFAULT}")

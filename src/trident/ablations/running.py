@@ -115,7 +115,7 @@ class GridRun:
         except NotFiniteError as problem:
             # Numbers that are not finite are a result of this cell. Other errors, such as a full disk, are not.
             error = str(problem).partition(". ")[0]  # what follows is advice for this folder
-            self.say(f"{title}: failed: {problem}")
+            self.say(f"{title}: failed: {error}")
         last = load_checkpoint(folder / LAST)
         result = Result(
             settings=self.grid.varied(cell),

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 
 from trident.backbones.conv4 import conv4_of
-from trident.backbones.frozen import FrozenBackbone
 from trident.backbones.pretrained import BACKBONES, DEFAULT, INCLUDED, find_backbone
 from trident.data.images import ImageSource
 from trident.errors import TridentError
@@ -28,7 +27,9 @@ HINT = "better labels: pretrained features, by pip install -e '.[features]' in a
 def chosen_backbone(backbone: str, weights: str) -> str:
     """The backbone's name; auto: pretrained features if they are installed, conv4 if weights are given."""
     if backbone not in ("auto", CONV4) and weights != "auto":
-        raise TridentError(f"weights {weights} need the backbone conv4, not {backbone}: give one of the two")
+        raise TridentError(
+            f"weights {weights} have a backbone of their own: give them or the backbone {backbone}, not both"
+        )
     if backbone != "auto":
         return backbone
     if weights != "auto":
@@ -57,13 +58,7 @@ def make_labeller(
 
 def labeller_of(weights: Checkpoint, by_class: Mapping[str, Sequence[ImageSource]], device: str) -> Labeller:
     checkpoint = with_conv4(weights)
-    backbone = checkpoint.recipe.backbone
-    if isinstance(backbone, FrozenBackbone):
-        raise TridentError(
-            f"weights of {checkpoint.recipe.name} work on features of {backbone.of}, not on pictures: instead of "
-            f"weights, give the backbone {backbone.of}"
-        )
-    conv4 = conv4_of(backbone, "labelling with trained weights")
+    conv4 = conv4_of(checkpoint.recipe.backbone, "labelling with trained weights")
     return Labeller(checkpoint, *read_labelled(by_class, conv4.image_size, conv4.image_channels), device)
 
 

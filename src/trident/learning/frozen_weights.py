@@ -80,14 +80,17 @@ def without_conv4(checkpoint: Checkpoint, name: str) -> Checkpoint:
 def with_conv4(checkpoint: Checkpoint) -> Checkpoint:
     """The reverse: weights that classify features of `weights:NAME` get its Conv4, so that they classify pictures.
 
-    Other weights are returned unchanged.
+    Weights that have a network are returned unchanged. Those for features of anything but one Conv4 are refused.
     """
     backbone = checkpoint.recipe.backbone
-    if not isinstance(backbone, FrozenBackbone) or not backbone.of.startswith(PREFIX):
+    if not isinstance(backbone, FrozenBackbone):
         return checkpoint
-    whole = load_checkpoint(backbone.of.removeprefix(PREFIX))
-    if isinstance(whole.recipe.method, Ensemble):
-        raise TridentError(f"{backbone.of} is more than a Conv4: these weights classify stored features only")
+    whole = load_checkpoint(backbone.of.removeprefix(PREFIX)) if backbone.of.startswith(PREFIX) else None
+    if whole is None or isinstance(whole.recipe.method, Ensemble):
+        raise TridentError(
+            f"weights of {checkpoint.recipe.name} classify stored features of {backbone.of}, not pictures: to label "
+            f"pictures by such features, give the backbone {backbone.of} instead of weights"
+        )
     conv4 = conv4_of(whole.recipe.backbone, f"computing the features of {backbone.of}")
     protocol = replace(checkpoint.recipe.protocol, batch_norm="running")
     return replace(

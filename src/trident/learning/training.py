@@ -183,7 +183,7 @@ def _not_finite_message(result: Gradient, state: RunState) -> str:
     bad = [name for name, part in result.losses.items() if not part.isfinite().all()]
     loss = f"{next((name for name in bad if name != 'total'), 'total')} loss" if bad else "meta-gradient"
     wider = (
-        "it was computed in fp16, whose largest number is 65,504: resume this run with --precision bf16, or "
+        "fp16 holds numbers up to 65,504 only, so it may help to resume this run with --precision bf16; otherwise "
         if state.start.provenance["precision"] == "fp16"
         else ""
     )

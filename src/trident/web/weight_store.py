@@ -10,6 +10,7 @@ from trident.errors import TridentError
 from trident.labelling.labelled import Labelled
 from trident.labelling.labeller import Labeller, refuse_positional
 from trident.learning.checkpoint import Checkpoint, load_checkpoint
+from trident.learning.frozen_weights import with_conv4
 from trident.web.labels import Task, decoded_pictures
 from trident.web.request_queue import Check
 from trident.weights import weight_names, weights_for
@@ -31,7 +32,7 @@ class WeightStore:
         wanted = {weights_for(n, 1) for n in (1, _MANY)} if self._auto else {weights}
         self._known: dict[str, Checkpoint] = {}
         for name in sorted(wanted):
-            checkpoint = load_checkpoint(name)
+            checkpoint = with_conv4(load_checkpoint(name))
             refuse_positional(checkpoint.recipe.method)
             # Without folders: visitors do not see the server's paths.
             self._known[name if self._auto else Path(name).stem] = checkpoint
