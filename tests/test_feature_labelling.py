@@ -384,7 +384,8 @@ def test_suggestions_of_a_large_pile_are_quick(backbone: Pretrained) -> None:
 
 def test_a_labeller_says_what_it_is(backbone: Pretrained, tmp_path: Path) -> None:
     labeller, _, _ = split_up(backbone, *made_up(2, 3), [1, 1])
-    assert labeller.describe() == f"features of {NAME}, soft k-means with class sizes"
+    both = "soft k-means with class sizes (piles of fewer than 8: logistic regression)"
+    assert labeller.describe() == f"features of {NAME}, {both}"
     assert not labeller.keeps_features
     kept = replace(labeller, cache=FeatureCache(tmp_path / "cache"))
     assert kept.keeps_features

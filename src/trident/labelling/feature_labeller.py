@@ -69,7 +69,9 @@ class FeatureLabeller:
 
     def describe(self) -> str:
         latents = "TRIDENT's label latents, " if self.latents else ""
-        return f"features of {self.backbone.name}, {latents}{self.method.about.title.lower()}"
+        together, alone = self.method.about.title.lower(), self.method_alone.about.title.lower()
+        enough = ENOUGH_TOGETHER * len(self.classes)
+        return f"features of {self.backbone.name}, {latents}{together} (piles of fewer than {enough}: {alone})"
 
     @property
     def keeps_features(self) -> bool:

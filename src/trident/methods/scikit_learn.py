@@ -23,6 +23,14 @@ class ScikitLearnHead(HeadOnFeatures):
     @abstractmethod
     def estimator(self, n_support: int) -> Any: ...
 
+    def module(self, name: str) -> Any:
+        try:
+            return importlib.import_module(f"sklearn.{name}")
+        except ImportError as error:
+            raise TridentError(
+                f"{self.about.title.lower()} needs scikit-learn: pip install 'trident-fewshot[analysis]'"
+            ) from error
+
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         unit = F.normalize(features.detach(), dim=2)
         rows = unit.cpu().double().numpy()
@@ -50,7 +58,7 @@ class LogisticRegressionHead(ScikitLearnHead):
         require_positive(self, "method", "inverse_penalty")
 
     def estimator(self, n_support: int) -> Any:
-        return _imported("linear_model").LogisticRegression(
+        return self.module("linear_model").LogisticRegression(
             C=self.inverse_penalty, class_weight="balanced", max_iter=1000
         )
 
@@ -73,11 +81,4 @@ class NearestNeighbours(ScikitLearnHead):
         require_at_least(self, "method", 1, "neighbours")
 
     def estimator(self, n_support: int) -> Any:
-        return _imported("neighbors").KNeighborsClassifier(min(self.neighbours, n_support))
-
-
-def _imported(name: str) -> Any:
-    try:
-        return importlib.import_module(f"sklearn.{name}")
-    except ImportError as error:
-        raise TridentError("this method needs scikit-learn: pip install 'trident-fewshot[analysis]'") from error
+        return self.module("neighbors").KNeighborsClassifier(min(self.neighbours, n_support))
