@@ -3,7 +3,9 @@
 A backbone and a method have their own settings, as fields of their classes.
 """
 
+import functools
 import math
+import typing
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -19,6 +21,12 @@ def setting(default: Any, help: str, after_training: bool = False, most: float =
     keep a wrong digit from asking for more memory or time than a machine has.
     """
     return field(default=default, metadata={"help": help, "after_training": after_training, "most": most})
+
+
+@functools.cache
+def hints_of(kind: type) -> dict[str, Any]:
+    """The type of each field of a settings class. Finding them takes long, and they do not change."""
+    return typing.get_type_hints(kind)
 
 
 def check_largest(key: str, value: Any, most: float) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from trident.errors import TridentError, did_you_mean, errors_in
 from trident.recipes.files import read_toml
-from trident.settings import require, require_at_least
+from trident.settings import hints_of, require, require_at_least
 
 FOLDER = Path(__file__).parent
 
@@ -128,7 +128,8 @@ def checked(kind: Any, value: Any, where: str = "") -> Any:
         return float(value)
     names = {int: "a whole number", float: "a number", str: "text", list: "a list", dict: "a table"}
     plain = dict if dataclasses.is_dataclass(kind) else origin
-    require(type(value) is plain, f"{where or 'it'} is {value!r}: it must be {names[plain]}")
+    if type(value) is not plain:
+        raise TridentError(f"{where or 'it'} is {value!r}: it must be {names[plain]}")
     if plain is list:
         return [checked(inner[0], entry, f"{where}[{place}]") for place, entry in enumerate(value)]
     if plain is not dict:
@@ -136,9 +137,10 @@ def checked(kind: Any, value: Any, where: str = "") -> Any:
     under = f"{where}." if where else ""
     if origin is dict:
         return {key: checked(inner[1], entry, under + key) for key, entry in value.items()}
-    hints = typing.get_type_hints(kind)
+    hints = hints_of(kind)
     for key in value:
-        require(key in hints, f"unknown key '{under}{key}'{did_you_mean(key, list(hints))}")
+        if key not in hints:
+            raise TridentError(f"unknown key '{under}{key}'{did_you_mean(key, list(hints))}")
     for entry in dataclasses.fields(kind):
         needed = entry.default is dataclasses.MISSING and entry.default_factory is dataclasses.MISSING
         require(not needed or entry.name in value, f"'{under}{entry.name}' is missing")

@@ -15,7 +15,7 @@ from trident.methods.registry import method_class, method_name
 from trident.nn.parameters import count
 from trident.recipes.files import read_recipe
 from trident.recipes.recipe import Recipe
-from trident.settings import LARGEST, check_largest, require
+from trident.settings import LARGEST, check_largest, hints_of, require
 
 MOST_CHARACTERS = 1000  # of a setting that is text
 MOST_VALUES = 2**34  # in the images of one training step
@@ -103,7 +103,7 @@ def setting_types(recipe: Recipe) -> dict[str, Any]:
     return {
         f"{section}.{entry.name}": hints[entry.name]
         for section, kind in _sections(recipe)
-        for hints in [typing.get_type_hints(kind)]
+        for hints in [hints_of(kind)]
         for entry in dataclasses.fields(kind)
     }
 
@@ -144,7 +144,7 @@ def _build(kind: Any, values: Any, where: str) -> Any:
         raise TridentError(f"'{where.rstrip('.')}' must be a table of settings, not {_short(values)}")
     if where in ("method.", "backbone."):
         kind, values = _named(values, where)
-    hints = {entry.name: typing.get_type_hints(kind)[entry.name] for entry in dataclasses.fields(kind)}
+    hints = {entry.name: hints_of(kind)[entry.name] for entry in dataclasses.fields(kind)}
     unknown = [key for key in values if key not in hints]
     if unknown:
         raise TridentError(f"unknown setting {_short(where + unknown[0])}{did_you_mean(unknown[0], list(hints))}")
