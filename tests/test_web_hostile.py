@@ -17,7 +17,6 @@ import pytest
 from hostile_pictures import many_scans, tiles_of_the_same_data
 from web_server import Command, Site, body_of, command, four, picture, pile, three_classes, until
 
-SECONDS_TO_ANSWER = 5
 SECONDS_TO_STOP = 10
 
 
@@ -35,19 +34,26 @@ def server(weights: Path, tmp_path: Path) -> Iterator[Command]:
 
 @pytest.mark.slow
 def test_others_are_served_while_hostile_pictures_are_refused(server: Command, slow: bytes) -> None:
-    """Four visitors send nothing but such pictures."""
+    """Four visitors send nothing but such pictures. Others do not wait until the server is done with them."""
     stop = threading.Event()
-    assert server.ask(three_classes(), pile(3))[0] == 200  # the first request takes seconds on a busy machine
+    bad = [(f"{kind}.jpg", content) for kind, content in (("slow", slow), ("tiles", tiles_of_the_same_data()))]
+
+    def ask_for_bad() -> list[str]:
+        status, answer = server.ask(four(2), [*bad, *pile(1)])
+        assert status == 200, answer
+        assert answer["pile"][2]["ranking"]
+        return [one["error"] or "" for one in answer["pile"][:2]]
 
     def attack(number: int) -> list[str]:
         found: list[str] = []
-        bad = [(f"{kind}.jpg", content) for kind, content in (("slow", slow), ("tiles", tiles_of_the_same_data()))]
         while not stop.is_set():
-            status, answer = server.ask(four(2), [*bad, *pile(1)])
-            assert status == 200, answer
-            assert answer["pile"][2]["ranking"]
-            found += [one["error"] or "" for one in answer["pile"][:2]]
+            found += ask_for_bad()
         return found
+
+    ask_for_bad()  # the server's first request takes longer
+    began = time.monotonic()
+    ask_for_bad()
+    alone = time.monotonic() - began  # one of the four, on this machine with what else it does
 
     with ThreadPoolExecutor(4) as attackers:
         attacks = [attackers.submit(attack, number) for number in range(4)]
@@ -62,7 +68,7 @@ def test_others_are_served_while_hostile_pictures_are_refused(server: Command, s
         finally:
             stop.set()
         errors = [one for attack in attacks for one in attack.result()]
-    assert max(took) < SECONDS_TO_ANSWER, took
+    assert max(took) < 1.5 * alone, (took, alone)  # one after another, the four take four times as long
     assert len(errors) >= 8
     for one in errors:
         assert one == "" or "took too long" in one or "far more pixels" in one
