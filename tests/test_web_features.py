@@ -20,6 +20,8 @@ from conftest import assert_one_line_error
 from trident.backbones.pretrained import BACKBONES, BATCH, DEFAULT, INCLUDED, Pretrained, find_backbone
 from trident.data.images import ImageFile
 from trident.labelling.making import HINT, make_labeller
+from trident.learning.checkpoint import load_checkpoint, save_checkpoint
+from trident.learning.frozen_weights import without_conv4
 from trident.web.feature_memory import FeatureMemory
 from trident.web.feature_network import FeatureNetwork
 from trident.web.limits import Limits
@@ -245,6 +247,14 @@ def test_pictures_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             assert server.ask(three_classes(), asked(290 * number), more=with_tab(TAB))[0] == 200
         assert server.memory() - before < 25
         assert list(tmp_path.iterdir()) == []
+
+
+def test_weights_for_features_of_one_conv4_get_it_back(tmp_path: Path) -> None:
+    whole = load_checkpoint("glyphs-simpleshot")
+    save_checkpoint(tmp_path / "reduced.safetensors", without_conv4(whole, "weights:glyphs-simpleshot"))
+    _, found = WeightStore(str(tmp_path / "reduced.safetensors")).fitting(3, 3)
+    assert found.recipe.backbone == whole.recipe.backbone
+    assert found.parameters.keys() == whole.parameters.keys()
 
 
 def test_mistakes_are_told_in_one_line(trident_here: Callable[..., Answer]) -> None:

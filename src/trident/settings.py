@@ -25,7 +25,7 @@ def setting(default: Any, help: str, after_training: bool = False, most: float =
 
 @functools.cache
 def hints_of(kind: type) -> dict[str, Any]:
-    """The type of each field of a settings class. Finding them takes long, and they do not change."""
+    """The type of each field of a dataclass. They are kept, because finding them takes long."""
     return typing.get_type_hints(kind)
 
 

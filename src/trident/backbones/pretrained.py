@@ -129,7 +129,7 @@ def find_backbone(name: str, device: str = "cpu") -> Pretrained:
     if name not in BACKBONES:
         raise TridentError(
             f"no backbone is called '{name}': there are {', '.join(BACKBONES)}, {INCLUDED}, onnx:FILE, "
-            "python:package.module:function and weights:NAME or weights:FILE"
+            "python:package.module:function, weights:NAME and weights:FILE"
         )
     listed = BACKBONES[name]
     if not listed.installed:

@@ -182,13 +182,13 @@ def _not_finite_message(result: Gradient, state: RunState) -> str:
     """Says what is not finite, a part of the loss if possible, and what can be done."""
     bad = [name for name, part in result.losses.items() if not part.isfinite().all()]
     loss = f"{next((name for name in bad if name != 'total'), 'total')} loss" if bad else "meta-gradient"
-    wider = (
+    bf16 = (
         "fp16 holds numbers up to 65,504 only, so it may help to resume this run with --precision bf16; otherwise "
         if state.start.provenance["precision"] == "fp16"
         else ""
     )
     return (
         f"step {state.step + 1}: the {loss} is not finite. The state after step {state.step} is kept in "
-        f"{state.out / LAST}; {wider}try a new run with a lower training.rate; with inner steps, also with a lower "
+        f"{state.out / LAST}; {bf16}try a new run with a lower training.rate; with inner steps, also with a lower "
         "method.inner_rate; for TRIDENT, also with method.log_var_bound=8"
     )

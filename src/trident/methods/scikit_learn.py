@@ -24,6 +24,7 @@ class ScikitLearnHead(HeadOnFeatures):
     def estimator(self, n_support: int) -> Any: ...
 
     def module(self, name: str) -> Any:
+        """A module of scikit-learn, which is not installed with trident alone."""
         try:
             return importlib.import_module(f"sklearn.{name}")
         except ImportError as error:

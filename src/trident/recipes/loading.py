@@ -101,9 +101,8 @@ def formatted(value: Any) -> str:
 def setting_types(recipe: Recipe) -> dict[str, Any]:
     """The type of every setting of a recipe, by section.key, including the method's settings."""
     return {
-        f"{section}.{entry.name}": hints[entry.name]
+        f"{section}.{entry.name}": hints_of(kind)[entry.name]
         for section, kind in _sections(recipe)
-        for hints in [hints_of(kind)]
         for entry in dataclasses.fields(kind)
     }
 
