@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import typer
 
 from ablation_grids import TINY_RECIPE as TINY_GRID_RECIPE
 from ablation_grids import Ablate_command, Answer
 from trident.backbones.conv4 import Conv4Backbone
 from trident.cli import main
+from trident.cli.app import app
 from trident.data.store import ImageStore, class_table, store_in_memory, write_store
 from trident.engines.learner import Learner
 from trident.learning.inner_loop import InnerLoopLearner
@@ -176,12 +178,12 @@ def trident(tmp_path: Path) -> Trident_command:
 
 @pytest.fixture
 def trident_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Answer]:
-    """The command in this very process, which saves loading torch anew."""
+    """A command in this very process, which saves loading torch anew: `trident`, or that of a study."""
 
-    def run(*arguments: object) -> Answer:
+    def run(*arguments: object, command: typer.Typer = app) -> Answer:
         monkeypatch.setattr(sys, "argv", ["trident", *map(str, arguments)])
         with pytest.raises(SystemExit) as caught:
-            main()
+            main(command)
         said = capsys.readouterr()
         return Answer([], int(caught.value.code or 0), said.out, said.err)
 

@@ -17,7 +17,7 @@ STATIC = sorted(path.relative_to(PACKAGE.parent) for path in (PACKAGE / "web" / 
 
 LAYERS = (  # from top to bottom: each may import from those below it
     ("cli", "web"),
-    ("leaderboard", "reproduction"),
+    ("leaderboard",),
     ("bench", "report", "ablations"),
     ("labelling",),
     ("measuring",),

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from ablation_grids import Answer
+from studies.reproduction.training_time import training_seconds
 from trident.cli.label_inputs import new_classes
 from trident.errors import TridentError
 from trident.learning.checkpoint import load_checkpoint
-from trident.reproduction.training_time import training_seconds
 from trident.tasks.source import TaskSource
 
 

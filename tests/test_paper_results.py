@@ -1,23 +1,17 @@
 """The paper's figures as data: spot checks from every table, and what must hold for all of them."""
 
 import json
-import tomllib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from importlib import resources
-from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 
 from ablation_grids import Answer
 from conftest import assert_one_line_error
-from trident.cli.paper import TableName
-from trident.errors import TridentError
-from trident.recipes.loading import load_recipe
-from trident.report.paper_results import (
-    FILE,
+from studies.reproduction.paper import TableName, study
+from studies.reproduction.paper_results import (
     PAPER_PROTOCOL,
     Metric,
     PaperResult,
@@ -27,6 +21,8 @@ from trident.report.paper_results import (
     paper_tables,
     paper_training,
 )
+from trident.errors import TridentError
+from trident.recipes.loading import load_recipe
 
 FIGURES = {
     "accuracy": 127,
@@ -197,19 +193,13 @@ def test_what_is_not_the_papers_says_so() -> None:
             assert "not re-measured here" in result.note
 
 
-def test_the_data_is_part_of_the_package() -> None:
-    assert resources.files("trident.report").joinpath("paper_results.toml").is_file()
-    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text("utf-8"))
-    assert f"report/{FILE.name}" in project["tool"]["setuptools"]["package-data"]["trident"]
-
-
 def test_an_unknown_table_is_told_with_its_nearest() -> None:
     with pytest.raises(TridentError, match=r"no table 'acuracy': did you mean 'accuracy'\?"):
         paper_table("acuracy")
 
 
 def test_command_lists_every_figure(trident_here: Callable[..., Answer]) -> None:
-    result = trident_here("paper")
+    result = trident_here(command=study)
     assert result.returncode == 0, result.stderr
     assert max(map(len, result.stdout.splitlines())) <= 80
     words = " ".join(result.stdout.split())
@@ -224,11 +214,11 @@ def test_command_lists_every_figure(trident_here: Callable[..., Answer]) -> None
 
 
 def test_command_shows_one_table(trident_here: Callable[..., Answer]) -> None:
-    shown = trident_here("paper", "--table", "conv4").stdout
+    shown = trident_here("--table", "conv4", command=study).stdout
     assert "EPNet" in shown
     assert "TRIDENT" not in shown.split("\n\n")[2]
-    assert "82000" in trident_here("paper", "--table", "training").stdout
-    assert_one_line_error(trident_here("paper", "--table", "nothing"), "nothing", "accuracy")
+    assert "82000" in trident_here("--table", "training", command=study).stdout
+    assert_one_line_error(trident_here("--table", "nothing", command=study), "nothing", "accuracy")
 
 
 def test_command_knows_every_table() -> None:
@@ -236,9 +226,9 @@ def test_command_knows_every_table() -> None:
 
 
 def test_command_as_json(trident_here: Callable[..., Answer]) -> None:
-    found = json.loads(trident_here("paper", "--json").stdout)
+    found = json.loads(trident_here("--json", command=study).stdout)
     assert found["protocol"] == PAPER_PROTOCOL
     assert sum(len(table["results"]) for table in found["tables"]) == len(paper_results())
     assert len(found["training"]["runs"]) == 4
-    (table,) = json.loads(trident_here("paper", "--json", "--table", "accuracy").stdout)["tables"]
+    (table,) = json.loads(trident_here("--json", "--table", "accuracy", command=study).stdout)["tables"]
     assert table["results"][-1]["printed"] == "80.74 ± 0.35"

@@ -1,4 +1,4 @@
-"""`trident reproduce`: the list of panels, running them, and what is written from the results."""
+"""The paper, run again: the list of panels, running them, and what is written from the results."""
 
 import json
 import re
@@ -14,23 +14,26 @@ from pathlib import Path
 import pytest
 
 from ablation_grids import Answer
-from conftest import assert_one_line_error, run_trident
+from conftest import assert_one_line_error
+from studies.reproduction.__main__ import study
+from studies.reproduction.document import whole_document
+from studies.reproduction.measuring import with_query_order
+from studies.reproduction.panels import FILE, Model, load_panels
+from studies.reproduction.results import (
+    ORDERS,
+    read,
+)
+from studies.reproduction.running import _newer
 from trident.ablations.results import RESULT
 from trident.data.glyphs import open_glyphs
 from trident.errors import TridentError
 from trident.learning.checkpoint import LAST, load_checkpoint, save_checkpoint
 from trident.measuring.calibration import calibrate
-from trident.reproduction.document import whole_document
-from trident.reproduction.measuring import with_query_order
-from trident.reproduction.panels import FILE, Model, load_panels
-from trident.reproduction.results import (
-    ORDERS,
-    read,
-)
-from trident.reproduction.running import _newer
 from trident.weights import weight_names
 
 Reproduce = Callable[..., Answer]
+ROOT = Path(__file__).parents[1]
+STUDY = (sys.executable, "-m", "studies.reproduction")
 
 SMALL = """
 [tasks]
@@ -82,15 +85,15 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a short list of panels, one of which was run."""
     folder = tmp_path_factory.mktemp("reproduction")
     (folder / "panels.toml").write_text(SMALL)
-    result = run_trident(folder, "reproduce", "accuracy", *places(folder))
+    result = subprocess.run([*STUDY, "accuracy", *places(folder)], cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     return folder
 
 
 @pytest.fixture
 def reproduce(trident_here: Callable[..., Answer]) -> Reproduce:
-    """`trident reproduce` with the list and the results of a folder."""
-    return lambda folder, *arguments: trident_here("reproduce", *arguments, *places(folder))
+    """The study with the list and the results of a folder."""
+    return lambda folder, *arguments: trident_here(*arguments, *places(folder), command=study)
 
 
 def places(folder: Path) -> list[str]:
@@ -98,7 +101,7 @@ def places(folder: Path) -> list[str]:
 
 
 def test_every_table_and_figure_has_a_panel() -> None:
-    from trident.report.paper_results import paper_tables
+    from studies.reproduction.paper_results import paper_tables
 
     reproduction = load_panels()
     shown = {panel.paper for panel in reproduction.panels}
@@ -215,19 +218,19 @@ def test_what_is_run_is_shown_without_stores_and_writes_nothing(
     trident_here: Callable[..., Answer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert "fitted on validation tasks" in trident_here("reproduce", "calibration").stdout
-    found = json.loads(trident_here("reproduce", "parameters", "calibration", "--json").stdout)
+    assert "fitted on validation tasks" in trident_here("calibration", command=study).stdout
+    found = json.loads(trident_here("parameters", "calibration", "--json", command=study).stdout)
     assert [(one["name"], one["state"]) for one in found] == [("parameters", "nothing to run"), ("calibration", "done")]
     assert found[1]["rows"][0]["ECE"] == "0.0036"
-    assert "drawings of the method" in trident_here("reproduce", "process").stdout
+    assert "drawings of the method" in trident_here("process", command=study).stdout
     assert list(tmp_path.iterdir()) == []
     another = 'paper = "attfex"\nmore = [["training.seed=99"]]'
     (tmp_path / "panels.toml").write_text(FILE.read_text().replace('paper = "attfex"', another))
-    partly = trident_here("reproduce", "attfex", "--file", "panels.toml")
+    partly = trident_here("attfex", "--file", "panels.toml", command=study)
     assert partly.returncode == 0 and "48.87 ± 0.71" in partly.stdout and "not run" in partly.stdout
     assert partly.stderr.strip().endswith("for it, give the stores of mini-imagenet with --data STORE")
     assert list(tmp_path.iterdir()) == [tmp_path / "panels.toml"]
-    assert trident_here("reproduce", "--figures", "new").returncode == 0
+    assert trident_here("--figures", "new", command=study).returncode == 0
     assert (tmp_path / "new" / "reproduction-order.svg").is_file()
 
 
@@ -236,19 +239,19 @@ def test_own_results_are_listed_and_a_fresh_start_has_none(
 ) -> None:
     own = ("--file", str(small / "panels.toml"), "--out", str(small / "runs"))
     (small / "runs" / "results").symlink_to(small / "results")  # where they are unless --results says otherwise
-    listed = trident_here("reproduce", *own)
+    listed = trident_here(*own, command=study)
     assert re.search(r"^accuracy +done ", listed.stdout, re.M) and f"{small / 'runs' / 'results'}" in listed.stderr
     (tmp_path / "empty" / "results").mkdir(parents=True)  # as a run leaves it that was stopped early
-    included = trident_here("reproduce", "--out", "empty")
+    included = trident_here("--out", "empty", command=study)
     assert re.search(r"^accuracy +done ", included.stdout, re.M) and not included.stderr
-    calibration = ("reproduce", "calibration", "--fresh", "--out", str(tmp_path / "again"))
-    assert_one_line_error(trident_here(*calibration), "needs the store of mini-imagenet")
+    calibration = ("calibration", "--fresh", "--out", str(tmp_path / "again"))
+    assert_one_line_error(trident_here(*calibration, command=study), "needs the store of mini-imagenet")
     assert not (tmp_path / "again").exists()
 
 
 def test_errors_are_one_line(small: Path, reproduce: Reproduce, trident_here: Callable[..., Answer]) -> None:
     def told(*arguments: str, words: str) -> None:
-        assert_one_line_error(trident_here("reproduce", *arguments, "--out", f"{small}/other"), words)
+        assert_one_line_error(trident_here(*arguments, "--out", f"{small}/other", command=study), words)
 
     told("attfex", "--fresh", words="needs the store of mini-imagenet: give it with --data STORE")
     told("attfex", "--fresh", "--data", "glyphs", words="needs the store of mini-imagenet")
@@ -293,8 +296,7 @@ def test_a_wrong_list_of_panels_is_told(text: str, wrong: str, words: str, tmp_p
 @pytest.mark.slow
 def test_a_killed_run_goes_on(tmp_path: Path, reproduce: Reproduce) -> None:
     (tmp_path / "panels.toml").write_text(SMALL.replace("steps = 4", "steps = 12").replace("_step=1", "_step=4"))
-    command = [sys.executable, "-m", "trident", "reproduce", "accuracy", *places(tmp_path)]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen([*STUDY, "accuracy", *places(tmp_path)], cwd=ROOT, stderr=subprocess.DEVNULL)
     saved, deadline = tmp_path / "runs" / "small" / "best.safetensors", time.monotonic() + 60
     while not saved.is_file() and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -309,6 +311,5 @@ def test_a_killed_run_goes_on(tmp_path: Path, reproduce: Reproduce) -> None:
 
 def test_the_document_is_made_from_the_results() -> None:
     reproduction = load_panels()
-    root = Path(__file__).parents[1] / "docs"
-    text = (root / "reproduction.md").read_text("utf-8")
+    text = (ROOT / "docs" / "reproduction.md").read_text("utf-8")
     assert whole_document(text.partition("\n## Each table")[0], reproduction) == text

@@ -1,4 +1,4 @@
-"""The kept results of `trident reproduce`: what they count for, and the tables and correlations made of them."""
+"""The kept results of the paper run again: what they count for, and the tables and correlations made of them."""
 
 import threading
 from dataclasses import replace
@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from trident.errors import TridentError
-from trident.reproduction.correlation import correlations
-from trident.reproduction.document import page, whole_document
-from trident.reproduction.panels import Model, load_panels
-from trident.reproduction.results import (
+from studies.reproduction.correlation import correlations
+from studies.reproduction.document import page, whole_document
+from studies.reproduction.panels import Model, load_panels
+from studies.reproduction.results import (
     FOLDER,
     ORDERS,
     BothOrders,
@@ -21,9 +20,10 @@ from trident.reproduction.results import (
     read,
     update_results,
 )
-from trident.reproduction.running import _newer
-from trident.reproduction.sections import section
-from trident.reproduction.states import is_complete, state
+from studies.reproduction.running import _newer
+from studies.reproduction.sections import section
+from studies.reproduction.states import is_complete, state
+from trident.errors import TridentError
 
 SOURCE = Source(600, "abc", "a GPU", "fused", "fp16", 3.0)
 

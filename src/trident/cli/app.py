@@ -17,9 +17,13 @@ ORDER = (
     *("predict", "fit", "suggest", "web", "weights", "backbones"),
     *("methods", "recipes", "params", "train", "evaluate"),
     *("audit", "calibrate", "decoupling", "reconstructions", "report", "compare", "leaderboard", "ablate"),
-    *("paper", "reproduce", "data", "cache", "export", "bench"),
+    *("data", "cache", "export", "bench"),
 )
 
+MOVED = {  # what to use instead of earlier commands
+    "paper": "run 'python -m studies.reproduction.paper' in a clone of the repository",
+    "reproduce": "run 'python -m studies.reproduction' in a clone of the repository",
+}
 DISTRIBUTED = ("train", "evaluate", "audit")  # the commands that work on several processes
 PATIENCE = 10.0  # seconds that a failed process waits for torchrun to end it
 
@@ -27,6 +31,11 @@ PATIENCE = 10.0  # seconds that a failed process waits for torchrun to end it
 class _Commands(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         return sorted(super().list_commands(ctx), key=ORDER.index)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] in MOVED:
+            raise TridentError(f"'trident {args[0]}' is no longer a command: {MOVED[args[0]]}")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -57,11 +66,11 @@ leaderboard_app = typer.Typer(rich_markup_mode=None)
 app.add_typer(leaderboard_app, name="leaderboard", short_help="Compare all methods on the same tasks.")
 
 
-def main() -> None:
-    """Run the command. A user error prints one line on standard error and exits with code 2."""
+def main(command: typer.Typer = app) -> None:
+    """Run a command. A user error prints one line on standard error and exits with code 2."""
     try:
         _check_outputs()
-        sys.exit(app(standalone_mode=False) or 0)
+        sys.exit(command(standalone_mode=False) or 0)
     except TridentError as error:
         _fail(str(error), error.shared, ends_all=not isinstance(error, LostProcessError))
     except KeyboardInterrupt:  # before the command has begun

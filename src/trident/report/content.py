@@ -14,7 +14,6 @@ from trident.measuring.evaluate import Sample
 from trident.measuring.reconstruction import Reconstructions, reconstructions
 from trident.nn.parameters import count_by_part
 from trident.progress import StageProgress
-from trident.report.paper_results import PaperResult, find
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,6 @@ class Report:
     decoupling: Decoupling | None  # None where there are no latents, or too few queries for a score
     panels: tuple[Panel, ...]
     reconstructions: Reconstructions | None  # None where there is no decoder
-    paper: tuple[PaperResult, ...]  # the paper's figures for the same data and shots
     store: ImageStore
 
     def to_json(self) -> dict[str, Any]:
@@ -97,19 +95,7 @@ def make_report(
         decoupled,
         tuple(projected_panels(decoupled, seed)) if decoupled else (),
         decoded,
-        _published(checkpoint, store) if split == "test" else (),
         store,
-    )
-
-
-def _published(checkpoint: Checkpoint, store: ImageStore) -> tuple[PaperResult, ...]:
-    """The paper's figures for the same data and shots."""
-    return find(
-        table="accuracy",
-        train_dataset=str(checkpoint.provenance["dataset"]),
-        test_dataset=store.dataset,
-        n_way=checkpoint.recipe.episode.n_way,
-        n_shot=checkpoint.recipe.episode.n_shot,
     )
 
 

@@ -5,6 +5,7 @@ import importlib.metadata
 import importlib.util
 import io
 import platform
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,6 @@ from trident.recipes.recipe import Recipe
 from trident.report import figures
 from trident.report.comparison import Comparison
 from trident.report.content import Report
-from trident.report.paper_results import PAPER_PROTOCOL
 
 
 def report_page(report: Report) -> str:
@@ -46,7 +46,6 @@ def report_page(report: Report) -> str:
         pairs=decoded and _data_uri(figures.reconstruction_pairs(decoded, columns=5)),
         swaps=decoded and _data_uri(figures.swap_grid(decoded)),
         total_parameters=sum(report.parameters.values()),
-        paper_protocol=PAPER_PROTOCOL,
         settings=_settings(checkpoint.recipe),
         environment=_environment(checkpoint.provenance),
         data=describe(report.store),
@@ -78,11 +77,12 @@ def check_extras() -> None:
         raise TridentError(f"reports need {', '.join(missing)}: pip install 'trident-fewshot[analysis]'")
 
 
-def render(template: str, **values: Any) -> str:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+def render(template: str, further: Path | None = None, **values: Any) -> str:
+    """Fill a template of this package, or one in the folder `further`, which may build on those of this package."""
+    from jinja2 import ChoiceLoader, Environment, FileSystemLoader, PackageLoader, StrictUndefined
 
     environment = Environment(
-        loader=PackageLoader("trident.report", "templates"),
+        loader=ChoiceLoader([PackageLoader("trident.report"), FileSystemLoader(further or [])]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

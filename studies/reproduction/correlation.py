@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from studies.reproduction.panels import AblationRow, Panel, Reproduction
+from studies.reproduction.paper_results import PaperResult
+from studies.reproduction.results import ORDER_NAMES, ORDERS, ModelResults, read
 from trident.errors import TridentError
-from trident.report.paper_results import PaperResult
-from trident.reproduction.panels import AblationRow, Panel, Reproduction
-from trident.reproduction.results import ORDER_NAMES, ORDERS, ModelResults, read
 
 FEWEST_ROWS = 5  # for a correlation
 

@@ -6,6 +6,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from studies.reproduction.measuring import both_orders, latents, reconstructed
+from studies.reproduction.panels import Model, Panel, Reproduction
+from studies.reproduction.paper_results import paper_training
+from studies.reproduction.results import FOLDER, ModelResults, Part, part_of, read, update_results
+from studies.reproduction.states import is_complete
+from studies.reproduction.training_time import training_seconds
 from trident.ablations.files import Paper
 from trident.ablations.grid import Cell, Grid
 from trident.ablations.results import RESULT, read_results
@@ -18,12 +24,6 @@ from trident.nn.parameters import count
 from trident.progress import Progress
 from trident.recipes.loading import load_recipe
 from trident.recipes.recipe import Recipe
-from trident.report.paper_results import paper_training
-from trident.reproduction.measuring import both_orders, latents, reconstructed
-from trident.reproduction.panels import Model, Panel, Reproduction
-from trident.reproduction.results import FOLDER, ModelResults, Part, part_of, read, update_results
-from trident.reproduction.states import is_complete
-from trident.reproduction.training_time import training_seconds
 from trident.settings import require
 
 

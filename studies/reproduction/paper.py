@@ -1,4 +1,4 @@
-"""The paper's results: `trident paper`."""
+"""The paper's results: `python -m studies.reproduction.paper`."""
 
 import json
 import textwrap
@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from trident.cli.app import app
+from trident.cli.app import main
 from trident.cli.options import Json
 from trident.cli.tables import aligned
 
 if TYPE_CHECKING:
-    from trident.report.paper_results import PaperResult, PaperTable
+    from studies.reproduction.paper_results import PaperResult, PaperTable
 
 TableName = Literal[
     "accuracy",
@@ -29,7 +29,10 @@ WIDTH = 80  # of the output, also in a pipe
 _LABELS = ("method", "part", "backbone", "approach", "settings")
 
 
-@app.command(short_help="List the paper's results.")
+study = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+
+@study.command()
 def paper(
     table: Annotated[TableName | None, typer.Option(help="Show only this table.")] = None,
     as_json: Json = False,
@@ -37,7 +40,7 @@ def paper(
     """List the results of the TRIDENT paper, how they were obtained and which are doubtful."""
     from dataclasses import asdict
 
-    from trident.report.paper_results import (
+    from studies.reproduction.paper_results import (
         PAPER_PROTOCOL,
         paper_table,
         paper_tables,
@@ -100,7 +103,7 @@ def _column(result: "PaperResult") -> str:
 
 
 def _training() -> str:
-    from trident.report.paper_results import paper_training, paper_training_notes
+    from studies.reproduction.paper_results import paper_training, paper_training_notes
 
     runs = paper_training()
     values = [dict(setting.split("=") for setting in run.settings) for run in runs]
@@ -118,3 +121,7 @@ def _table(rows: list[tuple[str, ...]]) -> str:
 
 def _note(text: str, mark: str = "-") -> str:
     return textwrap.fill(f"{mark} {text}", WIDTH, subsequent_indent=" " * (len(mark) + 1), break_on_hyphens=False)
+
+
+if __name__ == "__main__":
+    main(study)

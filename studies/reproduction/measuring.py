@@ -10,6 +10,16 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from studies.reproduction.results import (
+    ORDERS,
+    BothOrders,
+    Calibrated,
+    Decoded,
+    Latents,
+    Measured,
+    Reconstructed,
+    Source,
+)
 from trident.data.store import ImageStore
 from trident.engines.execution import Execution, device_name
 from trident.errors import NotFiniteError
@@ -20,16 +30,6 @@ from trident.measuring.evaluate import Evaluation, evaluate, mean_and_interval
 from trident.measuring.reconstruction import reconstructions
 from trident.progress import Progress
 from trident.report.figures import picture
-from trident.reproduction.results import (
-    ORDERS,
-    BothOrders,
-    Calibrated,
-    Decoded,
-    Latents,
-    Measured,
-    Reconstructed,
-    Source,
-)
 
 FITTING_TASKS = 200  # of the validation classes, for the temperature
 RECONSTRUCTED_TASKS = 50

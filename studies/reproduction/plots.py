@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from studies.reproduction.correlation import correlations, published_and_ours
+from studies.reproduction.panels import Model, Reproduction
+from studies.reproduction.paper_results import find
+from studies.reproduction.results import ORDER_NAMES, ORDERS, Latents, read
 from trident.report.figures import COLOURS, latent_plot, new_figure, styled
-from trident.report.paper_results import find
-from trident.reproduction.correlation import correlations, published_and_ours
-from trident.reproduction.panels import Model, Reproduction
-from trident.reproduction.results import ORDER_NAMES, ORDERS, Latents, read
 
 
 def all_plots(reproduction: Reproduction, folder: Path) -> dict[str, Any]:

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
+from studies.reproduction.panels import Panel, Reproduction
+from studies.reproduction.paper_results import paper_table, paper_training, paper_training_notes
+from studies.reproduction.results import ModelResults, read
 from trident.nn.parameters import count_by_part
 from trident.recipes.loading import formatted, load_recipe, setting_of
-from trident.report.paper_results import paper_table, paper_training, paper_training_notes
-from trident.reproduction.panels import Panel, Reproduction
-from trident.reproduction.results import ModelResults, read
 
 # Parts of the network as the paper counts them, and ours that make them up.
 PARTS = {

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
 
-from trident.report.paper_results import find, paper_table
-from trident.reproduction.correlation import ablation_rows, correlations
-from trident.reproduction.panels import Model, Panel, Reproduction
-from trident.reproduction.recipe_tables import Table, parameters_table, training_table
-from trident.reproduction.results import ORDER_NAMES, ORDERS, BothOrders, ModelResults, Source, read
-from trident.reproduction.states import state
+from studies.reproduction.correlation import ablation_rows, correlations
+from studies.reproduction.panels import Model, Panel, Reproduction
+from studies.reproduction.paper_results import find, paper_table
+from studies.reproduction.recipe_tables import Table, parameters_table, training_table
+from studies.reproduction.results import ORDER_NAMES, ORDERS, BothOrders, ModelResults, Source, read
+from studies.reproduction.states import state
 
 FITTED = {"none": "no temperature", "validation": "fitted on validation tasks", "paper": "fitted on the scored tasks"}
 # How each dataset's store is given on the command line.
@@ -56,7 +56,7 @@ def _command(reproduction: Reproduction, panel: Panel) -> str:
         STORES.get(name, f"--data {name}")
         for name in sorted(needed, key=lambda name: (name not in STORES, name == "cub", name))
     ]
-    return " ".join(["trident reproduce", panel.name, *options]) if models else ""
+    return " ".join(["python -m studies.reproduction", panel.name, *options]) if models else ""
 
 
 def _drawing(reproduction: Reproduction, panel: Panel, folder: Path) -> Table:

@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
+from studies.reproduction.panels import Reproduction
+from studies.reproduction.plots import all_plots, decoded_pictures, latent_captions
+from studies.reproduction.results import FOLDER
+from studies.reproduction.sections import Section, sections
 from trident.report.documents import introduction_before
 from trident.report.figures import to_svg
 from trident.report.page import render
-from trident.reproduction.panels import Reproduction
-from trident.reproduction.plots import all_plots, decoded_pictures, latent_captions
-from trident.reproduction.results import FOLDER
-from trident.reproduction.sections import Section, sections
 
 HEADING = "## Each table and figure"
 CAPTIONS = {
@@ -51,7 +51,8 @@ def page(reproduction: Reproduction, folder: Path = FOLDER) -> str:
     captions = CAPTIONS | latent_captions(reproduction, folder)
     plots = [(to_svg(figure, name), captions[name]) for name, figure in all_plots(reproduction, folder).items()]
     return render(
-        "reproduction.html",
+        "page.html",
+        Path(__file__).parent,
         sections=sections(reproduction, folder),
         plots=plots,
         pictures=decoded_pictures(reproduction, folder),

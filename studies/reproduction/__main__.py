@@ -1,4 +1,4 @@
-"""The paper, run again: `trident reproduce`."""
+"""The paper, run again: `python -m studies.reproduction`."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trident.cli.app import app
+from trident.cli.app import main
 from trident.cli.options import Device, Json, device_of, open_data
 from trident.cli.tables import aligned
 from trident.errors import TridentError
@@ -14,12 +14,15 @@ from trident.errors import TridentError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from studies.reproduction.panels import Model, Panel, Reproduction
+    from studies.reproduction.running import Runner
     from trident.data.store import ImageStore
-    from trident.reproduction.panels import Model, Panel, Reproduction
-    from trident.reproduction.running import Runner
 
 
-@app.command(short_help="Run the paper's tables and figures again.")
+study = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+
+@study.command()
 def reproduce(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="[NAME]...", help="Tables and figures to run. Omit them for a list.")
@@ -48,19 +51,19 @@ def reproduce(
     """Run the tables and figures of the paper again, with ours beside the published values.
 
     \b
-    trident reproduce                                    list them, and which are run
-    trident reproduce calibration                        show one, as far as it is run
-    trident reproduce stand-in --data tiny.store         run what one still lacks; run it again to resume
-    trident reproduce calibration --data mini.store --fresh --out runs/again      run all of it again
-    trident reproduce --document d.md --page p.html      write both from the kept results, without computing
+    python -m studies.reproduction                       list them, and which are run
+    python -m studies.reproduction calibration           show one, as far as it is run
+    python -m studies.reproduction stand-in --data tiny.store       run what one still lacks, or resume it
+    python -m studies.reproduction calibration --data mini.store --fresh --out runs/again       run it again
+    python -m studies.reproduction --document d.md --page p.html    write both from the kept results
 
     Models are measured with queries sorted by class, as the paper's released code does, and with the same queries
     shuffled. Several processes may work on one table at a time: give each the same command. New results are kept in
     OUT/results, together with the included ones. A training takes three to five minutes alone on an H200, and
     far longer on a CPU.
     """
-    from trident.reproduction.panels import FILE, load_panels
-    from trident.reproduction.results import FOLDER
+    from studies.reproduction.panels import FILE, load_panels
+    from studies.reproduction.results import FOLDER
 
     reproduction = load_panels(file or FILE)
     own = out / "results"
@@ -94,7 +97,7 @@ def reproduce(
             runner.say(f"the rest is not run: for it, give the stores of {', '.join(missing)} with --data STORE")
     else:
         if to_run:
-            raise TridentError("run what? Name a table or figure; without names, 'trident reproduce' lists them")
+            raise TridentError("run what? Name a table or figure; without names, they are listed")
         if results is not None and not results.is_dir():
             raise TridentError(f"there is no folder of results at {results}")
         if kept == own and results is None:
@@ -106,8 +109,8 @@ def reproduce(
 
 
 def _check_outputs(document: Path | None, page: Path | None, figures: Path | None) -> None:
+    from studies.reproduction.document import introduction_of
     from trident.files import check_writable
-    from trident.reproduction.document import introduction_of
 
     if figures is not None and figures.exists() and not figures.is_dir():
         raise TridentError(f"--figures {figures} is a file: it must be a folder")
@@ -121,8 +124,8 @@ def _check_outputs(document: Path | None, page: Path | None, figures: Path | Non
 def _runner(
     sources: list[str], cub: str | None, out: Path, kept: Path, device: str, budget: float, fresh: bool
 ) -> "Runner":
+    from studies.reproduction.running import Runner
     from trident.cli.console import TrainingProgress, counting
-    from trident.reproduction.running import Runner
 
     stores: dict[str, tuple[str, ImageStore]] = {}
     for given in ["glyphs", *sources, *([cub] if cub else [])]:
@@ -201,7 +204,7 @@ def _resume_later(stopped: str | None, runner: "Runner") -> None:
 
 
 def _show(reproduction: "Reproduction", panel: "Panel", kept: Path) -> None:
-    from trident.reproduction.sections import section
+    from studies.reproduction.sections import section
 
     found = section(reproduction, panel, kept)
     table = [*aligned([found.headings, *found.rows]), ""] if found.headings else []
@@ -209,7 +212,7 @@ def _show(reproduction: "Reproduction", panel: "Panel", kept: Path) -> None:
 
 
 def _as_json(reproduction: "Reproduction", panel: "Panel", kept: Path) -> dict[str, Any]:
-    from trident.reproduction.sections import section
+    from studies.reproduction.sections import section
 
     found = section(reproduction, panel, kept)
     rows = [dict(zip(found.headings, row, strict=True)) for row in found.rows]
@@ -219,9 +222,9 @@ def _as_json(reproduction: "Reproduction", panel: "Panel", kept: Path) -> dict[s
 def _write(
     reproduction: "Reproduction", kept: Path, document: Path | None, page: Path | None, figures: Path | None
 ) -> None:
+    from studies.reproduction.document import introduction_of, whole_document
+    from studies.reproduction.document import page as make_page
     from trident.files import atomic_file
-    from trident.reproduction.document import introduction_of, whole_document
-    from trident.reproduction.document import page as make_page
 
     made = []
     if document is not None:
@@ -233,8 +236,8 @@ def _write(
             file.write(content.encode())
         _say(f"wrote {path}")
     if figures is not None:
+        from studies.reproduction.plots import all_plots
         from trident.report.figures import save_figure
-        from trident.reproduction.plots import all_plots
 
         figures.mkdir(exist_ok=True)
         plots = all_plots(reproduction, kept)
@@ -244,7 +247,7 @@ def _write(
 
 
 def _list(reproduction: "Reproduction", kept: Path, as_json: bool) -> None:
-    from trident.reproduction.states import state
+    from studies.reproduction.states import state
 
     found = [_described(panel, state(reproduction, panel, kept)) for panel in reproduction.panels]
     if as_json:
@@ -255,3 +258,7 @@ def _list(reproduction: "Reproduction", kept: Path, as_json: bool) -> None:
 
 def _described(panel: "Panel", state: str) -> dict[str, Any]:
     return {"name": panel.name, "place": panel.place, "title": panel.title, "state": state}
+
+
+if __name__ == "__main__":
+    main(study)

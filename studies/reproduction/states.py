@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
+from studies.reproduction.panels import Model, Panel, Reproduction
+from studies.reproduction.results import ModelResults, read
 from trident.files import short_digest
-from trident.reproduction.panels import Model, Panel, Reproduction
-from trident.reproduction.results import ModelResults, read
 from trident.weights import weights_file
 
 NOTHING = "nothing to run"
