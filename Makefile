@@ -42,8 +42,8 @@ format: .venv/.installed-dev
 	$(BIN)/ruff format .
 
 bench: .venv/.installed
-	$(BIN)/trident bench train
-	$(BIN)/trident bench evaluate
+	$(BIN)/python -m studies.speed train
+	$(BIN)/python -m studies.speed evaluate
 
 clean:
 	rm -rf .venv build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -18,7 +18,7 @@ STATIC = sorted(path.relative_to(PACKAGE.parent) for path in (PACKAGE / "web" / 
 LAYERS = (  # from top to bottom: each may import from those below it
     ("cli", "web"),
     ("leaderboard",),
-    ("bench", "report", "ablations"),
+    ("report", "ablations"),
     ("labelling",),
     ("measuring",),
     ("learning",),

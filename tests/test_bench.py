@@ -1,5 +1,6 @@
-"""`trident bench`: what it prints, how the numbers hang together, and that it times what it says."""
+"""Measuring speed: what it prints, how the numbers hang together, and that it times what it says."""
 
+import functools
 import json
 import statistics
 from collections.abc import Callable
@@ -8,9 +9,10 @@ import pytest
 
 from ablation_grids import Answer
 from conftest import assert_one_line_error
-from trident.bench import benchmarks
-from trident.bench.made_up import made_up_store
-from trident.bench.timing import measure
+from studies.speed import benchmarks
+from studies.speed.__main__ import study
+from studies.speed.made_up import made_up_store
+from studies.speed.timing import measure
 from trident.engines.execution import Execution
 from trident.recipes.loading import load_recipe
 
@@ -22,9 +24,14 @@ KEYS = {
 }
 
 
+@pytest.fixture
+def trident_here(trident_here: Bench_command) -> Bench_command:
+    return functools.partial(trident_here, command=study)
+
+
 @pytest.mark.parametrize(("name", "largest_difference"), [("train", 1e-3), ("evaluate", 1e-4)])
 def test_numbers_as_json(trident_here: Bench_command, name: str, largest_difference: float) -> None:
-    result = trident_here("bench", name, *TINY, "--n-shot", "2", "method.inner_steps=2", "--device", "cpu", "--json")
+    result = trident_here(name, *TINY, "--n-shot", "2", "method.inner_steps=2", "--device", "cpu", "--json")
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout)
     assert found.keys() >= KEYS
@@ -43,10 +50,10 @@ def test_numbers_as_json(trident_here: Bench_command, name: str, largest_differe
 
 @pytest.mark.parametrize("name", ["train", "evaluate"])
 def test_a_table_that_carries_its_setting(trident_here: Bench_command, name: str) -> None:
-    result = trident_here("bench", name, *TINY, "--data", "glyphs", "image_size=28", "--device", "cpu")
+    result = trident_here(name, *TINY, "--data", "glyphs", "image_size=28", "--device", "cpu")
     assert result.returncode == 0, result.stderr
     for words in (
-        f"bench {name}: glyphs, 5-way 1-shot, 10 queries, 28x28, 2 tasks, 1 inner step",
+        f"{name}: glyphs, 5-way 1-shot, 10 queries, 28x28, 2 tasks, 1 inner step",
         "plain engine, fp32",
     ):
         assert words in result.stdout
@@ -60,13 +67,11 @@ def test_a_table_that_carries_its_setting(trident_here: Bench_command, name: str
 
 def test_without_the_yardstick(trident_here: Bench_command) -> None:
     adam = "method.inner_optimizer=adam"  # which the plain loop does not know
-    assert_one_line_error(
-        trident_here("bench", "train", *TINY, adam), "method.inner_optimizer", "'adam'", "--no-yardstick"
-    )
-    found = json.loads(trident_here("bench", "train", *TINY, adam, "--no-yardstick", "--json").stdout)
+    assert_one_line_error(trident_here("train", *TINY, adam), "method.inner_optimizer", "'adam'", "--no-yardstick")
+    found = json.loads(trident_here("train", *TINY, adam, "--no-yardstick", "--json").stdout)
     assert found["seconds"] > 0
     assert all(found[key] is None for key in ("plain_seconds", "ratio", "difference"))
-    assert "ratio" not in trident_here("bench", "train", *TINY, "--no-yardstick").stdout
+    assert "ratio" not in trident_here("train", *TINY, "--no-yardstick").stdout
 
 
 @pytest.mark.parametrize(
@@ -79,10 +84,10 @@ def test_without_the_yardstick(trident_here: Bench_command) -> None:
 )
 def test_other_methods_are_timed_too(trident_here: Bench_command, name: str, recipe: str, how: str) -> None:
     small = ["--recipe", recipe, "--tasks", "2", "--repeats", "1", "channels=4", "n_query=2", "image_size=16"]
-    assert_one_line_error(trident_here("bench", name, *small, "--device", "cpu"), "TRIDENT only", "--no-yardstick")
-    result = trident_here("bench", name, *small, "--device", "cpu", "--no-yardstick")
+    assert_one_line_error(trident_here(name, *small, "--device", "cpu"), "TRIDENT only", "--no-yardstick")
+    result = trident_here(name, *small, "--device", "cpu", "--no-yardstick")
     assert result.returncode == 0, result.stderr
-    expected = f"bench {name}: {recipe}, 5-way 1-shot, 10 queries, 16x16, 2 tasks{how}"
+    expected = f"{name}: {recipe}, 5-way 1-shot, 10 queries, 16x16, 2 tasks{how}"
     assert result.stdout.splitlines()[0] == expected
 
 
@@ -104,19 +109,19 @@ def test_other_methods_are_timed_too(trident_here: Bench_command, name: str, rec
     ],
 )
 def test_mistakes(trident_here: Bench_command, arguments: list[str], words: list[str]) -> None:
-    assert_one_line_error(trident_here("bench", *arguments), *words)
+    assert_one_line_error(trident_here(*arguments), *words)
 
 
 def test_n_shot_chooses_the_recipe(trident_here: Bench_command) -> None:
     small = ["image_size=16", "channels=4", "n_query=2", "inner_steps=1", "--tasks", "1", "--repeats", "1"]
     for given, name in (([], "mini-5w1s"), (["--n-shot", "5"], "mini-5w5s")):
-        result = trident_here("bench", "evaluate", *given, *small, "--no-yardstick", "--device", "cpu", "--json")
+        result = trident_here("evaluate", *given, *small, "--no-yardstick", "--device", "cpu", "--json")
         assert json.loads(result.stdout)["recipe"] == name, result.stderr
 
 
 def test_a_long_plain_evaluation_is_scaled(monkeypatch: pytest.MonkeyPatch, trident_here: Bench_command) -> None:
     monkeypatch.setattr(benchmarks, "LONGEST_ROUND", 0.0)
-    arguments = ["bench", "evaluate", *TINY, "--tasks", "4", "--device", "cpu"]
+    arguments = ["evaluate", *TINY, "--tasks", "4", "--device", "cpu"]
     found = json.loads(trident_here(*arguments, "--json").stdout)
     assert (found["tasks"], found["plain_tasks"]) == (4, 1)
     assert found["plain_seconds"] == pytest.approx(4 * statistics.median(found["plain_seconds_of_each_round"]))
@@ -159,7 +164,7 @@ def test_warming_up_is_not_timed() -> None:
 
 @pytest.mark.soak
 def test_labelling_a_pile_is_timed_from_command_to_table(trident_here: Bench_command) -> None:
-    call = ("bench", "predict", "--n-way", "2", "--n-shot", "1", "--pictures", "3", "--device", "cpu", "--repeats", "1")
+    call = ("predict", "--n-way", "2", "--n-shot", "1", "--pictures", "3", "--device", "cpu", "--repeats", "1")
     found = json.loads(trident_here(*call, "--json").stdout)
     assert [found[key] for key in ("benchmark", "n_way", "n_shot", "pictures")] == ["predict", 2, 1, 3]
     assert found["seconds"] == statistics.median(found["seconds_of_each_round"]) > 0.5, "loading torch is part of it"

@@ -281,7 +281,7 @@ def test_a_damaged_log_does_not_stop_a_good_run(here: Here, tmp_path: Path) -> N
 
 
 def test_help_without_arguments(trident: Trident_command, here: Here) -> None:
-    for arguments in ([], ["data"], ["bench"]):
+    for arguments in ([], ["data"]):
         result = trident(*arguments) if not arguments else here(*arguments)
         assert "Commands:\n" in result.stdout
         assert "error" not in result.stderr

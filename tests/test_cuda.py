@@ -10,8 +10,8 @@ import torch
 
 from conftest import TINY_RECIPE, Silent, doubles, source_for, tiny_store
 from gpu import on_gpu
-from trident.bench.benchmarks import relative_error
-from trident.bench.made_up import made_up_tasks
+from studies.speed.benchmarks import relative_error
+from studies.speed.made_up import made_up_tasks
 from trident.data.glyphs import open_glyphs
 from trident.data.store import ImageStore
 from trident.engines.execution import Execution

@@ -10,8 +10,8 @@ import torch
 
 from conftest import Silent, doubles, one_task
 from gpu import gpu, gpu_nan, on_gpu
-from trident.bench.benchmarks import relative_error
-from trident.bench.made_up import made_up_store, made_up_tasks
+from studies.speed.benchmarks import relative_error
+from studies.speed.made_up import made_up_store, made_up_tasks
 from trident.data.glyphs import open_glyphs
 from trident.engines.execution import Execution, execution_for
 from trident.engines.learner import Learner

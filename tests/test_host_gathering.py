@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 from ablation_grids import TINY_RECIPE as RECIPE_FILE
 from ablation_grids import Answer
 from conftest import TINY_RECIPE, assert_one_line_error, source_for, tiny_store
-from trident.bench.made_up import large_made_up_store
+from studies.speed.__main__ import study
+from studies.speed.made_up import large_made_up_store
 from trident.data.store import ImageStore, open_store, write_store
 from trident.errors import TridentError
 from trident.learning.checkpoint import LAST
@@ -158,8 +159,8 @@ def test_large_made_up_stores(trident_here: Here) -> None:
     store = large_made_up_store(TINY_RECIPE, 1000)
     assert len(store.images) == 999 == sum(entry.count for entry in store.classes)
     assert len(np.unique(store.images.reshape(999, -1), axis=0)) > 900
-    call = [*("bench", "train", "--recipe", "glyphs", "--tasks", "1", "--repeats", "2", "--device", "cpu")]
+    call = [*("train", "--recipe", "glyphs", "--tasks", "1", "--repeats", "2", "--device", "cpu")]
     call += ["image_size=16", "backbone.channels=4", "n_query=2", "--images", "500"]
-    found = json.loads(trident_here(*call, "--store-on", "host", "--json").stdout)
+    found = json.loads(trident_here(*call, "--store-on", "host", "--json", command=study).stdout)
     assert found["seconds"] > 0 and found["ratio"] is None
-    assert_one_line_error(trident_here(*call, "--data", "glyphs"), "--images", "--data")
+    assert_one_line_error(trident_here(*call, "--data", "glyphs", command=study), "--images", "--data")

@@ -22,9 +22,7 @@ FEW_TASKS = {
     "calibrate": ["--temperature-tasks", "2"],
     "compare": ["--tasks", "2"],
     "ablate": ["--tasks", "2"],
-    "bench predict": ["--pictures", "2", "--n-way", "2", "--n-shot", "1", "--repeats", "1"],
     "web": ["--help"],  # it would serve until it is stopped; tests/test_web_browser.py goes there
-    "bench": ["--tasks", "1", "--repeats", "1", "image_size=16", "channels=4", "inner_steps=1"],
 }
 NOT_AT_HAND = ("downloads/mini-imagenet", "mini.store", "cub.store")
 
@@ -74,7 +72,7 @@ def test_there_are_commands() -> None:
     assert len(set(commands())) == len(commands())
 
 
-SLOW = ("trident decoupling", "trident bench predict", "trident leaderboard --quick", "trident report runs/first")
+SLOW = ("trident decoupling", "trident leaderboard --quick", "trident report runs/first")
 
 
 @pytest.mark.parametrize(

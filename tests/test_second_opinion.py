@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from conftest import doubles
-from trident.bench.made_up import made_up_tasks
-from trident.bench.plain_loop import PlainLoop
+from studies.speed.made_up import made_up_tasks
+from studies.speed.plain_loop import PlainLoop
 from trident.engines.execution import Execution
 from trident.errors import TridentError
 from trident.learning.learners import make_learner

@@ -17,10 +17,11 @@ ORDER = (
     *("predict", "fit", "suggest", "web", "weights", "backbones"),
     *("methods", "recipes", "params", "train", "evaluate"),
     *("audit", "calibrate", "decoupling", "reconstructions", "report", "compare", "leaderboard", "ablate"),
-    *("data", "cache", "export", "bench"),
+    *("data", "cache", "export"),
 )
 
 MOVED = {  # what to use instead of earlier commands
+    "bench": "run 'python -m studies.speed' in a clone of the repository",
     "paper": "run 'python -m studies.reproduction.paper' in a clone of the repository",
     "reproduce": "run 'python -m studies.reproduction' in a clone of the repository",
 }
@@ -56,12 +57,6 @@ app = typer.Typer(
 )
 data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Prepare datasets and inspect them.")
 app.add_typer(data_app, name="data")
-bench_app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    help="Measure speed: training and evaluation, compared with a plain loop over tasks, and labelling.",
-)
-app.add_typer(bench_app, name="bench")
 leaderboard_app = typer.Typer(rich_markup_mode=None)
 app.add_typer(leaderboard_app, name="leaderboard", short_help="Compare all methods on the same tasks.")
 

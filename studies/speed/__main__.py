@@ -1,4 +1,4 @@
-"""Speed: `trident bench train`, `trident bench evaluate` and `trident bench predict`."""
+"""Speed: `python -m studies.speed train`, `python -m studies.speed evaluate` and `python -m studies.speed predict`."""
 
 import json
 from dataclasses import replace
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from trident.cli.app import bench_app
+from trident.cli.app import main
 from trident.cli.options import (
     SETTINGS,
     Device,
@@ -24,9 +24,17 @@ from trident.cli.tables import aligned
 from trident.errors import TridentError
 
 if TYPE_CHECKING:
-    from trident.bench.benchmarks import Benchmark
-    from trident.bench.timing import Measurement
+    from studies.speed.benchmarks import Benchmark
+    from studies.speed.timing import Measurement
     from trident.recipes.recipe import Recipe
+
+study = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Measure speed: training and evaluation, compared with a plain loop over tasks, and labelling.",
+)
 
 NShot = Annotated[
     int | None,
@@ -62,7 +70,7 @@ _DIFFERENCE = {
 }
 
 
-@bench_app.command(context_settings=SETTINGS, short_help="Time a meta-iteration.")
+@study.command(context_settings=SETTINGS, short_help="Time a meta-iteration.")
 def train(
     settings: Settings = None,
     n_shot: NShot = None,
@@ -82,10 +90,10 @@ def train(
     """Time a meta-iteration: the meta-gradient of some tasks, through all their inner steps.
 
     \b
-    trident bench train                       20 tasks on a GPU; 2 on a CPU, a few minutes
-    trident bench train --n-shot 5
-    trident bench train --recipe glyphs method.inner_steps=3
-    trident bench train --images 950000 --store-on host     a store of 20 GB that stays in host memory
+    python -m studies.speed train                       20 tasks on a GPU; 2 on a CPU, a few minutes
+    python -m studies.speed train --n-shot 5
+    python -m studies.speed train --recipe glyphs method.inner_steps=3
+    python -m studies.speed train --images 950000 --store-on host     a store of 20 GB that stays in host memory
 
     The yardstick is a plain loop that computes the same gradient: one task at a time, with torch's layers and autograd
     through the unrolled steps, in float32 (on a GPU with TF32 convolutions, torch's default). The ratio is its time
@@ -112,7 +120,7 @@ def train(
     )
 
 
-@bench_app.command(context_settings=SETTINGS, short_help="Time an evaluation.")
+@study.command(context_settings=SETTINGS, short_help="Time an evaluation.")
 def evaluate(
     settings: Settings = None,
     n_shot: NShot = None,
@@ -131,9 +139,9 @@ def evaluate(
     """Time an evaluation: adapting to some tasks, then predicting their queries.
 
     \b
-    trident bench evaluate                    600 tasks on a GPU; one task, repeated, on a CPU
-    trident bench evaluate --n-shot 5 --tasks 4
-    trident bench evaluate --recipe glyphs --data glyphs --tasks 600
+    python -m studies.speed evaluate                    600 tasks on a GPU; one task, repeated, on a CPU
+    python -m studies.speed evaluate --n-shot 5 --tasks 4
+    python -m studies.speed evaluate --recipe glyphs --data glyphs --tasks 600
 
     The yardstick is a plain loop that does the same: one task at a time, with torch's layers, in float32. If a round of
     it would take more than a minute, it is timed on fewer tasks and scaled; the output says on how many. The ratio is
@@ -157,7 +165,7 @@ def evaluate(
     )
 
 
-@bench_app.command(short_help="Time the labelling of a pile.")
+@study.command(short_help="Time the labelling of a pile.")
 def predict(
     n_way: Annotated[int, typer.Option(min=2, help="Classes.")] = 5,
     n_shot: Annotated[int, typer.Option(min=1, help="Labelled pictures of each class.")] = 5,
@@ -172,12 +180,12 @@ def predict(
     """Time 'trident predict' on made-up pictures: seconds from the command to its CSV file, and peak memory.
 
     \b
-    trident bench predict                     5 classes, 5 labelled pictures of each, a pile of 100
-    trident bench predict --pictures 5000 --repeats 1
+    python -m studies.speed predict                     5 classes, 5 labelled pictures of each, a pile of 100
+    python -m studies.speed predict --pictures 5000 --repeats 1
 
     Each run is a new process, so loading is included.
     """
-    from trident.bench.predicting import bench_predict
+    from studies.speed.predicting import bench_predict
     from trident.cli.console import counting
 
     with counting("labelling piles") as progress:
@@ -191,7 +199,7 @@ def predict(
     cached = about["seconds_with_cached_features"]
     again = "" if cached is None else f"\n{cached:.2f} s again, with cached features"
     print(
-        f"bench predict: {n_way} classes, {n_shot} labelled pictures of each, a pile of {pictures}, {size}x{size} "
+        f"predict: {n_way} classes, {n_shot} labelled pictures of each, a pile of {pictures}, {size}x{size} "
         f"JPEG, {network}\non {about['device']}; torch {about['torch']}; {about['date'][:10]}\n"
         f"{about['seconds']:.2f} s from command to CSV, median of {repeats} ({each}); "
         f"peak memory {result.peak:.2f} GiB{again}"
@@ -220,8 +228,8 @@ def _run(
     recipe = _recipe(recipe_name, n_shot, overrides_of(settings))
     store = open_data(data_of(recipe, data, None), store_on) if data is not None else None
     device = device_of(device)
-    from trident.bench.benchmarks import bench_evaluate, bench_train
-    from trident.bench.made_up import large_made_up_store, made_up_store
+    from studies.speed.benchmarks import bench_evaluate, bench_train
+    from studies.speed.made_up import large_made_up_store, made_up_store
     from trident.cli.console import counting
     from trident.engines.execution import execution_for
 
@@ -273,7 +281,7 @@ def _shown(result: "Benchmark") -> str:
             below.append(f"(plain loop: timed on {plain.tasks} of the {tasks} tasks, and scaled)")
     return "\n".join(
         [
-            f"bench {result.name}: {recipe.name}, {recipe.episode.describe()}, {recipe.episode.n_queries} queries, "
+            f"{result.name}: {recipe.name}, {recipe.episode.describe()}, {recipe.episode.n_queries} queries, "
             f"{size}x{size}, {tasks} task{'' if tasks == 1 else 's'}" + (f", {how}" if how else ""),
             f"on {about['device']}; {about['engine']} engine, {about['precision']}; torch {about['torch']}; "
             f"{about['data']}; median of {about['repeats']}, {about['date'][:10]}",
@@ -296,3 +304,7 @@ def _row(name: str, measured: "Measurement[object]", timed: int, tasks: int) -> 
         f"{tasks / seconds:.2f}",
         f"{measured.memory.peak:.2f}",
     )
+
+
+if __name__ == "__main__":
+    main(study)

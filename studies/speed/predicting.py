@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from trident.bench.timing import gib_of
+from studies.speed.timing import gib_of
 from trident.engines.execution import device_name
 from trident.errors import TridentError
 from trident.labelling.making import CONV4, chosen_backbone

@@ -13,9 +13,9 @@ from typing import Any, Generic, NotRequired, TypedDict, Unpack
 import torch
 from torch import Tensor
 
+from studies.speed.plain_loop import PlainLoop, torch_settings
+from studies.speed.timing import Measurement, Result, measure, timed
 from trident.backbones.conv4 import conv4_of
-from trident.bench.plain_loop import PlainLoop, torch_settings
-from trident.bench.timing import Measurement, Result, measure, timed
 from trident.data.store import ImageStore
 from trident.engines.execution import Execution, device_name
 from trident.engines.workers import parallel_map
