@@ -107,7 +107,7 @@ def test_the_features_are_those_of_the_pictures(stores: Path, trident_here: Here
 )
 def test_methods_are_measured_without_training(stores: Path, trident_here: Here, method: str) -> None:
     few = ("method.steps=5",) if method == "alpha-tim" else ("penalty=1",) if method == "paddle" else ()
-    call = ("evaluate", f"{method}.toml", "--data", "features.store", "--tasks", 5, "--json")
+    call = ("evaluate", f"{method}.toml", "--data", "features.store", "--tasks", 3, "--json")
     found = trident_here(*call, *few)
     assert found.returncode == 0, found.stderr
     result = json.loads(found.stdout)

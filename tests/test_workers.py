@@ -94,7 +94,7 @@ def test_evaluation_does_not_depend_on_cores_or_chunks(no_gradients: bool) -> No
     for cores, at_once in ((1, None), (2, None), (2, 1), (2, 3)):
         torch.set_num_threads(cores)
         with torch.set_grad_enabled(not no_gradients):
-            result = evaluate(checkpoint, store, split="test", tasks=7, seed=0, tasks_per_chunk=at_once)
+            result = evaluate(checkpoint, store, split="test", tasks=4, seed=0, tasks_per_chunk=at_once)
         found.append(result.predictions.log_probabilities)
     for other in found[1:]:
         np.testing.assert_allclose(other, found[0], atol=1e-5)
