@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 import trident
+from trident.backbones.frozen import FrozenBackbone
 from trident.data.store import ImageStore
 from trident.engines.execution import device_name, execution_for
 from trident.errors import TridentError
@@ -61,6 +62,7 @@ def start_run(
     `start_from`: trained weights for all parameters of the same name and shape, instead of the recipe's.
     """
     check_run(recipe, store)
+    recipe = _with_fingerprint(recipe, store)
     execution = execution_for(device, engine, precision, recipe.in_training())
     _check_empty(out)
     if out.exists() and not out.is_dir():
@@ -100,6 +102,13 @@ def start_run(
                 out.rmdir()
         raise
     return start
+
+
+def _with_fingerprint(recipe: Recipe, store: ImageStore) -> Recipe:
+    """A run on features records the fingerprint of their network, so that no others are taken later."""
+    if isinstance(recipe.backbone, FrozenBackbone) and store.features_fingerprint:
+        recipe = replace(recipe, backbone=replace(recipe.backbone, fingerprint=store.features_fingerprint))
+    return recipe
 
 
 def _starting_weights(recipe: Recipe, out: Path) -> Path | str:
@@ -151,7 +160,7 @@ def restart_run(recipe: Recipe, store: ImageStore, out: Path) -> Checkpoint | No
         return None
     before = load_checkpoint(out / LAST)
     check_same_data(before, store, out)
-    if before.recipe != recipe:
+    if before.recipe != _with_fingerprint(recipe, store):
         raise TridentError(f"{out} holds a run with other settings: it cannot be continued; choose another folder")
     return before
 
