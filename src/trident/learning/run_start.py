@@ -116,8 +116,12 @@ def _starting_weights(recipe: Recipe, out: Path) -> Path | str:
 
 
 def _check_empty(out: Path) -> None:
+    """Only what a run puts there before its first checkpoint may be there: locks, and the stage before."""
     if (out / LAST).exists() or (out / BEST).exists():
         raise TridentError(f"{out} already holds a run: continue it with --resume {out}, or choose another folder")
+    others = [path.name for path in out.glob("[!.]*") if path.name not in (FOLDER, "lock")]
+    if others:
+        raise TridentError(f"{out} holds other files, such as {min(others)}: choose a new or an empty folder")
 
 
 def _with_trained_values(parameters: Parameters, recipe: Recipe, start_from: Checkpoint) -> Parameters:
