@@ -197,8 +197,9 @@ def test_a_move_that_is_killed_at_any_system_call_is_finished(tmp_path: Path, vo
 def test_each_command_stops_at_every_system_call_for_the_other(tmp_path: Path, volume: Volume) -> None:
     """The first stops, then the second, then the first goes on to its end, then the second."""
     for number, commands in enumerate(pairs()):
-        n_calls = [sort_at_once(tmp_path / f"{number}-{i}", commands[:: 1 - 2 * i], volume, []) for i in (0, 1)]
-        for first, second in product(range(n_calls[0] + 1), range(n_calls[1] + 1)):
+        n_first = sort_at_once(tmp_path / f"{number}", commands, volume, [])
+        n_second = sort_at_once(tmp_path / f"{number}-other", (commands[1], commands[0]), volume, [])
+        for first, second in product(range(n_first + 1), range(n_second + 1)):
             folder = tmp_path / f"{number}-{first}-{second}"
             sort_at_once(folder, commands, volume, [(0, first), (1, second), (0, TO_THE_END)])
             shutil.rmtree(folder)
