@@ -16,6 +16,7 @@ from trident.engines.execution import device_name, execution_for
 from trident.errors import TridentError
 from trident.learning.checkpoint import BEST, LAST, Checkpoint, load_checkpoint, save_checkpoint
 from trident.learning.run_lock import run_lock
+from trident.learning.run_log import LOG
 from trident.learning.stages import FOLDER, first_stage
 from trident.nn.parameters import Parameters
 from trident.recipes.recipe import Recipe
@@ -125,8 +126,12 @@ def _starting_weights(recipe: Recipe, out: Path) -> Path | str:
 
 
 def _check_empty(out: Path) -> None:
+    """What a run without weights leaves may be there: the stage before, a lock, a log."""
     if (out / LAST).exists() or (out / BEST).exists():
         raise TridentError(f"{out} already holds a run: continue it with --resume {out}, or choose another folder")
+    others = [path.name for path in out.glob("[!.]*") if path.name not in (FOLDER, "lock", LOG, "tensorboard")]
+    if others:
+        raise TridentError(f"{out} holds other files, such as {min(others)}: choose a new or an empty folder")
 
 
 def _with_trained_values(parameters: Parameters, recipe: Recipe, start_from: Checkpoint) -> Parameters:
