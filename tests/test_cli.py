@@ -293,6 +293,27 @@ def test_a_run_is_never_overwritten(here: Here, tmp_path: Path, weights: Path) -
     assert_one_line_error(here("train", "glyphs", "--out", "run"), "already holds a run", "--resume run")
 
 
+def test_a_folder_of_other_files_is_no_place_for_a_run(here: Here, tmp_path: Path) -> None:
+    (tmp_path / "thesis" / "start").mkdir(parents=True)  # a stage's folder may be there
+    (tmp_path / "thesis" / "chapter.tex").write_text("mine")
+    refused = here("train", "glyphs", "--out", "thesis")
+    assert_one_line_error(refused, "thesis holds other files, such as chapter.tex", "choose a new or an empty folder")
+    assert files_in(tmp_path) == {"thesis", "thesis/start", "thesis/chapter.tex"}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["predict", "--query", "pile", option, ""] for option in ("--copy", "--move", "--support", "--out")),
+        *(["train", "glyphs", "--out="], ["train", "--resume", ""], ["evaluate", ""], ["leaderboard", "--results", ""]),
+    ],
+    ids=" ".join,
+)
+def test_an_empty_word_does_not_mean_the_working_directory(here: Here, tmp_path: Path, words: list[str]) -> None:
+    assert_one_line_error(here(*words), f"there is nothing after {words[-1] or words[-2]}", "of the shell not set?")
+    assert files_in(tmp_path) == set()
+
+
 def test_full_disk(trident: Trident_command, tmp_path: Path, store: Path) -> None:
     """A limit on the size of files makes the kernel refuse the write, as a full disk does."""
     recipe = tmp_path / "big.toml"

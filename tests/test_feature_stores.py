@@ -3,6 +3,7 @@
 import functools
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,16 @@ from ablation_grids import Answer
 from conftest import assert_one_line_error
 from stand_in_backbone import COLOURS, NAME, picture
 from trident.backbones import feature_store
+from trident.backbones.frozen import FrozenBackbone
 from trident.backbones.pretrained import find_backbone
 from trident.data.glyphs import open_glyphs
 from trident.data.images import ImageFile, decode
 from trident.data.store import ImageStore, class_table, open_store, write_store
 from trident.errors import TridentError
+from trident.leaderboard.subjects import Features
 from trident.learning.checkpoint import untrained
+from trident.learning.frozen_weights import with_conv4
+from trident.learning.run_start import restart_run, start_run
 from trident.measuring.evaluate import evaluate
 from trident.recipes.loading import load_recipe, with_overrides
 
@@ -102,7 +107,7 @@ def test_the_features_are_those_of_the_pictures(stores: Path, trident_here: Here
 )
 def test_methods_are_measured_without_training(stores: Path, trident_here: Here, method: str) -> None:
     few = ("method.steps=5",) if method == "alpha-tim" else ("penalty=1",) if method == "paddle" else ()
-    call = ("evaluate", f"{method}.toml", "--data", "features.store", "--tasks", 5, "--json")
+    call = ("evaluate", f"{method}.toml", "--data", "features.store", "--tasks", 3, "--json")
     found = trident_here(*call, *few)
     assert found.returncode == 0, found.stderr
     result = json.loads(found.stdout)
@@ -146,6 +151,60 @@ def test_the_included_recipe_says_what_to_do_and_takes_other_features(stores: Pa
 def test_stores_of_the_wrong_kind(stores: Path, trident_here: Here, arguments: list[str], words: list[str]) -> None:
     assert_one_line_error(trident_here(*arguments), *words)
     assert not (stores / "run").exists()
+
+
+def test_a_run_refuses_features_of_a_backbone_that_has_changed(stores: Path) -> None:
+    store, settings = open_store(stores / "features.store"), ["backbone.of=" + NAME, "backbone.size=32"]
+    assert store.features_fingerprint == find_backbone(NAME).fingerprint
+    few = [*settings, "episode.n_way=3", "episode.n_query=3", "training.task_ways=3", "training.validation_tasks=2"]
+    recipe = with_overrides(load_recipe("features-trident"), few)
+    assert isinstance(recipe.backbone, FrozenBackbone)
+    run = start_run(recipe, store, "features.store", stores / "run of features", "cpu")
+    assert run.recipe.backbone == replace(recipe.backbone, fingerprint=store.features_fingerprint)
+    assert restart_run(recipe, store, stores / "run of features") is not None
+    older, changed = (replace(store, features_fingerprint=one) for one in ("", "f" * 64))
+    for other in (store, older):
+        run.recipe.backbone.check_store(other)
+    wanted = f"have the fingerprint ffffffffffff, but {store.features_fingerprint[:12]} is needed: {NAME} has changed"
+    with pytest.raises(TridentError, match=wanted):
+        evaluate(run, changed, split="val", tasks=2, seed=0)
+    with pytest.raises(TridentError, match="is needed"):
+        Features("cpu").of(changed, find_backbone(NAME), ["test"])
+    of_glyphs = FrozenBackbone("weights:glyphs-simpleshot", 16, fingerprint="f" * 64)
+    with pytest.raises(TridentError, match="is needed: weights:glyphs-simpleshot has changed"):
+        with_conv4(untrained(replace(load_recipe("features-nearest-mean"), backbone=of_glyphs)))
+
+
+def test_stored_features_are_compared_with_the_weights(stores: Path, trident_here: Here) -> None:
+    """Weights and ONNX files may be replaced after their features were stored."""
+    name, settings = "weights:glyphs-simpleshot", ("episode.n_way=3", "episode.n_query=3")
+    table = class_table([(f"class {place}", "test", 8) for place in range(3)])
+    rows = np.random.default_rng(0).normal(size=(24, 16)).astype(np.float32)
+    said = []
+    for of in ((name, find_backbone(name).fingerprint), (name,), (name, "f" * 64), ("weights:gone", "f" * 64)):
+        write_store(stores / "of weights.store", "made up", table, iter(rows), *of)
+        call = ("--data", "of weights.store", "--tasks", 2, f"backbone.of={of[0]}", "backbone.size=16", *settings)
+        said.append(trident_here("evaluate", "features-nearest-mean", *call))
+    right, older, changed, gone = said
+    assert (right.returncode, right.stderr, gone.returncode, gone.stderr) == (0, "", 0, "")
+    assert older.returncode == 0 and older.stderr.count("\n") == 1
+    assert (
+        f"the store of made up is an older one, so it cannot be checked that {name} is still the same" in older.stderr
+    )
+    assert_one_line_error(changed, "in the store of made up have the fingerprint ffffffffffff", f"{name} has changed")
+
+
+def test_weights_of_grey_pictures_are_a_backbone(stores: Path, trident_here: Here) -> None:
+    network = find_backbone("weights:glyphs-simpleshot")
+    file = ImageFile(next((stores / "pictures" / "val" / "val red").iterdir()))
+    np.testing.assert_array_equal(network.decoded(file), decode(file, 28, 1))
+    call = ("data", "prepare", "folder", "--from", "pictures", "--to", "grey.store", "--features", network.name)
+    assert trident_here(*call).returncode == 0
+    shown = json.loads(trident_here("data", "show", "grey.store", "--json").stdout)
+    assert (shown["features_of"], shown["features_fingerprint"]) == (network.name, network.fingerprint)
+    colour = replace(open_glyphs(), images=np.zeros((1, 28, 28, 3), np.uint8))
+    with pytest.raises(TridentError, match="are 28x28 in colour, but weights:glyphs-simpleshot takes 28x28 in grey"):
+        feature_store.features_of_store(colour, network)
 
 
 def test_bad_requests_for_features(here: Path, trident_here: Here) -> None:

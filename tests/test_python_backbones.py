@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from backbone_pictures import message, noise, scaled
+from trident.backbones.imported_code import imported_code
 from trident.backbones.pretrained import (
     BATCH,
     IMAGENET_MEAN,
@@ -17,6 +18,7 @@ from trident.backbones.pretrained import (
     Facts,
     find_backbone,
 )
+from trident.backbones.torch_module import probe
 from trident.errors import TridentError
 
 Write = Callable[[str], str]
@@ -78,6 +80,66 @@ def test_the_fingerprint_of_a_python_function(write: Write) -> None:
     assert len({first, *(find_backbone(write(changed)).fingerprint for changed in changes)}) == 5
 
 
+def test_the_fingerprint_covers_what_the_code_imports(write: Write, tmp_path: Path) -> None:
+    files = {
+        "users_pack/__init__": "",
+        "users_pack/net": "def made():\n    from .deep import last\n    from users_beside import VALUE",
+        "users_pack/deep/__init__": "from ..other import (\n    something,\n)",
+        "users_pack/deep/last": "import torch, no_such_package",
+        "users_pack/other": "something = 1\nfrom .... import beyond\nimport users_broken",
+        "users_pack/unused": "import users_unused",
+        "users_beside": "VALUE = 1\nimport users_pack.net",
+        "users_broken": "import (",
+        "users_unused": "",
+    }
+    for name, code in files.items():
+        (tmp_path / f"{name}.py").parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"{name}.py").write_text(code)
+    for name in ("users_pack.unused", "users_pack.net", "safetensors.numpy"):  # the first changes nothing
+        importlib.import_module(name)
+    used = {name.removesuffix("/__init__").replace("/", "."): code.encode() for name, code in files.items()}
+    del used["users_pack.unused"], used["users_unused"]
+    assert imported_code("users_pack.net") == used
+    assert set(imported_code("users_pack.net", ["users_unused", "torch.nn"])) == {*used, "users_unused"}
+    assert set(imported_code("trident")) >= {"trident"} and imported_code("sys") == {}
+    assert {name.partition(".")[0] for name in imported_code("safetensors.numpy")} == {"safetensors"}  # installed
+
+    code = "import users_beside\n\n\n" + small("return x.mean((2, 3)) * users_beside.VALUE")
+    first = find_backbone(write(code)).fingerprint
+    (tmp_path / "users_unused.py").write_text("1")
+    assert find_backbone(write(code)).fingerprint == first
+    (tmp_path / "users_beside.py").write_text("VALUE = 2")
+    assert find_backbone(write(code)).fingerprint != first
+
+
+def test_the_fingerprint_covers_what_comes_out_for_a_fixed_picture(write: Write, tmp_path: Path) -> None:
+    """Weights that are no parameters, in another file, would change features unnoticed."""
+    body = f"return x.mean((2, 3)) * torch.tensor([float(one) for one in open({str(tmp_path / 'scale')!r}).read()])"
+    found = []
+    for scale in ("11111", "11111", "11191"):
+        (tmp_path / "scale").write_text(scale)
+        found.append(find_backbone(write(small(body))).fingerprint)
+    assert found[0] == found[1] != found[2]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_probe_does_not_feel_rounding(seed: int) -> None:
+    """Processors round differently; changes that matter are seen."""
+    torch.manual_seed(seed)
+    facts = Facts(16, IMAGENET_MEAN, IMAGENET_STD, "", "")
+    convolution, activation = torch.nn.Conv2d(3, 50, 3), torch.nn.ReLU()
+    network = torch.nn.Sequential(convolution, activation, torch.nn.Flatten(), torch.nn.LazyLinear(99))
+    first = probe(network, facts)
+    assert first and first == probe(network.double().float(), facts)
+    weight = convolution.weight
+    for factor, same in ((1e-6, True), (0.2, False)):
+        before = weight.detach().clone()
+        weight.data += factor * weight.std() * torch.randn(weight.shape)
+        assert (probe(network, facts) == first) is same
+        weight.data = before
+    assert probe(torch.nn.Flatten(0, 5), facts) == b""  # cannot be computed: said elsewhere
+
+
 def test_a_module_with_decisions_is_not_traced_wrongly(write: Write) -> None:
     """It is traced with a picture of noise, so the trace knows only one of the two ways."""
     found = find_backbone(write(small("return x.mean((2, 3)) * (1 if x.std() > 0.1 else 100)")))
@@ -120,6 +182,7 @@ def test_odd_modules_work(write: Write) -> None:
         (small("return x.mean((2, 3))[:, :0]"), "(16, 0)"),
         (small("raise ValueError('too\\nsmall')"), "cannot take 16x16 pictures: too small"),
         (small("return x.mean((2, 3)) * float('nan')"), "NaN or infinity"),
+        (small("return x.mean((2, 3)) * 1e30"), "a number above 1e+15"),
         (small(settings="image_size = 'x'"), "a whole number"),
     ],
 )

@@ -1,7 +1,9 @@
 """The kept results of the paper run again: what they count for, and the tables and correlations made of them."""
 
 import threading
+from collections.abc import Callable
 from dataclasses import replace
+from inspect import Parameter, signature
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,7 @@ from studies.reproduction.running import _newer
 from studies.reproduction.sections import section
 from studies.reproduction.states import is_complete, state
 from trident.errors import TridentError
+from trident.leaderboard.results import add
 
 SOURCE = Source(600, "abc", "a GPU", "fused", "fp16", 3.0)
 
@@ -47,6 +50,11 @@ def kept(model: Model, steps: int = 4000, asked: int = 4000, error: str | None =
 
 def put(model: Model, found: ModelResults, folder: Path) -> None:
     update_results(model.name, lambda _: found, folder)
+
+
+@pytest.mark.parametrize("write", [add, update_results])
+def test_who_writes_results_says_where(write: Callable[..., None]) -> None:
+    assert signature(write).parameters["folder"].default is Parameter.empty
 
 
 def test_results_count_only_for_what_they_were_made_from(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Sorting files into class folders: nothing is lost or overwritten, and one failure does not stop the others."""
 
+import errno
 import os
 import random
 import shutil
@@ -7,11 +8,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from trident import files
 from trident.errors import TridentError
+from trident.labelling import sorting
 from trident.labelling.sorting import carry_out, copies_elsewhere, plan
 
 MOVER = """
@@ -28,18 +32,11 @@ print(carry_out(steps, target, moving=True).done, flush=True)
 """
 
 
-def leftover(folder: Path, content: bytes, process: int) -> Path:
-    path = folder / f".trident-{process}-0123456789abcdef.part"
+def leftover(folder: Path, content: bytes, machine: str | None = None) -> Path:
+    """A temporary file as a killed process leaves it."""
+    path = folder / (files.temporary_path(folder).name if machine is None else f".trident-{machine}-{'0' * 16}.part")
     path.write_bytes(content)
     return path
-
-
-@pytest.fixture
-def ended() -> int:
-    """The number of a process that has ended."""
-    process = subprocess.Popen(["true"])
-    process.wait()
-    return process.pid
 
 
 @pytest.mark.parametrize("moving", [True, False])
@@ -69,18 +66,34 @@ def test_a_failure_is_named_and_the_others_are_done(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "sorted" / "cat").iterdir()) == ["a.png", "c.png"]
 
 
-def test_leftovers_of_killed_processes_are_removed_and_other_files_stay(tmp_path: Path, ended: int) -> None:
+@pytest.mark.parametrize("locks", [True, False])
+@pytest.mark.parametrize("old", [True, False])
+def test_leftovers_of_killed_processes_are_removed_and_other_files_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locks: bool, old: bool
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
     folder = tmp_path / "sorted" / "cat"
     folder.mkdir(parents=True)
-    gone = leftover(folder, b"half", ended)
-    kept = [leftover(folder, b"at work", os.getpid()), folder / ".a.png.123.part", folder / "notes.part"]
-    for path in kept[1:]:
+    ours, of_others = leftover(folder, b"half"), leftover(folder, b"half", "00000000")
+    kept = [folder / ".a.png.123.part", folder / "notes.part"]
+    for path in kept:
         path.write_bytes(b"mine")
     (tmp_path / "a.png").write_bytes(b"x")
+    if old:
+        monkeypatch.setattr(files, "_DAY", -1)
+    if not locks:
+        monkeypatch.setattr("fcntl.flock", refused)
     steps = plan({tmp_path / "a.png": "dog"}, tmp_path / "sorted", moving=False)
-    assert gone.exists()  # announcing changes nothing
-    carry_out(steps, tmp_path / "sorted", moving=False)
-    assert not gone.exists()
+    assert ours.exists()  # announcing changes nothing
+    with files.temporary_file(folder) as (at_work, _):
+        assert carry_out(steps, tmp_path / "sorted", moving=False) == (1, [])
+        with files.atomic_file(folder / "table.csv") as file:  # it follows the same rule
+            file.write(b"path,label")
+        assert at_work.exists() == (locks or not old)
+    assert ours.exists() == (not locks and not old)
+    assert of_others.exists() == (not old)
     assert all(path.exists() for path in kept)
 
 
@@ -94,25 +107,47 @@ def test_copying_again_copies_nothing_even_if_names_are_taken(tmp_path: Path) ->
     assert sorted(path.name for path in (tmp_path / "out" / "cat").iterdir()) == ["x-2.jpg", "x-3.jpg", "x.jpg"]
 
 
-@pytest.mark.parametrize("links", [True, False])
 def test_a_file_that_may_not_be_deleted_stays_where_it_was_and_nowhere_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "x.jpg").write_bytes(b"one")
+    monkeypatch.setattr("os.access", lambda *_: False)
+    done, (why,) = carry_out(plan({tmp_path / "x.jpg": "cat"}, tmp_path / "out", True), tmp_path / "out", True)
+    assert done == 0 and "could not be deleted" in why
+    assert (tmp_path / "x.jpg").is_file() and not list((tmp_path / "out" / "cat").iterdir())
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_new_name_stays_whatever_happens_to_the_old_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
 ) -> None:
-    source, delete = tmp_path / "x.jpg", Path.unlink
-    source.write_bytes(b"one")
+    source, delete, deleted = tmp_path / "x.jpg", Path.unlink, sorting._delete_moved
+    changes: dict[str, Callable[[], object]] = {
+        "has moved it": lambda: delete(source),
+        "changed meanwhile": lambda: source.write_bytes(b"another"),
+    }
+
+    def move() -> str:
+        source.write_bytes(b"one")
+        done, (why,) = carry_out(plan({source: "cat"}, tmp_path / "out", True), tmp_path / "out", True)
+        assert done == 0
+        return why
 
     def refused(path: Path, missing_ok: bool = False) -> None:
         if path == source:
             raise PermissionError(13, "Permission denied")
         delete(path, missing_ok)
 
-    monkeypatch.setattr(Path, "unlink", refused)
     if not links:
         monkeypatch.setattr("trident.labelling.sorting._linked", lambda source, place: False)
-    for _ in range(2):
-        result = carry_out(plan({source: "cat"}, tmp_path / "out", True), tmp_path / "out", True)
-        assert result.done == 0 and "Permission denied" in result.failures[0]
-        assert source.is_file() and not list((tmp_path / "out" / "cat").iterdir())
+    for said, change in changes.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(sorting, "_delete_moved", lambda *these, change=change: (change(), deleted(*these)))
+            assert said in move()
+    monkeypatch.setattr(Path, "unlink", refused)
+    assert "Permission denied" in move() and source.is_file()
+    names = ["x-2.jpg", "x-3.jpg", "x.jpg"]
+    assert sorted(path.name for path in (tmp_path / "out" / "cat").iterdir()) == names
 
 
 def test_two_names_of_one_picture_are_two_pictures(tmp_path: Path) -> None:
@@ -125,22 +160,34 @@ def test_two_names_of_one_picture_are_two_pictures(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("label", ["cat", "dog"])
-def test_a_move_that_was_killed_half_way_is_finished_whatever_the_label_is_now(
-    tmp_path: Path, ended: int, label: str
-) -> None:
+def test_a_move_that_was_killed_half_way_is_finished_whatever_the_label_is_now(tmp_path: Path, label: str) -> None:
     folder = tmp_path / "sorted" / "cat"
     folder.mkdir(parents=True)
     for name in ("linked.png", "copied.png", "twin.png"):
         (tmp_path / name).write_bytes(name.encode())
-    (folder / "linked.png").hardlink_to(tmp_path / "linked.png")  # killed before the old name was deleted
-    (folder / "copied.png").hardlink_to(leftover(folder, b"copied.png", ended))  # the same, from another file system
+    for name, machine in (("linked.png", None), ("copied.png", "00000000")):  # killed before the old name was deleted
+        (folder / name).hardlink_to(leftover(folder, name.encode(), machine))
     (folder / "twin.png").write_bytes(b"twin.png")  # no half move: another file with the same content
     sources = [tmp_path / name for name in ("linked.png", "copied.png", "twin.png")]
     steps = plan(dict.fromkeys(sources, label), tmp_path / "sorted", moving=True)
     assert carry_out(steps, tmp_path / "sorted", moving=True) == (3, [])
-    found = sorted(path.name for path in (tmp_path / "sorted").rglob("*") if path.is_file())
+    found = sorted(path.name for path in (tmp_path / "sorted").rglob("*.png"))
     assert found == sorted(["linked.png", "copied.png", "twin.png", "twin-2.png" if label == "cat" else "twin.png"])
     assert not any(source.exists() for source in sources)
+
+
+def test_a_move_that_ctrl_c_stopped_half_way_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    source, target = tmp_path / "a.png", tmp_path / "sorted"
+    source.write_bytes(b"x")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(sorting, "_delete_moved", stopped)
+        carry_out(plan({source: "cat"}, target, moving=True), target, moving=True)
+    assert carry_out(plan({source: "dog"}, target, moving=True), target, moving=True) == (1, [])
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["a.png"]
+    assert not source.exists()
 
 
 def test_a_picture_that_is_seen_on_two_ways_is_not_deleted(tmp_path: Path) -> None:
@@ -209,10 +256,6 @@ def other_file_system(folder: Path) -> Path:
     if not os.access(place, os.W_OK) or place.stat().st_dev == folder.stat().st_dev:
         pytest.skip("there is no second file system here")
     return Path(tempfile.mkdtemp(dir=place))
-
-
-def test_three_kills_while_files_are_moved(tmp_path: Path) -> None:
-    killed_moves(tmp_path, tmp_path / "sorted", kills=3, n_pictures=600)
 
 
 @pytest.mark.soak

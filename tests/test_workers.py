@@ -56,7 +56,34 @@ def test_errors_and_early_ends_leave_nothing_behind() -> None:
         break
     assert torch.get_num_threads() == 2
     later = set(threading.enumerate()) - before
-    assert not [thread for thread in later if thread.name.startswith("ThreadPoolExecutor")]
+    assert not [thread for thread in later if thread.name.startswith("trident-core")]
+
+
+def test_two_at_once_leave_each_thread_its_cores() -> None:
+    """The second begins in a new thread while the first is at work, and ends after it."""
+    first_works, second_works, first_done = (threading.Event() for _ in range(3))
+    cores: dict[str, tuple[set[int], int]] = {}
+
+    def one(name: str, mine: threading.Event, other: threading.Event) -> None:
+        def work(_: int) -> int:
+            mine.set()
+            assert other.wait(20)
+            return torch.get_num_threads()
+
+        cores[name] = set(parallel_map(work, range(4), "cpu")), torch.get_num_threads()
+
+    first = threading.Thread(target=one, args=("first", first_works, second_works))
+    second = threading.Thread(target=one, args=("second", second_works, first_done))
+    first.start()
+    assert first_works.wait(20)
+    second.start()
+    first.join()
+    first_done.set()
+    second.join()
+    later = threading.Thread(target=lambda: cores.update(later=(set(), torch.get_num_threads())))
+    later.start()
+    later.join()
+    assert cores == {"first": ({1}, 2), "second": ({1}, 2), "later": (set(), 2)}
 
 
 @pytest.mark.parametrize("no_gradients", [False, True])
@@ -67,7 +94,7 @@ def test_evaluation_does_not_depend_on_cores_or_chunks(no_gradients: bool) -> No
     for cores, at_once in ((1, None), (2, None), (2, 1), (2, 3)):
         torch.set_num_threads(cores)
         with torch.set_grad_enabled(not no_gradients):
-            result = evaluate(checkpoint, store, split="test", tasks=7, seed=0, tasks_per_chunk=at_once)
+            result = evaluate(checkpoint, store, split="test", tasks=4, seed=0, tasks_per_chunk=at_once)
         found.append(result.predictions.log_probabilities)
     for other in found[1:]:
         np.testing.assert_allclose(other, found[0], atol=1e-5)

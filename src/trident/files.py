@@ -1,16 +1,28 @@
-"""Writing files atomically."""
+"""Writes files so that nobody sees half of one, also in folders that several machines share.
 
-import glob
+Until it is complete, a file has a temporary name, and its writer holds a lock on it, which ends with the process. What
+has no lock is left over, and deleted by the next process that writes beside it. Not all file systems show locks to
+other machines, so what this machine has not written since its start must also be a day old.
+"""
+
+import fcntl
 import hashlib
 import os
+import re
+import secrets
+import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
 from trident.errors import TridentError
 
 LONGEST_NAME = 255  # bytes, on all common file systems
+_TEMPORARY = re.compile(r"\.trident-([0-9a-f]{8})-[0-9a-f]{16}\.part")
+_DAY = 24 * 60 * 60  # seconds
 
 
 def short_digest(path: Path) -> str:
@@ -40,46 +52,81 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
     """Open a file for writing. It appears at `path` only when it is complete."""
     path = Path(path)
     check_writable(path)
-    name = _short(path.name)
-    for leftover in path.parent.glob(f".{glob.escape(name)}.*.part"):
-        if not process_runs(leftover.name.split(".")[-2]):
-            leftover.unlink(missing_ok=True)  # from a process that was killed while writing
-    temporary = path.with_name(f".{name}.{os.getpid()}.part")
+    for leftover in path.parent.glob(".trident-*.part"):
+        delete_leftover(leftover)
     try:
-        with temporary.open("wb") as file:
+        with temporary_file(path.parent) as (temporary, file):
             yield file
             file.flush()
             os.fsync(file.fileno())
-        replace_file(temporary, path)
+            replace_file(temporary, path)
     except OSError as error:
         raise TridentError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 def replace_file(complete: Path, path: Path) -> None:
     """Give a complete file its final name."""
     complete.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
+    flush(path.parent)
+
+
+def flush(*paths: Path) -> None:
+    """Wait until files, or the names in folders, are on disk."""
+    for path in paths:
+        opened = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)
+
+
+@contextmanager
+def temporary_file(folder: Path) -> Iterator[tuple[Path, BinaryIO]]:
+    """A new file, which is deleted at the end unless it has another name by then."""
+    while True:
+        path = temporary_path(folder)
+        file = path.open("xb")
+        if locked(file) is not False and path.exists():
+            break
+        file.close()  # before the lock was taken, another process found it without, and deletes it
     try:
-        os.fsync(folder)  # the new name is on disk only after this
+        yield path, file
     finally:
-        os.close(folder)
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+        with suppress(OSError):  # on a full disk, what is still to be written
+            file.close()
 
 
-def _short(name: str) -> str:
-    """The name, or a digest of it if a temporary name made from it would be too long for the file system."""
-    content = os.fsencode(name)
-    return name if len(content) <= LONGEST_NAME - 32 else hashlib.sha256(content).hexdigest()[:32]
+def temporary_path(folder: Path) -> Path:
+    return folder / f".trident-{_this_machine()}-{secrets.token_hex(8)}.part"
 
 
-def process_runs(process: str) -> bool:
-    """Whether a process of this number runs on this machine. True if that cannot be known."""
+def delete_leftover(path: Path) -> None:
+    """Delete a temporary file if the process that wrote it has ended."""
+    name = _TEMPORARY.fullmatch(path.name)
+    if name and path.is_file():
+        with suppress(OSError), path.open("rb") as file:
+            old = time.time() - os.fstat(file.fileno()).st_ctime > _DAY
+            free = locked(file, fcntl.LOCK_SH)
+            if old if free is None else free and (old or name[1] == _this_machine()):
+                path.unlink()
+
+
+def locked(file: BinaryIO, how: int = fcntl.LOCK_EX) -> bool | None:
+    """Take a lock on a file if no other process has one; None if the file system has no locks."""
     try:
-        os.kill(int(process), 0)
-    except ProcessLookupError:
+        fcntl.flock(file, how | fcntl.LOCK_NB)
+    except BlockingIOError:
         return False
-    except (ValueError, OverflowError, PermissionError):
-        return True
+    except OSError:
+        return None
     return True
+
+
+@cache
+def _this_machine() -> str:
+    """Tells machines apart, and the starts of one. Containers of one machine share it, and its locks."""
+    start = Path("/proc/sys/kernel/random/boot_id")
+    known = start.read_text() if start.exists() else socket.gethostname()
+    return hashlib.sha256(known.encode()).hexdigest()[:8]

@@ -131,7 +131,7 @@ def read(name: str, folder: Path = FOLDER) -> ModelResults | None:
     return kept
 
 
-def update_results(name: str, change: Callable[[ModelResults | None], ModelResults], folder: Path = FOLDER) -> None:
+def update_results(name: str, change: Callable[[ModelResults | None], ModelResults], folder: Path) -> None:
     """Change the results of a model in its file, under a lock: other processes may do the same at the same time."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("a") as lock:

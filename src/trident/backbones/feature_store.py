@@ -36,7 +36,9 @@ def prepare_features(
         raise TridentError(f"{name} has grey images: backbones take colour images only")
     write_resumable_store(
         target,
-        lambda file: StoreWriter(file, dataset.name, dataset.table, (backbone.n_features,), backbone.name),
+        lambda file: StoreWriter(
+            file, dataset.name, dataset.table, (backbone.n_features,), backbone.name, backbone.network_fingerprint
+        ),
         fingerprint_of_inputs(dataset, backbone.name, backbone.fingerprint, backbone.device),
         lambda first: _features(dataset, first, backbone, progress),
         on_resume,
@@ -48,11 +50,10 @@ def features_of_store(
     store: ImageStore, backbone: Pretrained, progress: Progress | None = None, splits: Sequence[str] = SPLITS
 ) -> ImageStore:
     """The features of every image of a store, or of some splits only, in memory."""
-    size, wanted = store.image_size, backbone.facts.image_size
-    if size != wanted:
-        raise TridentError(
-            f"the images of {store.dataset} are {size}x{size}, but {backbone.name} takes {wanted}x{wanted}"
-        )
+    found, wanted = (store.image_size, store.image_channels), (backbone.facts.image_size, backbone.facts.channels)
+    if found != wanted:
+        own, other = (f"{size}x{size} in {'grey' if n == 1 else 'colour'}" for size, n in (found, wanted))
+        raise TridentError(f"the images of {store.dataset} are {own}, but {backbone.name} takes {other}")
     classes = [entry for entry in store.classes if entry.split in splits]
     rows = positions_of(classes)
     features = np.empty((len(rows), backbone.n_features), np.float32)
@@ -70,6 +71,7 @@ def features_of_store(
         hashlib.sha256(identity.encode()).hexdigest(),
         backbone.name,
         keep_on=store.keep_on,
+        features_fingerprint=backbone.network_fingerprint,
     )
 
 

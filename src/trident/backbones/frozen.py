@@ -26,6 +26,7 @@ class FrozenBackbone(Backbone):
     of: str = setting("efficientnet-lite0", "the network that computed the features: see 'trident backbones'")
     size: int = setting(1280, "number of features of one image", most=1_000_000)
     cells: int = setting(1, "cells of the feature map, whose features follow one another", most=100_000)
+    fingerprint: str = setting("", "of that network, as 'trident backbones NAME' tells; a run fills in its store's")
 
     def __post_init__(self) -> None:
         require_at_least(self, "backbone", 1, "size", "cells")
@@ -53,10 +54,18 @@ class FrozenBackbone(Backbone):
                 f"the store of {store.dataset} holds {found}, but the recipe takes features of {self.of}: make them "
                 f"with 'trident data prepare --features {self.of}'"
             )
+        self.check_fingerprint(store.features_fingerprint, f"in the store of {store.dataset}")
         if store.images.shape[1] != self.size:
             raise TridentError(
                 f"the store of {store.dataset} has {store.images.shape[1]} features for each image, but "
                 f"backbone.size is {self.size}"
+            )
+
+    def check_fingerprint(self, found: str, where: str) -> None:
+        if found != self.fingerprint and "" not in (found, self.fingerprint):
+            raise TridentError(
+                f"features of {self.of} {where} have the fingerprint {found[:12]}, but {self.fingerprint[:12]} is "
+                f"needed: {self.of} has changed, so make again what is older"
             )
 
     def initial(self, generator: torch.Generator) -> Parameters:

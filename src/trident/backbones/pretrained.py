@@ -22,6 +22,7 @@ from trident.importing import imported
 
 BATCH = 16  # pictures computed at once. Always the same number, so that features never depend on the batch size.
 LARGEST_IMAGE, MOST_FEATURES = 1024, 65_536
+LARGEST_FEATURE = 1e15  # the sum of the squares of so many is still finite in 32 bits
 IMAGENET_MEAN, IMAGENET_STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)  # of pixels from 0 to 255
 
 Compute = Callable[[np.ndarray], np.ndarray]  # (BATCH, size, size, 3) uint8 -> (BATCH, feature) float32
@@ -37,6 +38,7 @@ class Facts:
     licence: str
     trained_on: str
     middle: float = 1.0  # the part of a picture's centre square that is looked at, of its height and width
+    channels: int = 3  # 1: pictures are turned to grey
 
     def __post_init__(self) -> None:
         if not 16 <= self.image_size <= LARGEST_IMAGE:
@@ -94,21 +96,27 @@ class Pretrained:
     fingerprint: str  # SHA-256 over the weights and the facts that change features
     compute: Compute
     device: str = "cpu"
+    on_cpu: str = ""  # its fingerprint there, if this one is of 16 bits
+
+    @property
+    def network_fingerprint(self) -> str:
+        return self.on_cpu or self.fingerprint
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled by name: the network is loaded again."""
         return find_backbone, (self.name, self.device)
 
     def decoded(self, source: ImageSource) -> np.ndarray:
-        """The part of a picture that the network looks at: (size, size, 3) uint8."""
-        return decoders.decode(source, Target(self.facts.image_size, 3, reduced=True, middle=self.facts.middle))
+        """The part of a picture that the network looks at: (size, size, channel) uint8."""
+        facts = self.facts
+        return decoders.decode(source, Target(facts.image_size, facts.channels, reduced=True, middle=facts.middle))
 
     def features(self, pixels: np.ndarray) -> np.ndarray:
-        """(picture, size, size, 3) uint8 -> (picture, feature) float32. No picture changes the features of another."""
+        """(picture, size, size, channel) uint8 -> (picture, feature) float32. No picture changes those of another."""
         if not len(pixels):
             return np.zeros((0, self.n_features), np.float32)
         found = in_batches(self.compute, pixels)
-        _check_finite(self.name, found)
+        _check_numbers(self.name, found)
         return found
 
 
@@ -153,13 +161,14 @@ def check_output(name: str, found: np.ndarray) -> int:
             f"backbone {name} returned an array of shape {shape} for {BATCH} pictures: it must be "
             f"({BATCH}, features), with at most {MOST_FEATURES} features{hint.get(len(shape), '')}"
         )
-    _check_finite(name, found)
+    _check_numbers(name, found)
     return shape[1]
 
 
-def _check_finite(name: str, found: np.ndarray) -> None:
-    if not np.isfinite(found).all():
-        raise TridentError(f"backbone {name} gave NaN or infinity for a picture: its weights may be damaged")
+def _check_numbers(name: str, found: np.ndarray) -> None:
+    if not (np.abs(found) <= LARGEST_FEATURE).all():  # NaN is not, either
+        what = f"NaN or infinity for a picture, or a number above {LARGEST_FEATURE:.0e}"
+        raise TridentError(f"backbone {name} gave {what}: its weights may be damaged")
 
 
 def short_message(error: BaseException) -> str:

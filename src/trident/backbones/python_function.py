@@ -14,23 +14,16 @@ The function is run, so only give one that you trust. A name of this kind in a f
 
 import hashlib
 import importlib
-import sys
+import re
 from numbers import Real
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from trident.backbones.pretrained import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    Facts,
-    Pretrained,
-    read_bytes,
-    short_message,
-)
-from trident.backbones.torch_module import from_module
+from trident.backbones.imported_code import imported_code
+from trident.backbones.pretrained import IMAGENET_MEAN, IMAGENET_STD, Facts, Pretrained, short_message
+from trident.backbones.torch_module import from_module, probe
 from trident.errors import TridentError
 
 UNKNOWN = "unknown"  # licence or training data
@@ -40,7 +33,7 @@ SETTINGS = ("image_size", "middle", "mean", "std", "licence", "trained_on")
 def load(name: str, device: str) -> Pretrained:
     module = _made(name)
     facts = facts_from(name, {key: getattr(module, key, None) for key in SETTINGS})
-    return from_module(name, facts, _contents(name, module), module, device)
+    return from_module(name, facts, _contents(name, module) + probe(module, facts), module, device)
 
 
 def facts_from(name: str, given: dict[str, Any]) -> Facts:
@@ -73,16 +66,20 @@ def _made(name: str) -> nn.Module:
 
 
 def _contents(name: str, module: nn.Module) -> bytes:
-    """A hash of all weights and buffers, of how the module prints itself, and of the code of the user's package."""
-    digest = hashlib.sha256(repr(module).encode())
+    """A hash of all weights and buffers, of how the module prints itself, and of the user's code.
+
+    Without the code, a changed `forward` would get the features that the old one computed.
+    """
+    digest = hashlib.sha256(re.sub(" at 0x[0-9a-f]+", "", repr(module)).encode())
     try:
         for key, value in sorted(module.state_dict().items()):
             digest.update(f"{key} ".encode())
             digest.update(_bytes_of(value))
     except Exception as error:  # odd kinds of tensors, or a state_dict of its own
         raise TridentError(f"backbone {name}: its weights cannot be read: {short_message(error)}") from error
-    for path in _source_files(name, module):
-        digest.update(read_bytes(path))
+    function_module = name.removeprefix("python:").partition(":")[0]
+    code = imported_code(function_module, (type(part).__module__ for part in module.modules()))
+    digest.update(repr(sorted(code.items())).encode())
     return digest.digest()
 
 
@@ -91,18 +88,6 @@ def _bytes_of(value: Any) -> bytes:
         return repr(value).encode()  # what get_extra_state returned
     numbers = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
     return f"{tuple(value.shape)} {value.dtype} ".encode() + numbers.tobytes()
-
-
-def _source_files(name: str, module: nn.Module) -> list[Path]:
-    """The files of the function, and of the parts of the module that come from the same package.
-
-    Without them, a changed `forward` would get the features that the old one computed.
-    """
-    function_module = name.removeprefix("python:").partition(":")[0]
-    package = function_module.partition(".")[0]
-    names = {function_module, *(type(part).__module__ for part in module.modules())}
-    files = [getattr(sys.modules.get(one), "__file__", None) for one in names if one.partition(".")[0] == package]
-    return sorted(Path(file) for file in files if file)
 
 
 def _whole(value: Any) -> int:

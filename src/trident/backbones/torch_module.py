@@ -1,5 +1,6 @@
 """Runs a frozen torch module fast: channels last, traced and frozen on a CPU, 16 bits on a GPU."""
 
+import math
 import warnings
 from collections.abc import Callable
 from functools import cache
@@ -8,15 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trident.backbones.pretrained import (
-    BATCH,
-    Compute,
-    Facts,
-    Pretrained,
-    check_output,
-    fingerprint_of,
-    short_message,
-)
+from trident.backbones.pretrained import BATCH, Compute, Facts, Pretrained, check_output, fingerprint_of, short_message
 from trident.errors import TridentError
 
 
@@ -40,27 +33,38 @@ class _FromPixels(nn.Module):
 def from_module(name: str, facts: Facts, weights: bytes, module: nn.Module, device: str) -> Pretrained:
     """A backbone from a torch module that takes scaled pictures (picture, 3, size, size) and returns features."""
     compute, n_features = _compiled(name, facts, module, device)
-    return Pretrained(name, facts, n_features, _fingerprint(facts, weights, device), compute, device)
+    return _pretrained(name, facts, n_features, weights, compute, device)
 
 
 def from_weights(
     name: str, facts: Facts, n_features: int, weights: bytes, make: Callable[[], nn.Module], device: str
 ) -> Pretrained:
     """A backbone whose module `make` builds at the first picture: with cached features it is not needed at all."""
-
-    @cache
-    def compiled() -> Compute:
-        return _compiled(name, facts, make(), device)[0]
-
-    def compute(pixels: np.ndarray) -> np.ndarray:
-        return compiled()(pixels)
-
-    return Pretrained(name, facts, n_features, _fingerprint(facts, weights, device), compute, device)
+    compiled = cache(lambda: _compiled(name, facts, make(), device)[0])
+    return _pretrained(name, facts, n_features, weights, lambda pixels: compiled()(pixels), device)
 
 
-def _fingerprint(facts: Facts, weights: bytes, device: str) -> str:
+def probe(module: nn.Module, facts: Facts) -> bytes:
+    """The features of a fixed picture, so coarse that they hardly depend on the processor: for the fingerprint.
+
+    These are eight projections of their direction, in tenths, and the power of two next to their length. Two processors
+    differ by about 1e-6, so they disagree once in thousands of networks.
+    """
+    generator, size = np.random.default_rng(0), facts.image_size
+    pixels = _on_device(generator.integers(0, 256, (1, size, size, 3), np.uint8), "cpu")
+    try:
+        with torch.inference_mode():
+            found = _FromPixels(module, facts).eval()(pixels).flatten().double()
+        turned = torch.from_numpy(generator.standard_normal((8, len(found)))) @ found / found.norm()
+        return repr([round(10 * value) for value in turned.tolist()] + [round(math.log2(found.norm()))]).encode()
+    except Exception:  # the user's module may raise anything, which is reported when it is compiled
+        return b""
+
+
+def _pretrained(name: str, facts: Facts, n_features: int, weights: bytes, compute: Compute, device: str) -> Pretrained:
     # 16-bit features differ a little from 32-bit ones, so the cache must not mix them.
-    return fingerprint_of(facts, weights + (b"fp16" if torch.device(device).type == "cuda" else b""))
+    own = fingerprint_of(facts, weights + (b"fp16" if torch.device(device).type == "cuda" else b""))
+    return Pretrained(name, facts, n_features, own, compute, device, fingerprint_of(facts, weights))
 
 
 def _compiled(name: str, facts: Facts, module: nn.Module, device: str) -> tuple[Compute, int]:

@@ -1,9 +1,11 @@
 """The `trident` command and its error handling. The other files of this package add the subcommands."""
 
 import os
+import re
 import signal
 import sys
 import time
+from itertools import pairwise
 from typing import Annotated, Any
 
 import typer
@@ -65,6 +67,7 @@ def main(command: typer.Typer = app) -> None:
     """Run a command. A user error prints one line on standard error and exits with code 2."""
     try:
         _check_outputs()
+        _check_arguments()
         sys.exit(command(standalone_mode=False) or 0)
     except TridentError as error:
         _fail(str(error), error.shared, ends_all=not isinstance(error, LostProcessError))
@@ -119,6 +122,13 @@ def _check_outputs() -> None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123 - until the end
     if sys.stdout is None:
         raise TridentError("standard output is closed: write >/dev/null instead of >&- if you do not need it")
+
+
+def _check_arguments() -> None:
+    """Refuse empty ones: as a path they would mean the working directory."""
+    for before, word in pairwise(sys.argv):
+        if not word or re.fullmatch("--[a-z-]+=", word):
+            raise TridentError(f"there is nothing after {word or before}: is a variable of the shell not set?")
 
 
 def _is_first() -> bool:

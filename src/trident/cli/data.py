@@ -105,9 +105,9 @@ def show(
         print(json.dumps(about))
         return
     if verify:
-        print("verified       all images are as they were written")
+        print("verified             all images are as they were written")
     for key, value in about.items():
         if key != "splits":
-            print(f"{key:14} {one_line(str(value))}")
+            print(f"{key:20} {one_line(str(value))}")
     for split, counts in about["splits"].items():
-        print(f"{one_line(split):14} {', '.join(f'{count} {what}' for what, count in counts.items())}")
+        print(f"{one_line(split):20} {', '.join(f'{count} {what}' for what, count in counts.items())}")

@@ -201,14 +201,13 @@ def _show(board: "Board", folder: Path, as_json: bool) -> None:
     if as_json:
         print(json.dumps([_as_json(line) for line in lines], allow_nan=False))
         return
-    headings = ("method", *board.conditions, f"above {REFERENCE}", "ECE", "ms/task", "parameters", "queries")
+    headings = ("method", *board.conditions, f"above {REFERENCE}", "ECE", "parameters", "queries")
     table = [
         (
             line.row.name,
             *(figure(line.measured.get(name)) for name in board.conditions),
             points(line.against),
             f"{line.balanced.ece:.4f}",
-            f"{line.balanced.milliseconds:.1f}",
             f"{line.balanced.parameters:,}",
             "together" if line.together else "alone",
         )

@@ -1,5 +1,7 @@
 """Options that the commands share, and how they become settings, data and devices."""
 
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -68,8 +70,6 @@ def overrides_of(words: list[str] | None) -> list[str]:
 
 def load_for_measuring(run: Path, settings: list[str] | None) -> "Checkpoint":
     """A run's weights, with overrides of settings that may change after training."""
-    from dataclasses import replace
-
     from trident.learning.checkpoint import load_checkpoint
     from trident.recipes.loading import after_training, setting_of, setting_types, with_overrides
 
@@ -150,19 +150,31 @@ def open_for(
 ) -> "ImageStore":
     """The store for a recipe or for weights. If they take features of other weights of ours, those are computed.
 
-    `split`: the only one that is measured.
+    Stored features must be those of the backbone as it is now, unless a run has recorded its fingerprint. `split`: the
+    only one that is measured.
     """
     from trident.backbones.frozen import FrozenBackbone
 
     store, backbone = open_data(data_of(recipe, given, checkpoint), store_on), recipe.backbone
-    if store.features_of or not isinstance(backbone, FrozenBackbone) or not backbone.of.startswith("weights:"):
-        return store
+    if not isinstance(backbone, FrozenBackbone) or store.features_of not in ("", backbone.of):
+        return store  # what does not fit is reported by the backbone
     from trident.backbones.feature_store import features_of_store
-    from trident.backbones.pretrained import find_backbone
-    from trident.cli.console import counting
+    from trident.backbones.pretrained import BACKBONES, find_backbone
+    from trident.cli.console import counting, stderr
     from trident.data.store import SPLITS
     from trident.measuring.subject import needs_training_statistics
 
+    if store.features_of:
+        if not store.features_fingerprint and backbone.of not in BACKBONES:
+            unknown = f"an older one, so it cannot be checked that {backbone.of} is still the same"
+            stderr.print(f"the store of {store.dataset} is {unknown}", soft_wrap=True)
+        elif not backbone.fingerprint and backbone.of.startswith(("weights:", "onnx:")):
+            with suppress(TridentError):  # it is not here, so it cannot be compared
+                backbone = replace(backbone, fingerprint=find_backbone(backbone.of).network_fingerprint)
+            backbone.check_store(store)
+        return store
+    if not backbone.of.startswith("weights:"):
+        return store
     splits = {split, "train"} if needs_training_statistics(recipe) else {split}
     network = find_backbone(backbone.of, device_of("auto"))
     with counting("computing features") as progress:
@@ -170,8 +182,6 @@ def open_for(
 
 
 def open_data(source: str, store_on: str = "auto") -> "ImageStore":
-    from dataclasses import replace
-
     if source == "glyphs":
         from trident.data.glyphs import open_glyphs
 

@@ -132,4 +132,3 @@ def web(
                 webbrowser.open(address)
 
         run(make_server(service, proxies or (), drain), listening, load, ready)
-        raise typer.Exit(130)  # stopped by Ctrl-C; the event loop may swallow the KeyboardInterrupt

@@ -18,7 +18,8 @@ def describe(store: ImageStore) -> dict[str, Any]:
                 "most_images_in_a_class": max(counts),
             }
     kind = (
-        {"features_of": store.features_of, "features": store.images.shape[1]}
+        {key: getattr(store, key) for key in ("features_of", "features_fingerprint")}
+        | {"features": store.images.shape[1]}
         if store.features_of
         else {"image_size": store.image_size, "channels": store.image_channels}
     )

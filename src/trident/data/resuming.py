@@ -5,7 +5,6 @@ every few seconds how many images are safely on disk, with a digest of them. A s
 these images, compares the digest and goes on after them. The result has the same bytes as without the kill.
 """
 
-import fcntl
 import json
 import os
 import time
@@ -18,7 +17,7 @@ import numpy as np
 
 from trident.data.store_writer import StoreWriter, check_space
 from trident.errors import ResumableError, TridentError
-from trident.files import check_new, check_writable, replace_file
+from trident.files import check_new, check_writable, locked, replace_file
 
 SAVE_SECONDS = 2.0  # a kill loses at most this much work
 
@@ -66,12 +65,8 @@ def write_resumable_store(
 def _locked(journal: Path, path: Path) -> Iterator[BinaryIO]:
     """The journal, opened by one process at a time."""
     with journal.open("a+b") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise TridentError(f"another process is writing {path}: wait for it, or choose another file") from error
-        except OSError:
-            pass  # some file systems have no locks
+        if locked(file) is False:
+            raise TridentError(f"another process is writing {path}: wait for it, or choose another file")
         yield file
 
 

@@ -21,8 +21,8 @@ from trident.data.store_format import (
     MOST_HEADER,
     TYPES,
     checked_classes,
+    checked_header,
     checked_shape,
-    digest_of_header,
     new_hash,
 )
 from trident.data.store_format import SPLITS as SPLITS
@@ -44,6 +44,7 @@ class ImageStore:
     fingerprint: str  # SHA-256 over the class table and the pixels or features
     features_of: str = ""  # the backbone that computed the features, if it is a store of features
     checksums: Checksums | None = field(default=None, repr=False, compare=False)  # older files have none
+    features_fingerprint: str = ""  # of that backbone; older files have none
     keep_on: str = "auto"  # of PLACES: whether tasks are drawn from a copy on the GPU; auto: if it fits there
 
     def check(self, positions: np.ndarray) -> None:
@@ -89,11 +90,11 @@ def store_in_memory(dataset: str, images: np.ndarray, classes: Sequence[ClassEnt
 
 
 def write_store(
-    path: Path, dataset: str, classes: Sequence[ClassEntry], images: Iterable[np.ndarray], features_of: str = ""
+    path: Path, dataset: str, classes: Sequence[ClassEntry], images: Iterable[np.ndarray], *features_of: str
 ) -> None:
     """Stream images (height, width, channel) uint8, in class-table order, into a store file.
 
-    `features_of`: the backbone's name, if features (feature,) float32 come instead of images.
+    `features_of`: the backbone's name and fingerprint, if features (feature,) float32 come instead of images.
     """
     stream = iter(images)
     try:
@@ -101,7 +102,7 @@ def write_store(
     except StopIteration:
         raise TridentError(f"{dataset}: there is not one image to store") from None
     with atomic_file(path) as file:
-        writer = StoreWriter(file, dataset, classes, first.shape, features_of)
+        writer = StoreWriter(file, dataset, classes, first.shape, *features_of)
         check_space(file, path, writer.size)
         writer.add(first)
         for image in stream:
@@ -121,30 +122,27 @@ def open_store(path: Path) -> ImageStore:
             if length > min(path.stat().st_size, MOST_HEADER):
                 raise ValueError("its header is longer than the file, or than that of a store can be")
             content = file.read(length)
-        header = json.loads(content)
+        header = checked_header(content)
         metadata = header["__metadata__"]
         if metadata.get("format") != FORMAT:
             raise ValueError("it was not written by 'trident data prepare'")
-        features_of, fingerprint, dataset = (metadata.get(key, "") for key in ("features_of", "fingerprint", "dataset"))
-        if not all(isinstance(text, str) for text in (features_of, fingerprint, dataset)) or not fingerprint:
+        keys = ("dataset", "fingerprint", "features_of", "features_fingerprint")
+        dataset, fingerprint, features_of, of_features = texts = [metadata.get(key, "") for key in keys]
+        if not all(isinstance(text, str) for text in texts) or not fingerprint:
             raise ValueError("its metadata is not text")
         kind = "F32" if features_of else "U8"
         shape = checked_shape(header["images"], kind, path.stat().st_size - 8 - length)
         classes = checked_classes(json.loads(metadata["classes"]), shape[0])
         images = np.memmap(path, TYPES[kind], "r", offset=8 + length, shape=shape)
-        checksums = _checksums(path, content, metadata, len(images))
-        return ImageStore(dataset, images, classes, fingerprint, features_of, checksums)
+        checksums = _checksums(path, metadata, len(images))
+        return ImageStore(dataset, images, classes, fingerprint, features_of, checksums, of_features)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, struct.error) as error:
-        raise TridentError(f"{path} is not a trident store: {str(error)[:200]}") from error
+        raise TridentError(f"{path} is not a trident store, or damaged: {str(error)[:200]}") from error
 
 
-def _checksums(path: Path, header: bytes, metadata: dict[str, Any], n_images: int) -> Checksums | None:
-    """The checksums of the blocks, after the header was compared with its own."""
+def _checksums(path: Path, metadata: dict[str, Any], n_images: int) -> Checksums | None:
     if not {"header_checksum", "images_per_block", "block_checksums"} & metadata.keys():
         return None  # written by an older version
-    recorded = metadata["header_checksum"]
-    if digest_of_header(header, recorded) != recorded:
-        raise ValueError("its header does not match its checksum, so the file is damaged")
     per_block, digests = int(metadata["images_per_block"]), metadata["block_checksums"].split()
     if per_block < 1 or len(digests) != -(-n_images // per_block):
         raise ValueError("its checksums do not fit its images")

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import prod
@@ -24,6 +25,15 @@ class ClassEntry:
     split: str
     start: int
     count: int
+
+
+def checked_header(content: bytes) -> Any:
+    """A store's header, which is compared with its own checksum first. Older versions wrote none."""
+    if re.search(rb'"(header_checksum|block_checksums)"', content):
+        found = re.search(rb'"header_checksum": "([0-9a-f]{64})"', content)
+        if not found or digest_of_header(content, found[1].decode()) != found[1].decode():
+            raise ValueError("its header does not match its checksum, so the file is damaged")
+    return json.loads(content)
 
 
 def checked_shape(tensor: Any, kind: str, n_bytes: int) -> tuple[int, ...]:

@@ -24,9 +24,9 @@ class StoreWriter:
     """
 
     def __init__(
-        self, file: BinaryIO, dataset: str, classes: Sequence[ClassEntry], shape: Sequence[int], features_of: str = ""
+        self, file: BinaryIO, dataset: str, classes: Sequence[ClassEntry], shape: Sequence[int], *features_of: str
     ):
-        """`shape` is that of one image. `features_of`: the backbone's name, if features come instead of images."""
+        """`shape` is that of one image. `features_of`: if features come instead, their backbone's name, fingerprint."""
         self.file = file
         self.dataset = dataset
         self.classes = classes
@@ -108,7 +108,7 @@ class StoreWriter:
             "header_checksum": NO_DIGEST,
             "fingerprint": fingerprint,
         }
-        metadata |= {"features_of": self.features_of} if self.features_of else {}
+        metadata |= dict(zip(("features_of", "features_fingerprint"), self.features_of, strict=False))
         kind, n_bytes = "F32" if self.features_of else "U8", self.total * self.image_bytes
         images = {"dtype": kind, "shape": [self.total, *self.shape], "data_offsets": [0, n_bytes]}
         header = _padded({"__metadata__": metadata, "images": images})

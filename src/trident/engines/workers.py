@@ -5,10 +5,11 @@ use only one core.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import torch
+
+from trident.nn.shares import single_core_threads, torch_threads
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -16,13 +17,12 @@ Result = TypeVar("Result")
 
 def parallel_map(work: Callable[[Item], Result], items: Sequence[Item], device: torch.device | str) -> Iterator[Result]:
     """`map` with one thread per CPU core. Yields the results in the order of the items, as soon as they are ready."""
-    cores = torch.get_num_threads()
+    cores = torch_threads()
     if torch.device(device).type != "cpu" or min(cores, len(items)) <= 1:
         yield from map(work, items)
         return
-    pool = ThreadPoolExecutor(min(cores, len(items)), initializer=torch.set_num_threads, initargs=(1,))
+    pool = single_core_threads(min(cores, len(items)))
     try:
         yield from pool.map(work, items)
     finally:
         pool.shutdown(cancel_futures=True)
-        torch.set_num_threads(cores)  # the workers changed the default for new threads

@@ -1,33 +1,31 @@
-"""Sorts files into class folders. Never overwrites a file, and never loses one.
+"""Sorts files into class folders. Never overwrites a file, and never loses one, also if others sort the same files.
 
-A file that is moved within a file system gets its new name before it loses the old one. A file that is copied, or moved
-to another file system, is written under a temporary name, and gets its final name when it is complete. A move may be
-killed when both files are there. The next run recognises this and deletes the old one, whatever its label is then:
-either both names belong to the same inode, or the new file still has its temporary name beside the final one.
+A file that is moved gets its new name before it loses the old one, and the new name is never deleted again: for all
+that this process knows, it is the last one. Until the old name is gone, the file has a temporary name beside the new
+one, too. If a move is killed, the next run recognises this by the temporary name, and deletes the old one, whatever
+its label is then.
 """
 
 import errno
 import filecmp
 import os
 import re
-import secrets
 import shutil
-import stat
+import sys
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
 from trident.errors import TridentError
-from trident.files import LONGEST_NAME, process_runs
+from trident.files import LONGEST_NAME, delete_leftover, flush, temporary_file, temporary_path
 from trident.progress import Progress
 
 Step = tuple[Path, Path]  # from, to
-Inode = tuple[int, int]  # device, number
 
-_TEMPORARY = re.compile(r"\.trident-([0-9]+)-[0-9a-f]{16}\.part")
 _NUMBER = re.compile(r"-[0-9]{1,9}(?=(\.[^.]*)?$)")  # at the end of a name, before .png
+_LEFTOVERS = "*/.trident-*.part"
 # What a file system says that gives no second names, or not to this file.
 _NO_LINK = {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
 
@@ -36,7 +34,7 @@ class Sorted(NamedTuple):
     """What was done."""
 
     done: int  # files
-    failures: list[str]  # one line for each file that stayed where it was
+    failures: list[str]  # one line for each file that could not be copied, or not be moved
 
 
 def plan(labels: dict[Path, str], target: Path, moving: bool) -> list[Step]:
@@ -47,12 +45,14 @@ def plan(labels: dict[Path, str], target: Path, moving: bool) -> list[Step]:
     if target.exists() and not target.is_dir():
         raise TridentError(f"{target} is a file: give a folder for the pictures")
     check_folder_names(labels.values(), target)
-    begun = _Begun(target) if moving else None
+    half_moved = _half_moved(target.glob(_LEFTOVERS)) if moving else []
     taken: set[Path] = set()
     steps = []
     for source, label in labels.items():
-        if begun and (half_moved := begun.place_of(source)):
-            steps.append((source, half_moved))
+        begun = _place_of(source, half_moved)
+        if begun and begun not in taken:
+            taken.add(begun)
+            steps.append((source, begun))
             continue
         folder = target / label
         if _same(source, folder / source.name):
@@ -76,9 +76,9 @@ def check_folder_names(labels: Iterable[str], target: Path) -> None:
 def copies_elsewhere(labels: dict[Path, str], target: Path) -> list[Path]:
     """Copies of these files in folders of other classes than their label: from before the label was corrected."""
     there: dict[str, list[Path]] = {}
-    for entry, _ in _files(target):
-        for name in {entry.name, _NUMBER.sub("", entry.name)}:
-            there.setdefault(name, []).append(Path(entry.path))
+    for path in target.glob("*/*"):
+        for name in {path.name, _NUMBER.sub("", path.name)}:
+            there.setdefault(name, []).append(path)
     return [
         place
         for source, label in labels.items()
@@ -92,103 +92,92 @@ def carry_out(steps: list[Step], target: Path, moving: bool, progress: Progress 
 
     Temporary files of killed processes are deleted at the end, when the moves that they belong to are finished.
     """
-    begun = _Begun(target)
+    leftovers = list(target.glob(_LEFTOVERS))
+    half_moved = _half_moved(leftovers) if moving else []
     failures = []
     for number, (source, place) in enumerate(steps, 1):
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
-            if moving and begun.place_of(source) == place:
-                source.unlink()
-            elif moving and _linked(source, place):
-                _delete_moved(source, place)
+            before = source.stat()
+            if _place_of(source, half_moved) == place:
+                flush(place, place.parent)
+                _delete_moved(source, place, before)
             else:
-                _copy(source, place, moving)
-        except FileExistsError:
-            failures.append(f"cannot write {source} to {place}: it already exists")
+                with _written(source, place, moving):
+                    if moving:
+                        _delete_moved(source, place, before)
+        except TridentError as error:
+            failures.append(str(error))
         except OSError as error:
-            failures.append(f"cannot write {source} to {place}: {error.strerror or error}")
+            known = {FileExistsError: "it already exists", FileNotFoundError: "it is no longer there"}
+            why = known.get(type(error)) or error.strerror or error
+            failures.append(f"cannot write {source} to {place}: {why}")
         if progress:
             progress(number, len(steps))
-    begun.delete_leftovers()
+    for path in leftovers:
+        delete_leftover(path)
     return Sorted(len(steps) - len(failures), failures)
 
 
-class _Begun:
-    """The moves into a folder that were killed when the new file was complete and the old one still there."""
+def _half_moved(leftovers: Iterable[Path]) -> list[Path]:
+    """New files of moves that may not have deleted the old one yet: such a file has a temporary name, too."""
+    return [place for mark in leftovers for place in mark.parent.iterdir() if _same(place, mark)]
 
-    def __init__(self, target: Path):
-        self._leftovers: dict[Path, Inode] = {}  # temporary files of processes that no longer run
-        self._places: dict[Inode, Path] = {}  # files with a second name
-        for entry, about in _files(target):
-            ours = _TEMPORARY.fullmatch(entry.name)
-            if ours and not process_runs(ours[1]):
-                self._leftovers[Path(entry.path)] = (about.st_dev, about.st_ino)
-            elif not ours and about.st_nlink > 1:
-                self._places[about.st_dev, about.st_ino] = Path(entry.path)
-        copies = [self._places[inode] for inode in self._leftovers.values() if inode in self._places]
-        self._copies = {place.name: place for place in copies}
 
-    def place_of(self, source: Path) -> Path | None:
-        """Where this file has been moved to, if only its old name must still be deleted."""
-        if not self._places:
-            return None
+def _place_of(source: Path, half_moved: list[Path]) -> Path | None:
+    """Where this file has been moved to, if only its old name must still be deleted."""
+    for place in half_moved:
+        with suppress(OSError):
+            # In one folder that is seen on two ways, the two names are one.
+            elsewhere = _is_numbered(place, source) and not source.parent.samefile(place.parent)
+            if elsewhere and _copied(source, place):
+                return place
+    return None
+
+
+@contextmanager
+def _written(source: Path, place: Path, moving: bool) -> Iterator[None]:
+    """Give a file, or a copy of it, its new name. Beside this it has a temporary one until the end."""
+    if moving and not os.access(source.parent, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, "the old file could not be deleted")
+    mark = temporary_path(place.parent)
+    if moving and _linked(source, mark):
         try:
-            about = source.lstat()
-            place = self._places.get((about.st_dev, about.st_ino)) if stat.S_ISREG(about.st_mode) else None
-            if place is not None:
-                # The two names must be two entries, and not one that is seen on two ways. Another name is a link of
-                # the user's own.
-                moved = not source.parent.samefile(place.parent) and _is_numbered(place, source)
-                return place if moved else None
-            names = (_numbered(source, n) for n in range(1, len(self._copies) + 2))
-            found = [self._copies[name] for name in names if name in self._copies]
-            return next((place for place in found if _copied(source, place)), None)
-        except OSError:
-            return None
-
-    def delete_leftovers(self) -> None:
-        for path in self._leftovers:
-            with suppress(OSError):
-                path.unlink()
-
-
-def _files(target: Path) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
-    """The ordinary files in the class folders."""
-    with suppress(OSError):
-        for folder in sorted(path for path in target.iterdir() if path.is_dir()):
-            with suppress(OSError), os.scandir(folder) as entries:
-                for entry in entries:
-                    if entry.is_file(follow_symlinks=False):
-                        yield entry, entry.stat(follow_symlinks=False)
-
-
-def _copy(source: Path, place: Path, moving: bool) -> None:
-    temporary = place.with_name(f".trident-{os.getpid()}-{secrets.token_hex(8)}.part")
-    try:
+            place.hardlink_to(source)
+            yield
+        finally:
+            if not isinstance(sys.exception(), KeyboardInterrupt):  # after Ctrl-C, the next run finishes the move
+                mark.unlink(missing_ok=True)
+        return
+    with temporary_file(place.parent) as (temporary, _):
         shutil.copyfile(source, temporary)
         with suppress(OSError):
             shutil.copystat(source, temporary)
         if moving:
-            _flush(temporary)
+            flush(temporary)
         if not _linked(temporary, place):
             place.open("xb").close()  # fails if the file exists; renaming would overwrite it
-            temporary.replace(place)
+            try:
+                temporary.replace(place)
+            except OSError:
+                place.unlink()  # it is still empty
+                raise
         if moving:
-            _flush(place.parent)
-            _delete_moved(source, place)
-    finally:  # the temporary name is deleted last: until then it says that the move is not finished
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
+            flush(place.parent)
+        yield
 
 
-def _delete_moved(source: Path, place: Path) -> None:
-    """Delete a file that was moved. If that is not allowed, it stays where it was, and nowhere else."""
+def _delete_moved(source: Path, place: Path, before: os.stat_result) -> None:
+    """Delete the old name of a file that has the new one."""
     try:
+        now = source.stat()
+        if (now.st_size, now.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
+            raise OSError(errno.EBUSY, "it has been changed meanwhile")
         source.unlink()
-    except OSError:
-        with suppress(OSError):
-            place.unlink()
-        raise
+    except OSError as error:
+        twice = "another process has moved it at the same time, perhaps to another place"
+        why = twice if isinstance(error, FileNotFoundError) else f"the old file is still there: {error.strerror}"
+        raise TridentError(f"{source} is in {place} now, but {why}") from error
 
 
 def _linked(source: Path, place: Path) -> bool:
@@ -202,15 +191,6 @@ def _linked(source: Path, place: Path) -> bool:
             raise
         return False
     return True
-
-
-def _flush(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on disk."""
-    opened = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
 
 
 def _numbered(source: Path, n: int) -> str:
@@ -230,8 +210,12 @@ def _is_numbered(place: Path, source: Path) -> bool:
 
 
 def _same(one: Path, other: Path) -> bool:
-    return other.exists() and one.samefile(other)
+    with suppress(OSError):
+        return one.samefile(other)
+    return False
 
 
 def _copied(source: Path, place: Path) -> bool:
-    return place.is_file() and source.is_file() and filecmp.cmp(source, place, shallow=False)
+    with suppress(OSError):
+        return place.is_file() and source.is_file() and filecmp.cmp(source, place, shallow=False)
+    return False

@@ -23,7 +23,7 @@ class Measured:
     temperature: float  # fitted on balanced tasks of the validation classes
     tasks: int
     hits: str  # queries that are right in each task, see measuring/hits.py
-    milliseconds: float  # for a task, features computed beforehand left out; on a CPU of computing time
+    milliseconds: float  # for a task, without features computed before; on a CPU its computing time, so not for tables
     device: str
     parameters: int  # the backbone's included
     protocol: str
@@ -49,7 +49,7 @@ def read(name: str, folder: Path = FOLDER) -> Results:
     return results
 
 
-def add(name: str, board: str, found: dict[str, Measured], folder: Path = FOLDER) -> None:
+def add(name: str, board: str, found: dict[str, Measured], folder: Path) -> None:
     """Keep what was measured of a row on one board, and what is already there of other boards."""
     results = read(name, folder) | {board: found}
     content = {

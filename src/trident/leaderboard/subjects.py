@@ -35,6 +35,7 @@ class Features:
 
     def of(self, store: ImageStore, network: Pretrained, splits: Sequence[str]) -> ImageStore:
         if store.features_of == network.name:
+            FrozenBackbone(network.name, network.n_features, fingerprint=network.network_fingerprint).check_store(store)
             return store
         key = f"{store.fingerprint} {network.fingerprint} {' '.join(splits)}"
         if key not in self._kept:

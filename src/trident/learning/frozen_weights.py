@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trident.backbones.conv4 import Conv4Backbone, conv4_of
+from trident.backbones.conv4 import conv4_of
 from trident.backbones.frozen import FrozenBackbone
 from trident.backbones.pretrained import INCLUDED, Compute, Facts, Pretrained, fingerprint_of
 from trident.errors import TridentError
@@ -91,6 +91,7 @@ def with_conv4(checkpoint: Checkpoint) -> Checkpoint:
             f"weights of {checkpoint.recipe.name} classify stored features of {backbone.of}, not pictures: to label "
             f"pictures by such features, give the backbone {backbone.of} instead of weights"
         )
+    backbone.check_fingerprint(frozen_conv4(whole).fingerprint, f"for weights of {checkpoint.recipe.name}")
     conv4 = conv4_of(whole.recipe.backbone, f"computing the features of {backbone.of}")
     protocol = replace(checkpoint.recipe.protocol, batch_norm="running")
     return replace(
@@ -127,9 +128,7 @@ def _maps(checkpoint: Checkpoint, device: str) -> Callable[[Tensor], Tensor]:
 
 def _of_conv4(checkpoint: Checkpoint, name: str) -> Parameters:
     """The parameters and statistics of the Conv4."""
-    backbone = checkpoint.recipe.backbone
-    if not isinstance(backbone, Conv4Backbone):
-        raise TridentError(f"{name} has no Conv4 that could compute features: it takes {backbone.describe()}")
+    backbone = conv4_of(checkpoint.recipe.backbone, f"computing features with {name}")
     kept = {key: checkpoint.parameters[key] for key in sorted(backbone.names)}
     return kept | {key: checkpoint.running[key] for key in sorted(backbone.initial_running())}
 
@@ -137,7 +136,8 @@ def _of_conv4(checkpoint: Checkpoint, name: str) -> Parameters:
 def _frozen(checkpoint: Checkpoint, name: str, weights: bytes, compute: Compute, device: str) -> Pretrained:
     """`weights`: all that the features depend on."""
     backbone = conv4_of(checkpoint.recipe.backbone, name)
-    facts = Facts(backbone.image_size, (0.0,) * 3, (255.0,) * 3, "MIT", str(checkpoint.provenance.get("dataset")))
+    trained_on, channels = str(checkpoint.provenance.get("dataset")), backbone.image_channels
+    facts = Facts(backbone.image_size, (0.0,) * 3, (255.0,) * 3, "MIT", trained_on, channels=channels)
     return Pretrained(name, facts, backbone.n_features, fingerprint_of(facts, weights), compute, device)
 
 

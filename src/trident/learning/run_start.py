@@ -10,11 +10,13 @@ from typing import Any
 import torch
 
 import trident
+from trident.backbones.frozen import FrozenBackbone
 from trident.data.store import ImageStore
 from trident.engines.execution import device_name, execution_for
 from trident.errors import TridentError
 from trident.learning.checkpoint import BEST, LAST, Checkpoint, load_checkpoint, save_checkpoint
 from trident.learning.run_lock import run_lock
+from trident.learning.run_log import LOG
 from trident.learning.stages import FOLDER, first_stage
 from trident.nn.parameters import Parameters
 from trident.recipes.recipe import Recipe
@@ -61,6 +63,7 @@ def start_run(
     `start_from`: trained weights for all parameters of the same name and shape, instead of the recipe's.
     """
     check_run(recipe, store)
+    recipe = _with_fingerprint(recipe, store)
     execution = execution_for(device, engine, precision, recipe.in_training())
     _check_empty(out)
     if out.exists() and not out.is_dir():
@@ -102,6 +105,13 @@ def start_run(
     return start
 
 
+def _with_fingerprint(recipe: Recipe, store: ImageStore) -> Recipe:
+    """A run on features records the fingerprint of their network, so that no others are taken later."""
+    if isinstance(recipe.backbone, FrozenBackbone) and store.features_fingerprint:
+        recipe = replace(recipe, backbone=replace(recipe.backbone, fingerprint=store.features_fingerprint))
+    return recipe
+
+
 def _starting_weights(recipe: Recipe, out: Path) -> Path | str:
     """The path or name of the weights that training starts from."""
     assert recipe.training.start_from is not None
@@ -116,8 +126,12 @@ def _starting_weights(recipe: Recipe, out: Path) -> Path | str:
 
 
 def _check_empty(out: Path) -> None:
+    """What a run without weights leaves may be there: the stage before, a lock, a log."""
     if (out / LAST).exists() or (out / BEST).exists():
         raise TridentError(f"{out} already holds a run: continue it with --resume {out}, or choose another folder")
+    others = [path.name for path in out.glob("[!.]*") if path.name not in (FOLDER, "lock", LOG, "tensorboard")]
+    if others:
+        raise TridentError(f"{out} holds other files, such as {min(others)}: choose a new or an empty folder")
 
 
 def _with_trained_values(parameters: Parameters, recipe: Recipe, start_from: Checkpoint) -> Parameters:
@@ -151,7 +165,7 @@ def restart_run(recipe: Recipe, store: ImageStore, out: Path) -> Checkpoint | No
         return None
     before = load_checkpoint(out / LAST)
     check_same_data(before, store, out)
-    if before.recipe != recipe:
+    if before.recipe != _with_fingerprint(recipe, store):
         raise TridentError(f"{out} holds a run with other settings: it cannot be continued; choose another folder")
     return before
 

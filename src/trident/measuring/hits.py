@@ -13,9 +13,11 @@ def hits_of(predictions: Predictions) -> np.ndarray:
 
 
 def packed(counts: np.ndarray) -> str:
-    """Numbers from 0 to 65,535 as text."""
-    return base64.b64encode(counts.astype("<u2").tobytes()).decode()
+    """Numbers from 0 as text, two bytes each; four, after a colon, if one is above 65,535."""
+    mark, kind = (":", "<u4") if counts.max(initial=0) > 65_535 else ("", "<u2")
+    return mark + base64.b64encode(counts.astype(kind).tobytes()).decode()
 
 
 def unpacked(text: str) -> np.ndarray:
-    return np.frombuffer(base64.b64decode(text), "<u2").astype(np.int64)
+    kind = "<u4" if text.startswith(":") else "<u2"
+    return np.frombuffer(base64.b64decode(text.removeprefix(":")), kind).astype(np.int64)

@@ -59,16 +59,19 @@ class Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, service: Service, drain: float):
         super().__init__(config)
-        self.service, self._drain = service, drain
+        self.service, self._drain, self.exit_code = service, drain, 130
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Uvicorn's own would raise the signal again at the end, and supervisors would read that as a failure."""
         first, self.service.stopping = not self.service.stopping, True
+        self.exit_code = 0 if sig == signal.SIGTERM else 130
         if first and sig == signal.SIGTERM and self._drain > 0:
-            later = threading.Timer(self._drain, super().handle_exit, (sig, frame))
+            later = threading.Timer(self._drain, setattr, (self, "should_exit", True))
             later.daemon = True  # another signal ends the wait
             later.start()
         else:
-            super().handle_exit(sig, frame)
+            self.force_exit |= self.should_exit and sig == signal.SIGINT
+            self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Requests that are not answered in time are cancelled, and wait here for their last answer."""
@@ -113,5 +116,5 @@ def run(server: Server, listening: socket.socket, load: Callable[[], ASGIApp], r
     finally:
         # Python would wait for threads that load the network or label pictures. There is nothing to save.
         if server.service.stopping or not loading.done():
-            os._exit(130)
+            os._exit(server.exit_code)
     loading.result()  # raises what loading raised
