@@ -1,21 +1,62 @@
-"""Writing files atomically."""
+"""Reading ordinary files only, up to a stated size, and writing files atomically."""
 
 import glob
 import hashlib
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from errno import EINVAL
 from pathlib import Path
 from typing import BinaryIO
 
 from trident.errors import TridentError
 
 LONGEST_NAME = 255  # bytes, on all common file systems
+_MOST_DIGESTED = 2**33  # bytes of a file whose digest is wanted; weights have at most half of it
+
+
+class UnopenedError(TridentError, OSError):
+    """A file that cannot be opened, or not safely. `strerror` is the reason."""
+
+    def __str__(self) -> str:
+        return f"cannot read {self.filename}: {self.strerror}"
+
+
+def open_regular(path: Path, most_bytes: int) -> BinaryIO:
+    """Open an ordinary file of at most so many bytes. All else is an UnopenedError.
+
+    Devices have no end, and FIFOs let a reader wait forever: they are opened without waiting, and refused.
+    """
+    try:
+        number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise UnopenedError(error.errno, error.strerror, str(path)) from error
+    about = os.fstat(number)
+    if stat.S_ISREG(about.st_mode) and about.st_size <= most_bytes:
+        return os.fdopen(number, "rb")
+    os.close(number)
+    ordinary = stat.S_ISREG(about.st_mode)
+    raise UnopenedError(EINVAL, _too_large(most_bytes) if ordinary else "it is not an ordinary file", str(path))
+
+
+def read_regular(path: Path, most_bytes: int) -> bytes:
+    """The content of a file that `open_regular` opens."""
+    with open_regular(path, most_bytes) as file:
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:  # it grew meanwhile
+        raise UnopenedError(EINVAL, _too_large(most_bytes), str(path))
+    return content
+
+
+def _too_large(most_bytes: int) -> str:
+    return f"it has more than {most_bytes} bytes, the most that can be read"
 
 
 def short_digest(path: Path) -> str:
     """Tells files apart: the beginning of the SHA-256 of the content."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+    with open_regular(path, _MOST_DIGESTED) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:12]
 
 
 def check_writable(path: Path) -> None:
