@@ -29,14 +29,14 @@ def open_regular(path: Path, most_bytes: int) -> BinaryIO:
     Devices have no end, and FIFOs let a reader wait forever: they are opened without waiting, and refused.
     """
     try:
-        number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
     except OSError as error:
         raise UnopenedError(error.errno, error.strerror, str(path)) from error
-    about = os.fstat(number)
-    if stat.S_ISREG(about.st_mode) and about.st_size <= most_bytes:
-        return os.fdopen(number, "rb")
-    os.close(number)
+    about = os.fstat(file.fileno())
     ordinary = stat.S_ISREG(about.st_mode)
+    if ordinary and about.st_size <= most_bytes:
+        return file
+    file.close()
     raise UnopenedError(EINVAL, _too_large(most_bytes) if ordinary else "it is not an ordinary file", str(path))
 
 

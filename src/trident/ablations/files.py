@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from trident.errors import TridentError, did_you_mean, errors_in
+from trident.files import read_regular
 from trident.recipes.files import read_toml
 from trident.settings import hints_of, require, require_at_least
 
 FOLDER = Path(__file__).parent
+_MOST_BYTES = 2**28  # of a file of results
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ def read_json(kind: Any, path: Path) -> Any:
     """A JSON file as a value of this type."""
     with errors_in(f"{path} is damaged"):
         try:
-            return checked(kind, json.loads(path.read_text("utf-8")))
+            return checked(kind, json.loads(read_regular(path, _MOST_BYTES)))
         except ValueError as error:
             raise TridentError(str(error)) from None
 

@@ -10,7 +10,6 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from trident.importing import imported
 
 BATCH = 16  # pictures computed at once. Always the same number, so that features never depend on the batch size.
 LARGEST_IMAGE, MOST_FEATURES = 1024, 65_536
+MOST_WEIGHTS = 2**31  # bytes of a file; ONNX files cannot be larger
 IMAGENET_MEAN, IMAGENET_STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)  # of pixels from 0 to 255
 
 Compute = Callable[[np.ndarray], np.ndarray]  # (BATCH, size, size, 3) uint8 -> (BATCH, feature) float32
@@ -165,10 +165,3 @@ def _check_finite(name: str, found: np.ndarray) -> None:
 def short_message(error: BaseException) -> str:
     """The message of another library's exception, in one line."""
     return " ".join(str(error).split())[:300] or type(error).__name__
-
-
-def read_bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise TridentError(f"cannot read {path}: {error.strerror or error}") from error

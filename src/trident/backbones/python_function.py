@@ -25,13 +25,14 @@ from torch import Tensor, nn
 from trident.backbones.pretrained import (
     IMAGENET_MEAN,
     IMAGENET_STD,
+    MOST_WEIGHTS,
     Facts,
     Pretrained,
-    read_bytes,
     short_message,
 )
 from trident.backbones.torch_module import from_module
 from trident.errors import TridentError
+from trident.files import read_regular
 
 UNKNOWN = "unknown"  # licence or training data
 SETTINGS = ("image_size", "middle", "mean", "std", "licence", "trained_on")
@@ -82,7 +83,7 @@ def _contents(name: str, module: nn.Module) -> bytes:
     except Exception as error:  # odd kinds of tensors, or a state_dict of its own
         raise TridentError(f"backbone {name}: its weights cannot be read: {short_message(error)}") from error
     for path in _source_files(name, module):
-        digest.update(read_bytes(path))
+        digest.update(read_regular(path, MOST_WEIGHTS))
     return digest.digest()
 
 

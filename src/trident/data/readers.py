@@ -13,6 +13,7 @@ from pathlib import Path
 from trident.data.images import IMAGE_SUFFIXES, DatasetImage, ImageFile
 from trident.data.store import SPLITS, ClassEntry, class_table
 from trident.errors import TridentError
+from trident.files import read_regular
 
 _MOST_TEXT = 2**25  # bytes of a list; miniImageNet's longest has 1.2 MB
 
@@ -110,11 +111,7 @@ def require_images(paths: Iterable[Path], listed_in: Path) -> None:
 
 
 def _text_of(path: Path) -> str:
-    with path.open("rb") as file:
-        content = file.read(_MOST_TEXT + 1)
-    if len(content) > _MOST_TEXT:
-        raise TridentError(f"{path} has more than {_MOST_TEXT} bytes, too many for a list of names")
-    return content.decode("utf-8-sig")
+    return read_regular(path, _MOST_TEXT).decode("utf-8-sig")
 
 
 def read_lines(path: Path) -> list[str]:

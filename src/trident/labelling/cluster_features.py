@@ -23,7 +23,7 @@ from trident.errors import TridentError
 from trident.labelling.feature_cache import FeatureCache
 from trident.labelling.feature_labeller import FeatureLabeller
 from trident.labelling.labelled import Labelled
-from trident.labelling.picture_features import features_of, key_or_reason
+from trident.labelling.picture_features import computed, key_or_reason, reading_threads
 from trident.progress import Progress
 from trident.ray_cluster import connected, short_message
 
@@ -173,15 +173,10 @@ class _KeyActor:
             os.chdir(folder)
 
     def __call__(self, batch: Row) -> Row:
-        sources: list[ImageSource] = pickle.loads(batch["sources"][0])
-        keys = [key_or_reason(source) for source in sources]
-        return {"block": batch["block"], "keys": [pickle.dumps(keys)], "problem": [""]} | self.further_columns(
-            sources, keys
-        )
+        return {"block": batch["block"], "problem": [""]} | self.columns(pickle.loads(batch["sources"][0]))
 
-    def further_columns(self, sources: list[ImageSource], keys: list[bytes | str]) -> Row:
-        """What a subclass returns beside the keys."""
-        return {}
+    def columns(self, sources: list[ImageSource]) -> Row:
+        return {"keys": [pickle.dumps([key_or_reason(source) for source in sources])]}
 
 
 class _FeatureActor(_KeyActor):
@@ -200,13 +195,20 @@ class _FeatureActor(_KeyActor):
             )
         return found
 
-    def further_columns(self, sources: list[ImageSource], keys: list[bytes | str]) -> Row:
-        readable = [at for at, key in enumerate(keys) if isinstance(key, bytes)]
+    def columns(self, sources: list[ImageSource]) -> Row:
+        keys: list[bytes | str] = [""] * len(sources)
+        failures: dict[int, str] = {}
         try:
-            found, failures = features_of(self._backbone, [sources[at] for at in readable], None)
+            features = np.zeros((len(sources), self._backbone.n_features), np.float32)
+            with reading_threads() as workers:
+                for batch in computed(self._backbone, sources, range(len(sources)), True, workers):
+                    for place, key, found in batch:
+                        keys[place] = key or str(found)
+                        if not isinstance(found, str):
+                            features[place] = found
+                        elif key:
+                            failures[place] = found
         except TridentError as error:
-            return {"features": [b""], "failures": ["{}"], "problem": [f"on a node of the cluster: {error}"]}
-        features = np.zeros((len(sources), self._backbone.n_features), np.float32)
-        features[readable] = found
-        by_place = {readable[at]: why for at, why in failures.items()}
-        return {"features": [features.tobytes()], "failures": [json.dumps(by_place)]}
+            row = {"features": [b""], "failures": ["{}"], "problem": [f"on a node of the cluster: {error}"]}
+            return row | {"keys": [b""]}
+        return {"keys": [pickle.dumps(keys)], "features": [features.tobytes()], "failures": [json.dumps(failures)]}

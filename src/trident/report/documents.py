@@ -3,6 +3,9 @@
 from pathlib import Path
 
 from trident.errors import TridentError
+from trident.files import read_regular
+
+_MOST_BYTES = 2**25  # of a document
 
 
 def introduction_before(first: str, path: Path, title: str, heading: str) -> str:
@@ -13,7 +16,7 @@ def introduction_before(first: str, path: Path, title: str, heading: str) -> str
     if not path.is_file():
         return f"# {title}\n"
     try:
-        text = path.read_text("utf-8")
+        text = read_regular(path, _MOST_BYTES).decode()
     except UnicodeDecodeError:
         text = ""
     if f"\n{heading}\n" not in text:
