@@ -6,24 +6,26 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from errno import EINVAL
+from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
 
 from trident.errors import TridentError
 
 LONGEST_NAME = 255  # bytes, on all common file systems
-_MOST_DIGESTED = 2**33  # bytes of a file whose digest is wanted; weights have at most half of it
+MOST_TEXT = 2**28  # bytes of lists, logs, results and the like
+MOST_WEIGHTS = 2**32  # bytes: enough for the largest network that is allowed and Adam's two moments
 
 
 class UnopenedError(TridentError, OSError):
     """A file that cannot be opened, or not safely. `strerror` is the reason."""
 
-    def __str__(self) -> str:
-        return f"cannot read {self.filename}: {self.strerror}"
+    def __init__(self, path: Path, reason: str):
+        super().__init__(f"cannot read {path}: {reason}")
+        self.strerror = reason
 
 
-def open_regular(path: Path, most_bytes: int) -> BinaryIO:
+def open_regular(path: Path, most_bytes: int = MOST_TEXT) -> BufferedReader:
     """Open an ordinary file of at most so many bytes. All else is an UnopenedError.
 
     Devices have no end, and FIFOs let a reader wait forever: they are opened without waiting, and refused.
@@ -31,31 +33,30 @@ def open_regular(path: Path, most_bytes: int) -> BinaryIO:
     try:
         file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
     except OSError as error:
-        raise UnopenedError(error.errno, error.strerror, str(path)) from error
+        raise UnopenedError(path, str(error.strerror)) from error
     about = os.fstat(file.fileno())
-    ordinary = stat.S_ISREG(about.st_mode)
-    if ordinary and about.st_size <= most_bytes:
+    if stat.S_ISREG(about.st_mode) and about.st_size <= most_bytes:
         return file
     file.close()
-    raise UnopenedError(EINVAL, _too_large(most_bytes) if ordinary else "it is not an ordinary file", str(path))
+    raise UnopenedError(path, _large(most_bytes) if stat.S_ISREG(about.st_mode) else "it is not an ordinary file")
 
 
-def read_regular(path: Path, most_bytes: int) -> bytes:
+def read_regular(path: Path, most_bytes: int = MOST_TEXT) -> bytes:
     """The content of a file that `open_regular` opens."""
     with open_regular(path, most_bytes) as file:
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:  # it grew meanwhile
-        raise UnopenedError(EINVAL, _too_large(most_bytes), str(path))
+        raise UnopenedError(path, _large(most_bytes))
     return content
 
 
-def _too_large(most_bytes: int) -> str:
+def _large(most_bytes: int) -> str:
     return f"it has more than {most_bytes} bytes, the most that can be read"
 
 
 def short_digest(path: Path) -> str:
     """Tells files apart: the beginning of the SHA-256 of the content."""
-    with open_regular(path, _MOST_DIGESTED) as file:
+    with open_regular(path, MOST_WEIGHTS) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:12]
 
 

@@ -15,7 +15,6 @@ from trident.recipes.files import read_toml
 from trident.settings import hints_of, require, require_at_least
 
 FOLDER = Path(__file__).parent
-_MOST_BYTES = 2**28  # of a file of results
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,7 @@ def read_json(kind: Any, path: Path) -> Any:
     """A JSON file as a value of this type."""
     with errors_in(f"{path} is damaged"):
         try:
-            return checked(kind, json.loads(read_regular(path, _MOST_BYTES)))
+            return checked(kind, json.loads(read_regular(path)))
         except ValueError as error:
             raise TridentError(str(error)) from None
 

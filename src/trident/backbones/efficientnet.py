@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from trident.backbones.pretrained import BACKBONES, INSTALL, MOST_WEIGHTS, Facts, Pretrained
+from trident.backbones.pretrained import BACKBONES, INSTALL, Facts, Pretrained
 from trident.backbones.torch_module import from_weights
 from trident.errors import TridentError
-from trident.files import read_regular
+from trident.files import MOST_WEIGHTS, read_regular
 
 # SHA-256 of the weights files, all of package version 0.1.0.
 _CHECKSUMS = {

@@ -21,7 +21,6 @@ import numpy as np
 from trident.backbones.pretrained import (
     BATCH,
     INSTALL_ONNX,
-    MOST_WEIGHTS,
     Compute,
     Facts,
     Pretrained,
@@ -31,10 +30,9 @@ from trident.backbones.pretrained import (
 )
 from trident.backbones.python_function import SETTINGS, facts_from
 from trident.errors import TridentError
-from trident.files import read_regular
+from trident.files import MOST_WEIGHTS, read_regular
 
 _EXTERNAL_DATA = b"\x0a\x08location"  # how the file says that weights are in another file
-_MOST_SETTINGS = 2**20  # bytes
 _OUTPUTS = ("tensor(float)", "tensor(float16)", "tensor(double)")
 
 
@@ -65,7 +63,7 @@ def _settings(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        settings = tomllib.loads(read_regular(path, _MOST_SETTINGS).decode())
+        settings = tomllib.loads(read_regular(path).decode())
     except ValueError as error:
         raise TridentError(f"cannot read {path}: {error}") from error
     unknown = [key for key in settings if key not in SETTINGS]

@@ -21,7 +21,6 @@ from trident.importing import imported
 
 BATCH = 16  # pictures computed at once. Always the same number, so that features never depend on the batch size.
 LARGEST_IMAGE, MOST_FEATURES = 1024, 65_536
-MOST_WEIGHTS = 2**31  # bytes of a file; ONNX files cannot be larger
 IMAGENET_MEAN, IMAGENET_STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)  # of pixels from 0 to 255
 
 Compute = Callable[[np.ndarray], np.ndarray]  # (BATCH, size, size, 3) uint8 -> (BATCH, feature) float32

@@ -25,14 +25,13 @@ from torch import Tensor, nn
 from trident.backbones.pretrained import (
     IMAGENET_MEAN,
     IMAGENET_STD,
-    MOST_WEIGHTS,
     Facts,
     Pretrained,
     short_message,
 )
 from trident.backbones.torch_module import from_module
 from trident.errors import TridentError
-from trident.files import read_regular
+from trident.files import MOST_WEIGHTS, read_regular
 
 UNKNOWN = "unknown"  # licence or training data
 SETTINGS = ("image_size", "middle", "mean", "std", "licence", "trained_on")

@@ -24,12 +24,6 @@ class _Lines(Console):
 
 
 stderr = _Lines(stderr=True, highlight=False, markup=False, emoji=False)
-
-
-def say(line: str) -> None:
-    stderr.print(f"trident: {line}", soft_wrap=True)
-
-
 _PLAIN_LINES = 20  # progress lines of a whole training without a terminal
 _PLAIN_SECONDS = 60.0  # between progress lines of other work without a terminal
 

@@ -239,10 +239,10 @@ def new_classes(names: Iterable[str], known: Iterable[str]) -> str:
 
 def opened_cache(wanted: bool) -> "FeatureCache | None":
     """The feature cache; a cache that cannot be used is reported, and work goes on without it."""
-    from trident.cli.console import say
+    from trident.cli.console import stderr
     from trident.labelling.making import open_cache
 
-    cache = open_cache(wanted, say)
+    cache = open_cache(wanted, lambda line: stderr.print(f"trident: {line}", soft_wrap=True))
     if cache is not None and cache.problem is not None:
-        say(f"features are not kept: {cache.problem}")
+        stderr.print(f"trident: features are not kept: {cache.problem}", soft_wrap=True)
     return cache

@@ -125,10 +125,8 @@ class DecodingProcesses:
         if not isinstance(content, bytes):
             return target.decode(ImageContent(source.name, content))
         job = _Job(len(content), target, seconds)
-        try:
+        with suppress(_EndedError):  # perhaps not because of the picture: the system may have no memory left
             return self._answer(source.name, job, content)
-        except _EndedError:
-            pass  # perhaps not because of the picture: the system may have ended it because memory ran out
         try:
             return self._answer(source.name, job, content)
         except _EndedError as error:
@@ -206,31 +204,25 @@ class _Process:
         assert sent is not None and output is not None
         try:
             pickled = pickle.dumps(job)
-            _write_all(sent, _LENGTH.pack(len(pickled)) + pickled)
-            _write_all(sent, content)
-            kind, length = _head(output, job.seconds)
-            if kind == _LARGE:
-                with room.taken(length):
+            for part in (_LENGTH.pack(len(pickled)), pickled, content):
+                _write_all(sent, part)
+            kind, length = _HEAD.unpack(_read_all(output, _HEAD.size, _WALL * job.seconds))
+            with room.taken(length if kind == _LARGE else 0):
+                if kind == _LARGE:
                     _write_all(sent, b"\0")
-                    return self._result(output, job, *_head(output, job.seconds))
-            return self._result(output, job, kind, length)
-        except TimeoutError as error:
+                    kind, length = _HEAD.unpack(_read_all(output, _HEAD.size, _WALL * job.seconds))
+                shape = (job.target.size, job.target.size, job.target.channels)
+                if kind == _PIXELS and length == np.prod(shape):
+                    return np.frombuffer(_read_all(output, length), np.uint8).reshape(shape)
+                if kind != _ERROR or length > _LONGEST_TEXT:
+                    self.kill()
+                    return "the process that decoded it gave no sensible answer"
+                return " ".join(_read_all(output, length).decode("utf-8", "replace").split())
+        except (BrokenPipeError, EOFError, TimeoutError) as error:
             self.kill()
-            return error
-        except (BrokenPipeError, EOFError) as error:
-            self.kill()
-            if self._process.returncode == -signal.SIGPROF:
+            if isinstance(error, TimeoutError) or self._process.returncode == -signal.SIGPROF:
                 return TimeoutError()
             raise _EndedError(self._process.returncode) from error
-
-    def _result(self, output: IO[bytes], job: _Job, kind: int, length: int) -> np.ndarray | str:
-        shape = (job.target.size, job.target.size, job.target.channels)
-        if kind == _PIXELS and length == np.prod(shape):
-            return np.frombuffer(_read_all(output, length), np.uint8).reshape(shape)
-        if kind != _ERROR or length > _LONGEST_TEXT:
-            self.kill()
-            return "the process that decoded it gave no sensible answer"
-        return " ".join(_read_all(output, length).decode("utf-8", "replace").split())
 
     def end(self) -> None:
         """End it while another thread waits for its answer."""
@@ -246,16 +238,6 @@ class _Process:
         self._process.wait()
 
 
-def _head(output: IO[bytes], seconds: float) -> tuple[int, int]:
-    """The kind and the length of an answer."""
-    readable = select.poll()
-    readable.register(output, select.POLLIN)
-    if not readable.poll(1000 * _WALL * seconds):
-        raise TimeoutError
-    kind, length = _HEAD.unpack(_read_all(output, _HEAD.size))
-    return kind, length
-
-
 def _how(code: int) -> str:
     with suppress(ValueError):
         return signal.Signals(-code).name
@@ -268,7 +250,12 @@ def _write_all(pipe: IO[bytes], content: bytes) -> None:
         rest = rest[pipe.write(rest) :]
 
 
-def _read_all(pipe: IO[bytes], n: int) -> bytearray:
+def _read_all(pipe: IO[bytes], n: int, seconds: float = math.inf) -> bytearray:
+    """The next n bytes. A TimeoutError if none comes for so many seconds."""
+    coming = select.poll()
+    coming.register(pipe, select.POLLIN)
+    if seconds < math.inf and not coming.poll(1000 * seconds):
+        raise TimeoutError
     found = bytearray(n)
     done = 0
     while done < n:
@@ -292,11 +279,9 @@ def serve() -> None:
     while True:
         try:
             job: _Job = pickle.loads(_read_all(taken, _LENGTH.unpack(_read_all(taken, _LENGTH.size))[0]))
-            _limit(job, own, 0)
-            picture = _Limited(job, own, bytes(_read_all(taken, job.size)), taken, given)
-            kind, answer = _answer(picture)
         except EOFError:
             os._exit(0)
+        kind, answer = _answer(_Limited(job, own, taken, given))
         signal.setitimer(signal.ITIMER_PROF, 0)
         if own is not None and (_address_space() or 0) > own + 2 * _BYTES:
             with suppress(AttributeError):  # another C library
@@ -310,31 +295,30 @@ class _Limited:
 
     job: _Job
     own: int | None  # bytes that this process has anyway
-    content: bytes
     taken: IO[bytes]
     given: IO[bytes]
     name = "picture"
 
     def open(self) -> Image.Image:
-        image = open_image(self.content)
+        self._limit(0)
+        image = open_image(bytes(_read_all(self.taken, self.job.size)))
         pixels = image.width * image.height
         if _SMALL < pixels <= self.job.target.pixels:
             _write_all(self.given, _HEAD.pack(_LARGE, pixels))
             _read_all(self.taken, 1)  # comes when there is room
-        _limit(self.job, self.own, pixels)
+        self._limit(pixels)
         return image
 
     def key(self) -> bytes:
         raise NotImplementedError("the process that sent the picture knows its key")
 
-
-def _limit(job: _Job, own: int | None, pixels: int) -> None:
-    # The timer's signal ends the process, whatever it is doing.
-    signal.setitimer(signal.ITIMER_PROF, min(job.seconds, _seconds(pixels)))
-    if own is not None:
-        most = own + 2 * job.size + _BYTES + _BYTES_PER_PIXEL * pixels
-        with suppress(ValueError):  # the user's own limit is lower
-            resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    def _limit(self, pixels: int) -> None:
+        # The timer's signal ends the process, whatever it is doing.
+        signal.setitimer(signal.ITIMER_PROF, min(self.job.seconds, _seconds(pixels)))
+        if self.own is not None:
+            most = self.own + 2 * self.job.size + _BYTES + _BYTES_PER_PIXEL * pixels
+            with suppress(ValueError):  # the user's own limit is lower
+                resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 
 def _seconds(pixels: int) -> float:

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from struct import error as StructError
@@ -39,7 +40,7 @@ _DECODING_ERRORS = (
     StructError, zlib.error, BadZipFile, Image.DecompressionBombError, Image.DecompressionBombWarning,
 )  # fmt: skip
 
-_KEY_BYTES = 20
+_new_key = partial(hashlib.blake2b, digest_size=20)
 _ORIENTATION_TAG = 0x0112  # EXIF: how the camera was held
 _TILE_WIDTH_TAG, _TILE_HEIGHT_TAG = 322, 323
 _TILE_PIXELS = 2**22  # always allowed for all tiles together; 2**16 for each one are common
@@ -214,10 +215,6 @@ def naming_errors(source: ImageSource) -> Iterator[None]:
         raise UnreadableImageError(f"{source.name}: {_reason(error)}") from error
 
 
-def _new_key() -> "hashlib.blake2b":
-    return hashlib.blake2b(digest_size=_KEY_BYTES)
-
-
 def key_of(*content: bytes) -> bytes:
     """A hash of a picture's content."""
     digest = _new_key()
@@ -273,15 +270,7 @@ class Target:
     pixels: int = MOST_PIXELS
 
     def decode(self, source: ImageSource) -> np.ndarray:
-        return decode(
-            source,
-            self.size,
-            self.channels,
-            self.inverted,
-            reduced=self.reduced,
-            middle=self.middle,
-            pixels=self.pixels,
-        )
+        return decode(source, **vars(self))
 
 
 def _opened(source: ImageSource, pixels: int) -> Image.Image:

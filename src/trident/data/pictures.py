@@ -15,7 +15,6 @@ from trident.errors import BadValueError, TridentError
 from trident.files import read_regular
 
 _CHANNELS = (1, 3, 4)
-_MOST_LIST = 2**28  # bytes of a list of pictures
 
 # Picture formats that cannot be decoded here. They are reported, not ignored.
 _OTHER_PICTURES = frozenset(
@@ -60,7 +59,7 @@ def listed_pictures(path: Path) -> list[ImageFile]:
 
     A path that is listed twice counts once. Whether the files can be read is not checked yet.
     """
-    text = read_regular(path, _MOST_LIST)
+    text = read_regular(path)
     if b"\0" in text:
         raise TridentError("that is not a text file; a list of pictures has one path on each line")
     lines = os.fsdecode(text.removeprefix(codecs.BOM_UTF8)).split("\n")

@@ -23,7 +23,7 @@ from trident.errors import TridentError
 from trident.labelling.feature_cache import FeatureCache
 from trident.labelling.feature_labeller import FeatureLabeller
 from trident.labelling.labelled import Labelled
-from trident.labelling.picture_features import computed, key_or_reason, reading_threads
+from trident.labelling.picture_features import features_of, key_or_reason
 from trident.progress import Progress
 from trident.ray_cluster import connected, short_message
 
@@ -196,19 +196,12 @@ class _FeatureActor(_KeyActor):
         return found
 
     def columns(self, sources: list[ImageSource]) -> Row:
-        keys: list[bytes | str] = [""] * len(sources)
-        failures: dict[int, str] = {}
+        keys: dict[int, bytes] = {}
         try:
-            features = np.zeros((len(sources), self._backbone.n_features), np.float32)
-            with reading_threads() as workers:
-                for batch in computed(self._backbone, sources, range(len(sources)), True, workers):
-                    for place, key, found in batch:
-                        keys[place] = key or str(found)
-                        if not isinstance(found, str):
-                            features[place] = found
-                        elif key:
-                            failures[place] = found
+            features, bad = features_of(self._backbone, sources, None, keys=keys)
         except TridentError as error:
-            row = {"features": [b""], "failures": ["{}"], "problem": [f"on a node of the cluster: {error}"]}
-            return row | {"keys": [b""]}
-        return {"keys": [pickle.dumps(keys)], "features": [features.tobytes()], "failures": [json.dumps(failures)]}
+            row = {"keys": [b""], "features": [b""], "failures": ["{}"]}
+            return row | {"problem": [f"on a node of the cluster: {error}"]}
+        read = [keys[at] if at in keys else bad[at] for at in range(len(sources))]
+        failures = json.dumps({at: why for at, why in bad.items() if at in keys})
+        return {"keys": [pickle.dumps(read)], "features": [features.tobytes()], "failures": [failures]}

@@ -12,7 +12,6 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -43,11 +42,11 @@ CREATE TABLE IF NOT EXISTS features (id INTEGER PRIMARY KEY, checksum INTEGER NO
 PRAGMA user_version = {_VERSION};
 COMMIT;
 """
-_SCHEMA = "SELECT name, sql FROM sqlite_master ORDER BY name"
-# Errors that come from outside the file: the disk, permissions, other processes. All others mean that it is damaged.
+# Errors that come from outside the file: the disk, permissions, other processes. All others mean that it is damaged,
+# also that it may not be written: where this is true, it cannot be set aside either.
 _FROM_OUTSIDE = {
     sqlite3.SQLITE_BUSY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_LOCKED,
-    sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_PERM, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_PERM, sqlite3.SQLITE_PROTOCOL,
 }  # fmt: skip
 
 Result = TypeVar("Result")
@@ -73,6 +72,7 @@ class FeatureCache:
 
     def __init__(self, folder: Path, limit: int = DEFAULT_LIMIT, say: Callable[[str], object] = warnings.warn):
         self.path = Path(folder) / _FILE
+        self._set_aside = self.path.with_name(f"{_FILE}.damaged")
         self.limit = limit
         self.problem: str | None = None  # one line that says why the cache is not used
         self._say = say
@@ -108,14 +108,7 @@ class FeatureCache:
         """Delete all features, also those in a file that was set aside."""
         self.problem = None
         self._run(_delete_all, None)
-        try:
-            self._set_aside.unlink(missing_ok=True)
-        except OSError as error:
-            self._not_usable(error.strerror or str(error))
-
-    @property
-    def _set_aside(self) -> Path:
-        return self.path.with_name(f"{_FILE}.damaged")
+        self._run(lambda database: self._set_aside.unlink(missing_ok=True), None)
 
     def _run(self, work: Callable[[sqlite3.Connection], Result], otherwise: Result) -> Result:
         """What `work` returns, or `otherwise` if there is a problem. An unfinished transaction is undone."""
@@ -128,10 +121,12 @@ class FeatureCache:
                 with closing(_connect(self.path)) as database:
                     return work(database)
             except (sqlite3.Error, ValueError, TypeError, OverflowError) as error:
-                if last or before is None or _from_outside(error, self.path):
-                    self._not_usable(str(error))
+                reason = " ".join(str(error).split())
+                code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
+                if last or before is None or code in _FROM_OUTSIDE:
+                    self._not_usable(reason)
                 else:
-                    self._replace(before, str(error))
+                    self._replace(before, reason)
             except OSError as error:
                 self._not_usable(error.strerror or str(error))
         return otherwise
@@ -143,29 +138,12 @@ class FeatureCache:
                 for suffix in ("-journal", "-wal", "-shm"):  # they would be applied to the new file
                     self.path.with_name(_FILE + suffix).unlink(missing_ok=True)
                 self.path.replace(self._set_aside)
-                reason = " ".join(reason.split())
                 self._say(f"the feature cache {self.path} was damaged ({reason}): it is now {self._set_aside.name}")
         except OSError as error:
             self._not_usable(error.strerror or str(error))
 
     def _not_usable(self, reason: str) -> None:
-        reason = " ".join(reason.split())
         self.problem = f"the feature cache {self.path} cannot be used ({reason}): features are not stored"
-
-
-def _from_outside(error: Exception, path: Path) -> bool:
-    """Whether an error has another cause than the file's content."""
-    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
-    if code == sqlite3.SQLITE_READONLY:  # a damaged file may say this of itself
-        return not all(os.access(place, os.W_OK) for place in (path, path.parent))
-    return code in _FROM_OUTSIDE
-
-
-@cache
-def _expected_schema() -> list[tuple]:
-    with closing(sqlite3.connect(":memory:")) as database:
-        database.executescript(_TABLES)
-        return database.execute(_SCHEMA).fetchall()
 
 
 def _connect(path: Path) -> sqlite3.Connection:
@@ -180,8 +158,9 @@ def _connect(path: Path) -> sqlite3.Connection:
             database.executescript(_TABLES)
         elif version != _VERSION:
             raise sqlite3.DatabaseError(f"its version is {version}, not {_VERSION}")
-        if database.execute(_SCHEMA).fetchall() != _expected_schema():
-            raise sqlite3.DatabaseError("it has other tables")
+        for (statement,) in database.execute("SELECT sql FROM sqlite_master WHERE sql NOTNULL"):
+            if statement not in _TABLES.replace(" IF NOT EXISTS", ""):
+                raise sqlite3.DatabaseError("it has other tables")
     except BaseException:
         database.close()
         raise

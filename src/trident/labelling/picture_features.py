@@ -1,15 +1,10 @@
-"""The features of pictures: decoded in the background, computed in batches, and cached on disk.
-
-A picture may change at any time. So features are kept by the key of the very bytes that were decoded, not by that of an
-earlier look at the file.
-"""
+"""The features of pictures: decoded in the background, computed in batches, and cached on disk."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import islice
-from typing import NamedTuple
 
 import numpy as np
 
@@ -21,19 +16,21 @@ from trident.progress import Progress
 _WORKERS = 2  # threads that read and decode pictures
 _CACHE_AT_ONCE = 32 * BATCH  # pictures looked up and stored at once; a killed process loses one batch only
 
-
-class Seen(NamedTuple):
-    """What was found about a picture."""
-
-    place: int
-    key: bytes | None  # of the content that was decoded; None if it is not wanted, or cannot be read
-    found: np.ndarray | str  # its pixels or features, or why there are none
+Decoded = tuple[int, np.ndarray | str]  # the picture's index, and its pixels or why it cannot be read
 
 
 def features_of(
-    backbone: Pretrained, sources: Sequence[ImageSource], cache: FeatureCache | None, progress: Progress | None = None
+    backbone: Pretrained,
+    sources: Sequence[ImageSource],
+    cache: FeatureCache | None,
+    progress: Progress | None = None,
+    keys: dict[int, bytes] | None = None,
 ) -> tuple[np.ndarray, dict[int, str]]:
-    """Features (picture, feature) float32, and error messages by index. The rows of unreadable pictures are zero."""
+    """Features (picture, feature) float32, and error messages by index. The rows of unreadable pictures are zero.
+
+    `keys` gets the keys of the very bytes that are decoded: a file may change after it was looked up in the cache.
+    """
+    keys = {} if keys is None and cache is not None else keys
     features = np.zeros((len(sources), backbone.n_features), np.float32)
     failures: dict[int, str] = {}
     done = 0
@@ -44,33 +41,30 @@ def features_of(
         if progress:
             progress(done, len(sources))
 
-    with reading_threads() as workers:
+    with _threads() as workers:
         for start in range(0, len(sources), _CACHE_AT_ONCE):
             part = range(start, min(start + _CACHE_AT_ONCE, len(sources)))
-            keys, bad = _keys(sources, part, workers) if cache is not None else ({}, {})
+            wanted, bad = _keys(sources, part, workers) if cache is not None else ({}, {})
             failures |= bad
-            known = cache.get(backbone.fingerprint, list(keys.values()), backbone.n_features) if cache else {}
-            for place, key in keys.items():
+            known = cache.get(backbone.fingerprint, list(wanted.values()), backbone.n_features) if cache else {}
+            for place, key in wanted.items():
                 if key in known:
                     features[place] = known[key]
-            missing = [place for place in part if place not in bad and keys.get(place) not in known]
+            missing = {place: sources[place] for place in part if place not in bad and wanted.get(place) not in known}
             report(len(part) - len(missing))
-            for batch in computed(backbone, sources, missing, cache is not None, workers):
-                new = {}
-                for place, key, found in batch:
-                    if isinstance(found, str):
-                        failures[place] = found
-                    else:
-                        features[place] = found
-                        new[key or b""] = found
-                if cache is not None:
-                    cache.put(backbone.fingerprint, new)
+            for batch in _batches(_decoded(backbone, missing, workers, keys)):
+                pixels = {place: found for place, found in batch if not isinstance(found, str)}
+                failures |= {place: found for place, found in batch if isinstance(found, str)}
+                if pixels:
+                    features[list(pixels)] = backbone.features(np.stack(list(pixels.values())))
+                    if cache is not None and keys is not None:
+                        cache.put(backbone.fingerprint, {keys[place]: features[place] for place in pixels})
                 report(len(batch))
     return features, dict(sorted(failures.items()))
 
 
 @contextmanager
-def reading_threads() -> Iterator[ThreadPoolExecutor]:
+def _threads() -> Iterator[ThreadPoolExecutor]:
     """On an error or Ctrl-C, pictures that wait are not decoded any more."""
     workers = ThreadPoolExecutor(_WORKERS)
     try:
@@ -104,41 +98,27 @@ def _keys(
     return keys, {place: one for place, one in found.items() if isinstance(one, str)}
 
 
-def computed(
-    backbone: Pretrained,
-    sources: Sequence[ImageSource],
-    places: Sequence[int],
-    keyed: bool,
-    workers: ThreadPoolExecutor,
-) -> Iterator[list[Seen]]:
-    """The features of these pictures, in batches; with `keyed`, and their keys."""
-    decoded = _decoded(backbone, sources, places, keyed, workers)
-    while batch := list(islice(decoded, BATCH)):
-        pixels = [one.found for one in batch if not isinstance(one.found, str)]
-        features = iter(backbone.features(np.stack(pixels)) if pixels else ())
-        yield [one if isinstance(one.found, str) else one._replace(found=next(features)) for one in batch]
-
-
 def _decoded(
-    backbone: Pretrained,
-    sources: Sequence[ImageSource],
-    places: Sequence[int],
-    keyed: bool,
-    workers: ThreadPoolExecutor,
-) -> Iterator[Seen]:
-    """Decodes pictures in the background, two batches ahead of their use."""
+    backbone: Pretrained, sources: dict[int, ImageSource], workers: ThreadPoolExecutor, keys: dict[int, bytes] | None
+) -> Iterator[Decoded]:
+    """Decodes pictures in the background, two batches ahead of their use. Notes their keys if these are wanted."""
 
-    def pixels(place: int) -> Seen:
-        key = None
+    def pixels(place: int) -> Decoded:
         try:
             source = in_memory(sources[place])
-            key = source.key() if keyed else None
-            return Seen(place, key, backbone.decoded(source))
+            if keys is not None:
+                keys[place] = source.key()
+            return place, backbone.decoded(source)
         except UnreadableImageError as error:
-            return Seen(place, key, str(error))
+            return place, str(error)
 
-    remaining = iter(places)
-    waiting: deque[Future[Seen]] = deque(workers.submit(pixels, place) for place in islice(remaining, 2 * BATCH))
+    remaining = iter(sources)
+    waiting: deque[Future[Decoded]] = deque(workers.submit(pixels, place) for place in islice(remaining, 2 * BATCH))
     while waiting:
         yield waiting.popleft().result()
         waiting.extend(workers.submit(pixels, place) for place in islice(remaining, 1))
+
+
+def _batches(decoded: Iterator[Decoded]) -> Iterator[list[Decoded]]:
+    while batch := list(islice(decoded, BATCH)):
+        yield batch

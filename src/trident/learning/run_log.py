@@ -11,7 +11,6 @@ from trident.errors import TridentError
 from trident.files import atomic_file, read_regular
 
 LOG = "log.jsonl"
-_MOST_BYTES = 2**31
 _FIELDS = {
     "train": ("step", "accuracy", "losses", "seconds"),
     "validation": ("step", "accuracy", "ci95"),
@@ -124,7 +123,7 @@ def _means(entries: list[dict[str, Any]]) -> dict[str, Any]:
 def _lines(path: Path) -> list[str]:
     if not path.is_file():
         return []
-    return read_regular(path, _MOST_BYTES).decode("utf-8", "replace").splitlines(keepends=True)
+    return read_regular(path).decode("utf-8", "replace").splitlines(keepends=True)
 
 
 def _is_settled(line: str, step: int, validated_step: int) -> bool:

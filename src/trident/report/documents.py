@@ -5,8 +5,6 @@ from pathlib import Path
 from trident.errors import TridentError
 from trident.files import read_regular
 
-_MOST_BYTES = 2**25  # of a document
-
 
 def introduction_before(first: str, path: Path, title: str, heading: str) -> str:
     """The part written by hand: what stands before `first`. A document that is not there yet gets a title.
@@ -16,7 +14,7 @@ def introduction_before(first: str, path: Path, title: str, heading: str) -> str
     if not path.is_file():
         return f"# {title}\n"
     try:
-        text = read_regular(path, _MOST_BYTES).decode()
+        text = read_regular(path).decode()
     except UnicodeDecodeError:
         text = ""
     if f"\n{heading}\n" not in text:

@@ -14,7 +14,6 @@ from trident.errors import TridentError
 from trident.files import read_regular
 
 COOKIE = "trident-token"
-_MOST_BYTES = 1000  # of a file with a token
 _SHAPE = re.compile(r"[A-Za-z0-9._~-]{16,200}")  # safe in addresses, cookies and headers; too long to guess
 # Not a redirect: after a link from another site, browsers would follow it without a cookie that is SameSite=Strict.
 _GO_ON = (
@@ -86,7 +85,7 @@ def chosen_token(file: Path | None) -> str | None:
     """The token from a file, or from the environment; None if there is neither."""
     if file is not None:
         try:
-            return _checked(read_regular(file, _MOST_BYTES).decode().strip(), f"--token-file {file}")
+            return _checked(read_regular(file).decode().strip(), f"--token-file {file}")
         except OSError as error:
             raise TridentError(f"--token-file {file}: {error.strerror}") from error
         except UnicodeDecodeError as error:
