@@ -242,7 +242,7 @@ def opened_cache(wanted: bool) -> "FeatureCache | None":
     from trident.cli.console import stderr
     from trident.labelling.making import open_cache
 
-    cache = open_cache(wanted)
+    cache = open_cache(wanted, lambda line: stderr.print(f"trident: {line}", soft_wrap=True))
     if cache is not None and cache.problem is not None:
         stderr.print(f"trident: features are not kept: {cache.problem}", soft_wrap=True)
     return cache
