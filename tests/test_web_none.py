@@ -10,7 +10,8 @@ import pytest
 from trident.backbones.pretrained import find_backbone
 from trident.cli.label_tables import as_csv, rows_of
 from trident.data.images import ImageFile
-from trident.labelling.corrections import NONE, read_corrections
+from trident.labelling.class_names import NONE
+from trident.labelling.corrections import read_corrections
 from trident.labelling.making import HINT, make_labeller
 from trident.labelling.typicality import LEAST_TYPICAL
 from trident.web.feature_network import FeatureNetwork

@@ -3,6 +3,7 @@
 import glob
 import hashlib
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,6 +17,20 @@ LONGEST_NAME = 255  # bytes, on all common file systems
 def short_digest(path: Path) -> str:
     """Tells files apart: the beginning of the SHA-256 of the content."""
     return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+
+
+def open_regular(path: Path, most_bytes: int) -> BinaryIO:
+    """Open a file for reading. What is no regular file (a FIFO, a device, a socket) or is too large is an error."""
+    try:
+        file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")  # does not wait for a FIFO's writer
+    except OSError as error:
+        raise TridentError(f"cannot read {path}: {error.strerror}") from error
+    about = os.fstat(file.fileno())
+    if stat.S_ISREG(about.st_mode) and about.st_size <= most_bytes:
+        return file
+    file.close()
+    kind = f"it has more than {most_bytes} bytes" if stat.S_ISREG(about.st_mode) else "it is not an ordinary file"
+    raise TridentError(f"cannot read {path}: {kind}")
 
 
 def check_writable(path: Path) -> None:

@@ -90,7 +90,10 @@ def predict(
     from trident.labelling.sorting import check_folder_names
 
     silence_pillow()
-    _check_options(support, model, weights, out, as_json_text, copy, move, really)
+    check_one_source(support, model)
+    if model is not None and weights != "auto":
+        raise TridentError("--model and --weights exclude each other: a classifier has its own network")
+    _check_options(out, as_json_text, copy, move, really)
     if method is not None and (model is not None or weights != "auto"):
         raise TridentError("--method excludes --model and --weights: they have a method already")
     if out is not None:
@@ -113,10 +116,9 @@ def predict(
         if support is not None:
             _check_apart(target, support, by_class)
     corrected = corrected_pictures(corrections, pile, by_class)
+    known = {source.name: name for source, name in corrected.items()}
     if out is not None:
-        _check_kept(out, {} if corrections is None else read_corrections(corrections))
-    if target is not None:
-        check_folder_names(set(corrected.values()), target)
+        _check_kept(out, known)
     pile = [source for source in pile if source not in corrected]
     right = in_classes(corrected)
     decoders.start()  # while torch is imported
@@ -126,22 +128,24 @@ def predict(
         everything = joined(by_class, right)
         labeller = labeller_from_pictures(everything, backbone, weights, device_of(device), not no_cache, method)
     _check_network(labeller, method, cluster)
-    names = [source.name for source in pile]
+    if target is not None:
+        check_folder_names(labeller.classes, target)
     try:
         labelled = _labelled(labeller, pile, cluster)
     except NotFiniteError as error:
         network = model or (weights if weights != "auto" else labeller.describe())
         raise NotFiniteError(f"{network}: {error}") from error
-    skipped = {names[place]: why for place, why in labelled.failures.items()} | unread
-    known = {source.name: name for source, name in corrected.items()}
-    rows = rows_of(labelled, names, known, threshold, least_sure_first)
+    skipped = {pile[place].name: why for place, why in labelled.failures.items()} | unread
+    rows = rows_of(labelled, pile, corrected, threshold, least_sure_first)
+    if out is not None:
+        _check_kept(out, known)  # it may have been corrected in the meantime
     if out.suffix.lower() == ".json" if out is not None else as_json_text:
         write(as_json(rows, labelled.classes, every, skipped), out)
     else:
         on_terminal = out is None and sys.stdout.isatty()
         write(as_csv(rows, labelled.classes, every, one_line if on_terminal else str), out)
     if out is not None:
-        stderr.print(_summary(rows, len(names) + len(known), out), soft_wrap=True)
+        stderr.print(_summary(rows, len(pile) + len(known), out), soft_wrap=True)
     complete = target is None or _sort(rows, target, moving=move is not None, really=really)
     for why in skipped.values():
         print(f"trident: skipped {one_line(why)}", file=sys.stderr)
@@ -149,19 +153,7 @@ def predict(
         raise typer.Exit(2)
 
 
-def _check_options(
-    support: Path | None,
-    model: Path | None,
-    weights: str,
-    out: Path | None,
-    as_json_text: bool,
-    copy: Path | None,
-    move: Path | None,
-    really: bool,
-) -> None:
-    check_one_source(support, model)
-    if model is not None and weights != "auto":
-        raise TridentError("--model and --weights exclude each other: a classifier has its own network")
+def _check_options(out: Path | None, as_json_text: bool, copy: Path | None, move: Path | None, really: bool) -> None:
     if copy is not None and move is not None:
         raise TridentError("--copy and --move exclude each other: give one of them")
     if really and copy is None and move is None:
@@ -192,7 +184,7 @@ def _check_files(query: Path, pile: "Sequence[ImageSource]", moving: bool) -> No
 
 def _check_apart(target: Path, support: Path, classes: "Iterable[str]") -> None:
     """Sorted pictures must not come among the labelled ones, where they would count as labelled by hand."""
-    labelled = [folder.resolve() for folder in (support, *(support / name for name in classes))]  # may be links
+    labelled = [folder.resolve() for folder in (support, *support.iterdir())]  # may be links
     for place in (target, *(target / name for name in classes)):
         if any(place.resolve().is_relative_to(folder) for folder in labelled):
             raise TridentError(
@@ -235,15 +227,18 @@ def _labelled(labeller: "PictureLabeller", pile: "Sequence[ImageSource]", cluste
 
 
 def _check_kept(out: Path, taken: dict[str, str]) -> None:
-    """Corrections are work by hand: a table that has some is not replaced, unless they are taken over."""
+    """Corrections are work by hand: a file is only replaced by a table that has all of its corrections."""
+    if not out.exists() or not out.stat().st_size:
+        return
     try:
-        lost = [path for path, name in read_corrections(out).items() if taken.get(path) != name]
-    except TridentError:
-        return  # there is no such table
+        there = read_corrections(out)[0]
+    except TridentError as error:
+        raise TridentError(f"{error}; it is not replaced: give another --out, or delete it") from error
+    lost = [path for path, name in there.items() if taken.get(path) != name]
     if lost:
         raise TridentError(
-            f"{out} has corrections that would be lost ({len(lost)}, the first for {lost[0]}): add "
-            f"--corrections {out} to use them, or give another --out"
+            f"{out} has corrections that would be lost ({len(lost)}, the first for {lost[0]}): add --corrections {out} "
+            "and the --query of all these pictures, or give another --out"
         )
 
 

@@ -20,7 +20,11 @@ Decoded = tuple[int, np.ndarray | str]  # the picture's index, and its pixels or
 
 
 def features_of(
-    backbone: Pretrained, sources: Sequence[ImageSource], cache: FeatureCache | None, progress: Progress | None = None
+    backbone: Pretrained,
+    sources: Sequence[ImageSource],
+    cache: FeatureCache | None,
+    progress: Progress | None = None,
+    keys_seen: dict[int, bytes] | None = None,  # gets the keys of the pictures, if there is a cache
 ) -> tuple[np.ndarray, dict[int, str]]:
     """Features (picture, feature) float32, and error messages by index. The rows of unreadable pictures are zero."""
     features = np.zeros((len(sources), backbone.n_features), np.float32)
@@ -38,6 +42,8 @@ def features_of(
             part = range(start, min(start + _CACHE_AT_ONCE, len(sources)))
             keys, bad = _keys(sources, part, workers) if cache is not None else ({}, {})
             failures |= bad
+            if keys_seen is not None:
+                keys_seen |= keys
             known = cache.get(backbone.fingerprint, list(keys.values()), backbone.n_features) if cache else {}
             for place, key in keys.items():
                 if key in known:
