@@ -67,10 +67,7 @@ NoCache = Annotated[
 
 
 def labelled_pictures(support: Path) -> "tuple[dict[str, list[ImageFile]], dict[str, str]]":
-    """The pictures of each class, and an error message for each unreadable path.
-
-    Folders whose names mean the same class are joined. Names that differ in capital letters are two classes.
-    """
+    """The pictures of each class, and an error message for each unreadable path. Folders of one class are joined."""
     from trident.cli.console import stderr
     from trident.data.pictures import find_pictures
     from trident.data.readers import subfolders
@@ -178,20 +175,15 @@ def corrected_pictures(
     return right
 
 
-def in_classes(corrected: "Mapping[ImageSource, str]") -> "dict[str, list[ImageSource]]":
-    """The corrected pictures of each class; those of no class are left out."""
-    by_class: dict[str, list[ImageSource]] = {}
+def in_classes(
+    corrected: "Mapping[ImageSource, str]", by_class: "Mapping[str, Sequence[ImageSource]] | None" = None
+) -> "dict[str, list[ImageSource]]":
+    """The labelled and the corrected pictures of each class, without those of no class. New classes come last."""
+    found = {name: [*sources] for name, sources in (by_class or {}).items()}
     for source, name in corrected.items():
         if name != NONE:
-            by_class.setdefault(name, []).append(source)
-    return by_class
-
-
-def joined(
-    by_class: "Mapping[str, Sequence[ImageSource]]", more: "Mapping[str, Sequence[ImageSource]]"
-) -> "dict[str, list[ImageSource]]":
-    """The pictures of each class of either; new classes come last."""
-    return {name: [*by_class.get(name, []), *more.get(name, [])] for name in [*by_class, *more]}
+            found.setdefault(name, []).append(source)
+    return found
 
 
 def labeller_from_pictures(

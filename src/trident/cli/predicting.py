@@ -19,7 +19,6 @@ from trident.cli.label_inputs import (
     check_one_source,
     corrected_pictures,
     in_classes,
-    joined,
     labelled_pictures,
     labeller_from_file,
     labeller_from_pictures,
@@ -27,7 +26,7 @@ from trident.cli.label_inputs import (
 )
 from trident.cli.label_tables import Row, as_csv, as_json, rows_of, write
 from trident.cli.options import Device, Json, device_of
-from trident.errors import NotFiniteError, TridentError, one_line
+from trident.errors import NotFiniteError, TridentError, errors_in, one_line
 from trident.labelling.corrections import read_corrections
 
 if TYPE_CHECKING:
@@ -117,15 +116,14 @@ def predict(
             _check_apart(target, support, by_class)
     corrected = corrected_pictures(corrections, pile, by_class)
     known = {source.name: name for source, name in corrected.items()}
-    if out is not None:
-        _check_kept(out, known)
+    _check_kept(out, known)
     pile = [source for source in pile if source not in corrected]
-    right = in_classes(corrected)
     decoders.start()  # while torch is imported
     if model is not None:
+        right = in_classes(corrected)
         labeller: PictureLabeller = labeller_from_file(model, backbone, device_of(device), not no_cache, right)
     else:
-        everything = joined(by_class, right)
+        everything = in_classes(corrected, by_class)
         labeller = labeller_from_pictures(everything, backbone, weights, device_of(device), not no_cache, method)
     _check_network(labeller, method, cluster)
     if target is not None:
@@ -137,8 +135,7 @@ def predict(
         raise NotFiniteError(f"{network}: {error}") from error
     skipped = {pile[place].name: why for place, why in labelled.failures.items()} | unread
     rows = rows_of(labelled, pile, corrected, threshold, least_sure_first)
-    if out is not None:
-        _check_kept(out, known)  # it may have been corrected in the meantime
+    _check_kept(out, known)  # it may have been corrected in the meantime
     if out.suffix.lower() == ".json" if out is not None else as_json_text:
         write(as_json(rows, labelled.classes, every, skipped), out)
     else:
@@ -226,14 +223,12 @@ def _labelled(labeller: "PictureLabeller", pile: "Sequence[ImageSource]", cluste
         raise typer.Exit(130) from None
 
 
-def _check_kept(out: Path, taken: dict[str, str]) -> None:
+def _check_kept(out: Path | None, taken: dict[str, str]) -> None:
     """Corrections are work by hand: a file is only replaced by a table that has all of its corrections."""
-    if not out.exists() or not out.stat().st_size:
+    if out is None or not out.exists() or not out.stat().st_size:
         return
-    try:
+    with errors_in(f"give another --out, or delete {out}"):
         there = read_corrections(out)[0]
-    except TridentError as error:
-        raise TridentError(f"{error}; it is not replaced: give another --out, or delete it") from error
     lost = [path for path, name in there.items() if taken.get(path) != name]
     if lost:
         raise TridentError(

@@ -11,7 +11,7 @@ LONGEST_NAME = 200  # characters
 
 def is_none(name: str) -> bool:
     """Whether a name means no class: in capital letters too, or as the column is called, none_of_these."""
-    return name.casefold().replace("_", " ") == NONE
+    return " ".join(name.casefold().replace("_", " ").split()) == NONE
 
 
 def class_name(text: str) -> str:

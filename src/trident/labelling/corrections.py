@@ -33,18 +33,17 @@ def mark_of(source: "ImageSource", key: bytes | None = None) -> str:
 
 
 def read_corrections(path: Path) -> tuple[dict[str, str], dict[str, str]]:
-    """The right classes that a CSV or JSON table has, and the marks of these pictures, by path as it is written there.
+    """The right classes in a CSV or JSON table, and the marks of these pictures, by path as it is written there.
 
-    A table that cannot be read to its end is an error. Spreadsheets may put a byte order mark or `sep=` at its start,
-    other separators, UTF-16 and capital letters.
+    All of it is read, or it is an error. Spreadsheets may use `sep=`, other separators, UTF-16 and capital letters.
     """
     with open_regular(path, _MOST_BYTES) as file:
         about = os.fstat(file.fileno())
-    return _read(path, about.st_size, about.st_mtime_ns)
+    return _read(path, about.st_ino, about.st_size, about.st_mtime_ns)
 
 
 @lru_cache(2)  # the table that is read and the one that is replaced are often the same, and may be large
-def _read(path: Path, size: int, changed: int) -> tuple[dict[str, str], dict[str, str]]:
+def _read(path: Path, number: int, size: int, changed: int) -> tuple[dict[str, str], dict[str, str]]:
     labels: dict[str, str] = {}
     marks: dict[str, str] = {}
     with open_regular(path, _MOST_BYTES) as file, errors_in(path):
@@ -52,21 +51,19 @@ def _read(path: Path, size: int, changed: int) -> tuple[dict[str, str], dict[str
         file.seek(0)
         text = io.TextIOWrapper(file, "utf-16" if utf_16 else "utf-8-sig", "surrogateescape", newline="")
         for name, written, mark in _rows(text):
+            if not written.strip():
+                continue
             label = _label(written)
-            if label and labels.setdefault(name, label) != label:
+            if labels.setdefault(name, label) != label:
                 raise TridentError(f"it corrects {name} twice: to '{labels[name]}' and to '{label}'")
-            if label and mark:
+            if mark:
                 marks[name] = mark
     return labels, marks
 
 
 @lru_cache(10_000)
 def _label(written: str) -> str:
-    """Empty if nothing was written."""
-    written = " ".join(written.split())
-    if is_none(written):
-        return NONE
-    return class_name(written) if written else ""
+    return NONE if is_none(written) else class_name(written)
 
 
 def _rows(text: TextIO) -> Iterator[tuple[str, str, str]]:

@@ -14,7 +14,6 @@ import numpy as np
 from starlette.requests import ClientDisconnect
 
 from trident.data.images import ImageContent, Target, UnreadableImageError, key_of
-from trident.errors import BadValueError
 from trident.labelling.class_names import class_name
 from trident.labelling.corrections import mark_of
 from trident.web.decoder import PageDecoder
@@ -68,7 +67,7 @@ class Receiver:
         if part.field == "class":
             if len(upload.classes) >= self.limits.classes:
                 raise RefusedError(413, f"more than {self.limits.classes} classes: send fewer")
-            upload.classes.append(_class_name(part))
+            upload.classes.append(class_name("" if part.too_big else part.content.decode("utf-8", "replace")))
             return
         if part.field == "tab":
             upload.tab = _tab(part)
@@ -94,13 +93,6 @@ class Receiver:
             return Received(name, pixels, mark=mark_of(source, key_of(part.content)))
         except UnreadableImageError as error:
             return Received(name, None, str(error))
-
-
-def _class_name(part: Part) -> str:
-    try:
-        return class_name(" " if part.too_big else part.content.decode("utf-8", "replace"))
-    except BadValueError as error:
-        raise RefusedError(422, str(error)) from None
 
 
 def _tab(part: Part) -> str:
