@@ -191,7 +191,7 @@ def test_requests_wait_their_turn_and_not_too_many_of_them(weights: Path, slow: 
     with site(weights, Limits(at_once=3)) as running, ThreadPoolExecutor(4) as clients:
         waiting = []
         for number in range(3):
-            labelled = {f"first of {number}": pile(1), "other": pile(1)}
+            labelled = {f"first of {number}": pile(1), "other": pile(2)[1:]}
             waiting.append(clients.submit(running.ask, labelled, pile(1)))
             assert until(lambda: slow.started == 1)
             time.sleep(0.3)  # so that it is known who came when

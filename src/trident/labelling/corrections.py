@@ -96,11 +96,11 @@ def _csv_rows(line: str, text: TextIO) -> Iterator[tuple[str, str, str]]:
             f"with the right class in '{COLUMN}' where the label is wrong"
         )
     width, path, correction = len(head), head.index("path"), head.index(COLUMN)
-    mark = head.index(MARK) if MARK in head else width
-    missing = [""] * (width + 1)
+    mark = head.index(MARK) if MARK in head else None
     for row in table:
-        if len(row) > width and any(row[width:]):
-            raise TridentError(f"line {table.line_num} has more cells than the first line")
-        row += missing
+        if len(row) != width:
+            if any(row[width:]):
+                raise TridentError(f"line {table.line_num} has more cells than the first line")
+            row += [""] * width
         if row[correction]:
-            yield unguarded(row[path]), unguarded(row[correction]), row[mark]
+            yield unguarded(row[path]), unguarded(row[correction]), "" if mark is None else row[mark]

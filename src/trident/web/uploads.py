@@ -90,7 +90,7 @@ class Receiver:
         source = ImageContent(name, bytes(part.content))
         try:
             pixels = await self.decoder.decode(source, self.target)
-            return Received(name, pixels, mark=mark_of(source, key_of(part.content)))
+            return Received(name, pixels, mark=mark_of(source, key_of(bytes(part.content))))
         except UnreadableImageError as error:
             return Received(name, None, str(error))
 
