@@ -9,7 +9,7 @@ import pytest
 
 from trident.backbones.pretrained import find_backbone
 from trident.cli.label_tables import as_csv, rows_of
-from trident.data.images import ImageFile
+from trident.data.images import ImageFile, ImageSource
 from trident.labelling.class_names import NONE
 from trident.labelling.corrections import read_corrections
 from trident.labelling.making import HINT, make_labeller
@@ -127,7 +127,7 @@ def test_the_table_is_the_one_of_predict(seen: Any, tmp_path: Path, monkeypatch:
     labelled["green"].append(files["greyer.png"])
     pile = [files[name] for name, _ in asked if name not in said]
     found = make_labeller(labelled, NAME).label(pile)
-    corrected = {files[name]: right for name, right in said.items()}
+    corrected: dict[ImageSource, str] = {files[name]: right for name, right in said.items()}
     expected = as_csv(rows_of(found, pile, corrected, 0.0, False), found.classes, every=False)
     head, *rows = (tmp_path / "labels.csv").read_text("utf-8").splitlines()
     assert sum(row.startswith("'=1;'-2.png,") for row in rows) == 1
