@@ -10,6 +10,7 @@ import os
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
@@ -43,8 +44,9 @@ def label_on_cluster(
 ) -> Labelled:
     """The same as `labeller.label`, with the features computed on a cluster."""
     with connected(cluster, say) as ray:
-        features, failures = _Pile(ray, labeller.backbone, pile, labeller.cache, progress).features()
-    return labeller.label_computed(features, failures)
+        dealt = _Pile(ray, labeller.backbone, pile, labeller.cache, progress)
+        features, failures = dealt.features()
+    return replace(labeller.label_computed(features, failures), keys=dealt.keys)
 
 
 class _Pile:
@@ -62,6 +64,7 @@ class _Pile:
         self._progress = progress
         self._found = np.zeros((len(sources), backbone.n_features), np.float32)
         self._failures: dict[int, str] = {}
+        self.keys: dict[int, bytes] = {}
         self._done = 0
 
     def features(self) -> tuple[np.ndarray, dict[int, str]]:
@@ -150,6 +153,7 @@ class _Pile:
                 )
         self._failures |= unread
         readable = {place: found for place, found in keys.items() if isinstance(found, bytes)}
+        self.keys |= readable
         first = min(readable, default=None)  # one of each block will do
         if first is not None and key_or_reason(self._sources[first]) != readable[first]:
             raise TridentError(

@@ -28,9 +28,9 @@ def features_of(
 ) -> tuple[np.ndarray, dict[int, str]]:
     """Features (picture, feature) float32, and error messages by index. The rows of unreadable pictures are zero.
 
-    `keys` gets the keys of the very bytes that are decoded: a file may change after it was looked up in the cache.
+    `keys` gets the pictures' keys, of the very bytes that are decoded: a file may change after it was looked up.
     """
-    keys = {} if keys is None and cache is not None else keys
+    keys = {} if keys is None else keys
     features = np.zeros((len(sources), backbone.n_features), np.float32)
     failures: dict[int, str] = {}
     done = 0
@@ -49,7 +49,7 @@ def features_of(
             known = cache.get(backbone.fingerprint, list(wanted.values()), backbone.n_features) if cache else {}
             for place, key in wanted.items():
                 if key in known:
-                    features[place] = known[key]
+                    features[place], keys[place] = known[key], key
             missing = {place: sources[place] for place in part if place not in bad and wanted.get(place) not in known}
             report(len(part) - len(missing))
             for batch in _batches(_decoded(backbone, missing, workers, keys)):
@@ -57,7 +57,7 @@ def features_of(
                 failures |= {place: found for place, found in batch if isinstance(found, str)}
                 if pixels:
                     features[list(pixels)] = backbone.features(np.stack(list(pixels.values())))
-                    if cache is not None and keys is not None:
+                    if cache is not None:
                         cache.put(backbone.fingerprint, {keys[place]: features[place] for place in pixels})
                 report(len(batch))
     return features, dict(sorted(failures.items()))
@@ -99,15 +99,14 @@ def _keys(
 
 
 def _decoded(
-    backbone: Pretrained, sources: dict[int, ImageSource], workers: ThreadPoolExecutor, keys: dict[int, bytes] | None
+    backbone: Pretrained, sources: dict[int, ImageSource], workers: ThreadPoolExecutor, keys: dict[int, bytes]
 ) -> Iterator[Decoded]:
-    """Decodes pictures in the background, two batches ahead of their use. Notes their keys if these are wanted."""
+    """Decodes pictures in the background, two batches ahead of their use, and notes their keys."""
 
     def pixels(place: int) -> Decoded:
         try:
             source = in_memory(sources[place])
-            if keys is not None:
-                keys[place] = source.key()
+            keys[place] = source.key()
             return place, backbone.decoded(source)
         except UnreadableImageError as error:
             return place, str(error)
