@@ -39,8 +39,10 @@ class SelfSupervisedReranking(FixedShapeHead):
     by similarity, no order of classes or images matters. The networks have two hidden layers with ReLU; before each
     layer, the vector is normalised to mean 0 and variance 1, with a learned scale and shift.
 
-    Published with a `width` of 4,096, and with features of any length; here they have unit length, so that the rate
-    does not depend on their scale.
+    The published derivatives go on through the last turn of the others: `through_turns=true`. Training then takes four
+    times as long. On 300 tasks of miniImageNet's validation classes it gave 72.7 ± 1.0 % instead of 72.5 ± 1.0 % (five
+    shots). Weights need the derivatives that they were trained with. Published with a `width` of 4,096, and with
+    features of any length; here they have unit length, so that the rate does not depend on their scale.
     """
 
     about = About(
@@ -91,7 +93,7 @@ class SelfSupervisedReranking(FixedShapeHead):
             for turn in range(len(UPDATES) * self.steps):
                 own, other = turn % 2, (turn + 1) % 2
                 both = synthetic_gradient(parameters, UPDATES[own], torch.cat(vectors, 1), n)
-                gradient = both.split([n, task.n_queries], 1)
+                gradient = both[:, :n], both[:, n:]
                 move = gradient[own]
                 if self.through_turns and turn > 0:  # the last turn moved the others by a function of these
                     last = torch.autograd.grad(vectors[other], vectors[own], gradient[other], create_graph=True)
