@@ -14,7 +14,7 @@ endif
 demo: .venv/.installed
 	$(BIN)/trident train glyphs --out $(RUN)
 	@echo "Measuring on scripts never seen in training, and making a report:" >&2
-	@$(BIN)/trident report $(RUN) --tasks 300
+	@$(BIN)/trident report $(RUN) --tasks 300 --split test
 	@echo "Open $(RUN)/report.html in a browser"
 
 test: .venv/.installed-dev

@@ -40,10 +40,12 @@ def damage(path: Path, how: str) -> None:
         path.write_bytes(content[: len(content) // 2])
     elif how == "first page":
         path.write_bytes(content[:100] + bytes(4000) + content[4100:])
+    elif how == "schema":
+        path.write_bytes(content.replace(b"checksum INTEGER", b"checksu\xcc INTEGER"))
     elif how == "another version":
         with sqlite3.connect(path) as database:
             database.execute("PRAGMA user_version = 99")
-    elif how == "another program's":
+    elif how == "another's":
         path.unlink()
         with sqlite3.connect(path) as database:
             database.execute("CREATE TABLE pictures (name TEXT)")

@@ -11,13 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import typer
 from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from ablation_grids import Answer
 from conftest import TINY_BACKBONE, TINY_RECIPE, Trident_command, assert_one_line_error, tiny_store
+from trident.ablations.files import Measurement
 from trident.cli import console
+from trident.cli.app import app
 from trident.data.registry import READERS
 from trident.data.store import open_store, write_store
 from trident.learning.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
@@ -124,6 +127,20 @@ def test_every_protocol_can_be_asked_for(here: Here, weights: Path, protocol: li
         assert answered["method"] == "no inner steps"
     else:
         assert str(answered[key]) == value
+
+
+def test_every_command_measures_the_validation_classes_unless_it_is_told_otherwise() -> None:
+    """So that nobody chooses settings on the test classes by mistake. Grids say their split; theirs is val, too."""
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    defaults = {
+        name: option.default
+        for name, command in commands.items()
+        for option in command.params
+        if option.name == "split"
+    }
+    measuring = ("evaluate", "audit", "calibrate", "decoupling", "reconstructions", "report", "compare")
+    assert defaults == dict.fromkeys(measuring, "val") | {"ablate": None}
+    assert Measurement().split == "val"
 
 
 def test_prepare_and_show(here: Here, tmp_path: Path) -> None:
@@ -265,7 +282,7 @@ def test_predictions_that_are_not_finite_have_no_accuracy(here: Here, tmp_path: 
     checkpoint = load_checkpoint(weights)
     checkpoint.parameters["classifier.1.bias"].fill_(torch.nan)
     save_checkpoint(tmp_path / "nan.safetensors", checkpoint)
-    assert_one_line_error(here("evaluate", "nan.safetensors", "--tasks", "3"), "test task 0", "not finite")
+    assert_one_line_error(here("evaluate", "nan.safetensors", "--tasks", "3"), "val task 0", "not finite")
 
 
 def test_a_damaged_log_does_not_stop_a_good_run(here: Here, tmp_path: Path) -> None:
@@ -340,7 +357,7 @@ def test_across_domains(here: Here, tmp_path: Path, weights: Path, store: Path) 
     assert evaluated["protocol"]["dataset"] == "other"
     assert evaluated["weights"]["trained_on"] == "noise"
     said = here("evaluate", weights, "--data", "other.store", "--tasks", "4").stdout
-    assert "other test" in said and "trained on noise" in said
+    assert "other val" in said and "trained on noise" in said
     calibrated = json.loads(here("calibrate", weights, "--temperature-tasks", "3", *measured).stdout)
     assert calibrated["protocol"]["dataset"] == "other"
     assert calibrated["with_temperature"]["fitted_on"] == "validation"

@@ -24,7 +24,7 @@ from trident.backbones.feature_store import prepare_features
 from trident.backbones.pretrained import find_backbone
 from trident.data import decoding, resuming
 from trident.data.decoding import decoded
-from trident.data.images import ImageFile, ImageSource, Target, UnreadableImageError
+from trident.data.images import ImageContent, ImageFile, Target, UnreadableImageError
 from trident.data.prepare import prepare
 from trident.errors import TridentError
 
@@ -254,11 +254,11 @@ class Counted:
     def key(self) -> bytes:
         raise NotImplementedError
 
-    def portable(self) -> ImageSource:
+    def portable(self) -> ImageContent:
         self.handed_out.append(self.path)
         if len(self.handed_out) == 5:
             raise ValueError("it is lost")
-        return ImageFile(self.path)
+        return ImageFile(self.path).portable()
 
 
 def test_few_images_are_in_memory(pets: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from hostile_pictures import many_scans, tiles_of_the_same_data
 from trident.data import decoding, decoding_process
 from trident.data.decoding import decoded
 from trident.data.decoding_process import DecodingProcesses, KilledError, TooSlowError, decoders
-from trident.data.images import ImageContent, ImageFile, ImageSource, Target, UnreadableImageError
+from trident.data.images import MOST_PIXELS, ImageContent, ImageFile, ImageSource, Target, UnreadableImageError
 from trident.data.jpeg_scans import has_more_scans
 from trident.data.pictures import ImageInMemory
 from trident.errors import ResumableError
@@ -112,6 +112,19 @@ def test_memory_is_limited(processes: DecodingProcesses, monkeypatch: pytest.Mon
     assert processes.decode(ORDINARY, TARGET).shape == (20, 20, 3)
 
 
+def test_large_pictures_wait_for_each_other(processes: DecodingProcesses) -> None:
+    """And small ones for none. The limit of memory holds for all of them together."""
+    file = io.BytesIO()
+    Image.new("L", (1100, 1000)).save(file, "PNG")
+    with ThreadPoolExecutor(1) as other:
+        with processes._room.taken(MOST_PIXELS - 1_000_000):
+            large = other.submit(processes.decode, ImageContent("large", file.getvalue()), TARGET)
+            assert until(lambda: bool(processes._room._changed._waiters))  # type: ignore[attr-defined]
+            assert processes.decode(ORDINARY, TARGET).shape == (20, 20, 3) and not large.done()
+        assert large.result().shape == (20, 20, 3)
+    assert processes._room._free == MOST_PIXELS
+
+
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
@@ -184,7 +197,7 @@ def test_a_system_without_memory_is_not_the_picture_s_fault(monkeypatch: pytest.
 
 def test_what_a_process_answers_is_not_believed(processes: DecodingProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
     """A picture may have taken it over."""
-    for answer in ("(0, 5) + bytes(5)", "(7, 5) + bytes(5)", "(1, 2**31)"):
+    for answer in ("(0, 5) + bytes(5)", "(7, 5) + bytes(5)", "(1, 2**31)", "(2, 5) * 2"):
         head, _, rest = answer.partition(")")
         program = f"import os, struct; os.read(0, 9); os.write(1, struct.pack('<BI', *{head})){rest} )"
         monkeypatch.setattr(decoding_process, "_PROGRAM", program)

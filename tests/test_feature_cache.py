@@ -96,34 +96,67 @@ def test_only_the_user_can_read_it(tmp_path: Path) -> None:
         os.umask(before)
 
 
-@pytest.mark.parametrize("how", ["random bytes", "truncated", "first page", "another version", "another program's"])
-def test_a_damaged_file_is_reported_and_not_used(tmp_path: Path, how: str) -> None:
-    FeatureCache(tmp_path).put("a", {key(number): row(number, 1280) for number in range(50)})
-    damage(tmp_path / "features.sqlite", how)
-    cache = FeatureCache(tmp_path)
-    assert cache.get("a", [key(1)], 1280) == {}
+@pytest.mark.parametrize("how", ["random bytes", "truncated", "first page", "schema", "another version", "another's"])
+def test_a_damaged_file_is_set_aside_and_made_anew(tmp_path: Path, how: str) -> None:
+    said: list[str] = []
+    cache = FeatureCache(tmp_path, say=said.append)
+    cache.put("a", {key(number): row(number, 1280) for number in range(50)})
+    damage(cache.path, how)
+    damaged = cache.path.read_bytes()
+    assert numbers_in(cache) == []  # while it is used, and not only when it is opened
     cache.put("a", rows(1))
-    assert cache.size() == (0, 0)
-    assert cache.problem is not None
-    assert "\n" not in cache.problem
-    assert str(tmp_path / "features.sqlite") in cache.problem
-    assert "is damaged" in cache.problem and "trident cache --clear" in cache.problem
+    assert numbers_in(FeatureCache(tmp_path, say=said.append)) == [1]
+    (line,) = said
+    assert "\n" not in line and f"{cache.path} was damaged (" in line and "features.sqlite.damaged" in line
+    assert (tmp_path / "features.sqlite.damaged").read_bytes() == damaged
+    damage(cache.path, how)  # once more: one file is kept
     cache.clear()
-    assert cache.problem is None
-    cache.put("a", rows(1))
-    assert numbers_in(cache) == [1]
+    assert [path.name for path in tmp_path.iterdir()] == ["features.sqlite"]
+    assert (len(said), cache.size(), cache.problem) == (2, (0, 0), None)
 
 
-def test_damage_while_it_is_used(tmp_path: Path) -> None:
+def test_without_anybody_to_tell_it_is_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "features.sqlite").write_bytes(b"no database at all" * 9)
+    with pytest.warns(UserWarning, match=r"was damaged \(file is not a database\)"):
+        FeatureCache(tmp_path)
+    (tmp_path / "features.sqlite").write_bytes(b"")  # as after a crash of the machine
+    FeatureCache(tmp_path).put("a", rows(1))
+    assert numbers_in(FeatureCache(tmp_path)) == [1]
+
+
+def test_another_process_has_set_it_aside_already(tmp_path: Path) -> None:
+    """Its new file is not taken for the damaged one."""
     cache = FeatureCache(tmp_path)
     cache.put("a", rows(1))
-    damage(cache.path, "random bytes")
-    assert cache.get("a", [key(1)], WIDTH) == {}
-    assert cache.problem is not None
-    empty = FeatureCache(tmp_path / "empty")
-    empty.path.write_bytes(b"")  # as after a crash of the machine
-    empty.put("a", rows(1))
-    assert numbers_in(empty) == [1]
+    before = cache.path.stat()
+    cache.path.rename(tmp_path / "features.sqlite.damaged")
+    FeatureCache(tmp_path).put("a", rows(2))
+    cache._replace(before, "malformed")
+    assert numbers_in(cache) == [2]
+
+
+def test_one_damaged_byte(tmp_path: Path) -> None:
+    """No traceback, no features of another picture, and afterwards a cache that works."""
+    cache = FeatureCache(tmp_path, say=lambda line: None)
+    cache.put("a", rows(*range(20)))
+    content = cache.path.read_bytes()
+    for place in [18, 19, *range(47, len(content), 1499)]:
+        cache.path.write_bytes(content[:place] + bytes([content[place] ^ 0x85]) + content[place + 1 :])
+        numbers_in(cache)  # checks what it finds
+        cache.put("a", rows(50))
+        numbers_in(cache)
+        cache.clear()
+        cache.put("a", rows(1))
+        assert numbers_in(cache) == [1]
+
+
+def test_features_of_another_picture_are_not_found(tmp_path: Path) -> None:
+    cache = FeatureCache(tmp_path)
+    cache.put("a", rows(1, 2, 3))
+    with sqlite3.connect(cache.path) as database:  # as a damaged index would lead there
+        database.execute("UPDATE features SET id = -id")
+        database.execute("UPDATE features SET id = 4 + id")
+    assert numbers_in(cache) == [2]
 
 
 def test_a_flipped_bit_is_noticed_and_repaired(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import time
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import torch
 from made_up_latents import made_up_latents
 from stand_in_backbone import COLOURS, NAME, made_up, picture, save_pictures
 from trident.backbones.pretrained import BATCH, INCLUDED, Pretrained, find_backbone
-from trident.data.images import ImageFile, UnreadableImageError
+from trident.data.images import ImageFile, UnreadableImageError, key_of
 from trident.data.pictures import ImageInMemory
 from trident.errors import BadValueError, TridentError
 from trident.labelling import feature_labeller, label_latents, picture_features
@@ -290,6 +291,25 @@ def test_features_come_in_batches_and_from_the_cache(
     other = replace(watched, fingerprint="1" * 64)
     features_of(other, files[:3], cache)
     assert len(batches) == 4  # another network's features are not taken for its own
+
+
+def test_a_picture_that_changes_during_a_run_does_not_poison_the_cache(tmp_path: Path, backbone: Pretrained) -> None:
+    save_pictures(tmp_path, {"red": 1, "blue": 1})
+    red, blue = ((tmp_path / f"{name}-000.png").read_bytes() for name in ("red", "blue"))
+    file = ImageFile(tmp_path / "a.png")
+    file.path.write_bytes(red)
+    (of_red,) = features_of(backbone, [file], None)[0]
+
+    class Changing(FeatureCache):
+        def get(self, *arguments: Any) -> dict[bytes, np.ndarray]:
+            file.path.write_bytes(blue)  # after the picture was hashed, and before it is decoded
+            return super().get(*arguments)
+
+    (of_blue,) = features_of(backbone, [file], Changing(tmp_path / "cache"))[0]
+    assert not np.array_equal(of_red, of_blue)
+    assert FeatureCache(tmp_path / "cache").get(backbone.fingerprint, [key_of(blue)], len(of_blue)).keys()
+    file.path.write_bytes(red)
+    np.testing.assert_array_equal(features_of(backbone, [file], FeatureCache(tmp_path / "cache"))[0][0], of_red)
 
 
 def test_twenty_thousand_pictures(backbone: Pretrained) -> None:

@@ -1,5 +1,6 @@
 """Golden numbers: what every row of the leaderboard answers to a few tasks of real images, the embedded letters."""
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -11,10 +12,13 @@ from trident.leaderboard.boards import CONDITIONS, board_called
 from trident.leaderboard.rows import rows
 from trident.leaderboard.subjects import Features, checkpoint_of, under_condition, with_features
 from trident.measuring.evaluate import evaluate
+from trident.recipes.loading import with_overrides
 from trident.weights import weight_names
 
 BOARD = board_called("glyphs")
 MEASURED = [name for name, row in rows().items() if row.recipe or row.weights_on(BOARD) in weight_names()]
+# PADDLE's published penalty is for hundreds of features. Of these 16 it makes one class of all queries.
+SETTINGS = {"paddle": ["method.penalty=5"]}
 # The mean probability of the true class over three tasks, in percent. It changes only if a method, its weights, or the
 # drawing of tasks does.
 GOLDEN = {
@@ -39,14 +43,14 @@ GOLDEN = {
     "tim-gradient": 82.73,
     "tim-alternating": 96.42,
     "alpha-tim": 80.88,
-    "laplacian-shot": 51.17,
+    "laplacian-shot": 51.23,
     "pt-map": 97.92,
     "bms": 92.80,
     "bms-equal": 92.96,
     "entropy-min": 66.79,
     "k-reciprocal": 77.30,
     "bd-cspn": 87.25,
-    "paddle": 20.00,
+    "paddle": 24.74,
     "tpn": 83.51,
     "epnet": 45.26,
     "ssr": 94.79,
@@ -76,9 +80,11 @@ def test_golden_probability_of_the_true_class(name: str) -> None:
     if row.recipe:
         checkpoint, seen = with_features(checkpoint, store, row, features)
     checkpoint = under_condition(checkpoint, row, CONDITIONS["balanced"])
-    found = evaluate(checkpoint, seen, split="test", tasks=3, seed=0).predictions
-    of_truth = np.take_along_axis(found.log_probabilities, found.labels[..., None], 2)
+    checkpoint = replace(checkpoint, recipe=with_overrides(checkpoint.recipe, SETTINGS.get(name, [])))
+    found = evaluate(checkpoint, seen, split="test", tasks=3, seed=0)
+    of_truth = np.take_along_axis(found.predictions.log_probabilities, found.predictions.labels[..., None], 2)
     assert 100 * np.exp(of_truth).mean() == pytest.approx(GOLDEN[name], abs=0.05)
+    assert found.accuracy > 30, "20 % is chance"
 
 
 def test_every_row_that_can_be_measured_has_a_golden_number() -> None:

@@ -143,8 +143,9 @@ def test_soft_k_means_with_the_default_settings_in_32_bits() -> None:
 
 
 def paddle_by_loops(method: Paddle, features: Array, labels: Array, n_way: int) -> Array:
-    low, high = features.min(0), features.max(0)
-    f = [(row - low) / (high - low) for row in features]
+    over = features if method.range_over == "all" else features[len(labels) :]
+    ranges = [max(column) - min(column) or 1.0 for column in over.T.tolist()]
+    f = [row / ranges for row in features]  # differences are all that counts, so no minimum is taken off
     support, queries = f[: len(labels)], f[len(labels) :]
     w = [np.mean([row for row, label in zip(support, labels, strict=True) if label == c], 0) for c in range(n_way)]
     shares = [1 / n_way] * n_way
@@ -152,11 +153,11 @@ def paddle_by_loops(method: Paddle, features: Array, labels: Array, n_way: int) 
         u = []
         for row in queries:
             scores = [
-                -0.5 * length(row - w[c]) ** 2 + method.penalty / len(queries) * (math.log(shares[c]) + 1)
+                -0.5 * length(row - w[c]) ** 2 + method.penalty / len(queries) * math.log(shares[c])
                 for c in range(n_way)
             ]
             u.append(probabilities(np.array(scores)))
-        shares = [max(sum(one[c] for one in u) / len(u), 1e-12) for c in range(n_way)]
+        shares = [sum(one[c] for one in u) / len(u) + 1e-6 for c in range(n_way)]
         for c in range(n_way):
             mine = [row for row, label in zip(support, labels, strict=True) if label == c]
             total = sum(mine) + sum(one[c] * row for one, row in zip(u, queries, strict=True))
@@ -164,10 +165,12 @@ def paddle_by_loops(method: Paddle, features: Array, labels: Array, n_way: int) 
     return np.stack(u)
 
 
+@pytest.mark.parametrize("range_over", ["queries", "all"])
 @pytest.mark.parametrize("penalty", [0.0, 10.0, 75.0])
-def test_paddle_is_what_it_says(penalty: float) -> None:
+def test_paddle_is_what_it_says(penalty: float, range_over: Any) -> None:
     features, labels = some_features(seed=1)
-    method = Paddle(rounds=5, penalty=penalty)
+    features[:, labels.shape[1] :, 0] = 0.5  # a feature in which only the support images differ
+    method = Paddle(rounds=5, penalty=penalty, range_over=range_over)
     found = probabilities(logits_of(method, features, labels))
     for task in range(len(features)):
         np.testing.assert_allclose(found[task], paddle_by_loops(method, features[task], labels[task], N_WAY), atol=1e-9)

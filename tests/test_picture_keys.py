@@ -1,6 +1,7 @@
 """Pictures are known by their content."""
 
 import io
+import os
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -9,7 +10,7 @@ import pytest
 from PIL import Image
 
 from data_pictures import picture, png, save
-from trident.data.images import ImageFile, ImageSource, UnreadableImageError
+from trident.data.images import MOST_BYTES, ImageFile, ImageSource, UnreadableImageError, in_memory
 from trident.data.omniglot import ZippedImage
 from trident.data.pickles import PickleCache
 from trident.data.pictures import ImageInMemory, sources_of
@@ -80,6 +81,19 @@ def test_what_changes_a_held_picture_changes_its_key() -> None:
 def test_a_picture_that_cannot_be_read_has_no_key(tmp_path: Path) -> None:
     with pytest.raises(UnreadableImageError, match=r"nothing\.jpg: No such file"):
         ImageFile(tmp_path / "nothing.jpg").key()
+    os.mkfifo(tmp_path / "fifo.jpg")
+    with (tmp_path / "sparse.jpg").open("wb") as file:
+        file.truncate(MOST_BYTES + 1)
+    (tmp_path / "folder.jpg").mkdir()
+    for name, why in {
+        "fifo.jpg": "it is not an ordinary file",
+        "/dev/zero": "it is not an ordinary file",
+        "sparse.jpg": "it has more than 268435456 bytes",
+        "folder.jpg": "Is a directory",
+    }.items():
+        for read in (ImageFile.key, in_memory):
+            with pytest.raises(UnreadableImageError, match=f"{name}: {why}"):
+                read(ImageFile(tmp_path / name))
     with pytest.raises(UnreadableImageError, match="save it with 8 bits"):
         ImageInMemory("deep", Image.fromarray(np.zeros((4, 4), np.float32))).key()
     whole = io.BytesIO()

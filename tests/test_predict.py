@@ -65,8 +65,8 @@ def test_a_pile_is_labelled(trident: Callable, folders: Path) -> None:
     rows = labelled_rows(found.stdout)
     assert len(rows) == 12
     assert list(rows[0])[:5] == ["path", "label", "probability", "runner_up", "runner_up_probability"]
-    assert list(rows[0])[5:9] == ["best_guess", "none_of_these", "typicality", "correction"]
-    assert list(rows[0])[9:] == ["p(blue)", "p(green)", "p(red)"]
+    assert list(rows[0])[5:10] == ["best_guess", "none_of_these", "typicality", "picture", "correction"]
+    assert list(rows[0])[10:] == ["p(blue)", "p(green)", "p(red)"]
     assert sum(right(row["path"], row["label"]) for row in rows) >= 11
     for row in rows:
         shares = [float(row[f"p({name})"]) for name in COLOURS]
@@ -161,7 +161,8 @@ def test_bad_input(trident_here: Callable, folders: Path, arguments: list[str], 
     picture("red", 0).save(folders / "hollow" / "some" / "0.png")
     picture("red", 0).save(folders / "spoilt" / "a" / "0.png")
     (folders / "spoilt" / "b" / "0.png").write_bytes(b"no")
-    shutil.copytree(folders / "support" / "red", folders / "real")
+    (folders / "real").mkdir()
+    picture("red", 77).save(folders / "real" / "0.png")
     (folders / "support" / "scarlet").symlink_to(folders / "real")
     (folders / "linked").symlink_to(folders / "support" / "blue")
     shutil.copytree(folders / "support", folders / "nested" / "red")

@@ -4,8 +4,12 @@ import csv
 import functools
 import io
 import json
+import os
+import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +18,8 @@ from PIL import Image
 from ablation_grids import Answer
 from conftest import assert_one_line_error, run_trident
 from stand_in_backbone import NAME, SOFT_KMEANS, SUPPORT, picture, save_pictures, save_support_and_pile
-from trident.labelling.corrections import NONE
+from trident.cli.label_tables import rows_of as rows_of_table
+from trident.labelling.class_names import NONE
 from trident.labelling.feature_cache import FeatureCache
 
 COLUMNS = [
@@ -26,6 +31,7 @@ COLUMNS = [
     "best_guess",
     "none_of_these",
     "typicality",
+    "picture",
     "correction",
 ]
 Here = Callable[..., Answer]
@@ -196,9 +202,12 @@ def test_a_corrected_picture_that_was_moved_is_left_out(predict: Here, folders: 
     moved, kept = "pile/red-000.png", "pile/red-001.png"
     table = corrected(folders, predict, {moved: "green", kept: "green"})
     (folders / moved).rename(folders / "support" / "green" / "red-000.png")
-    found = predict("--support", "support", "--corrections", table, "--out", table)
+    call = ("--support", "support", "--corrections", table, "--out")
+    found = predict(*call, table)
+    assert found.returncode == 2 and f"would be lost (1, the first for {moved})" in found.stderr
+    found = predict(*call, "new.csv")
     assert found.returncode == 0 and f"corrects {moved}, not in the pile any more: left out" in found.stderr
-    rows = {row["path"]: row for row in rows_of((folders / table).read_text())}
+    rows = {row["path"]: row for row in rows_of((folders / "new.csv").read_text())}
     assert moved not in rows and rows[kept]["label"] == "green"
 
 
@@ -227,6 +236,100 @@ def test_all_pictures_may_be_corrected(predict: Here, folders: Path) -> None:
     assert [row["label"] for row in rows] == ["green"] * 15
 
 
+NOT_REPLACED = {
+    "conflicting rows": (b"path,correction\na,red\na,blue\n", "twice: to 'red' and to 'blue'"),
+    "another table": (b"name,price\nbread,3\n", "no columns 'path' and 'correction'"),
+    "no table": (b"Dear Sir,\nyours.\n", "no columns 'path' and 'correction'"),
+    "quotation marks that stay open": (b'path,correction\na,red\n"b,red\n', "not a whole one (unexpected end of data)"),
+    "a comma too many": (b"path,correction\na,b.png,red\n", "line 2 has more cells"),
+    "two columns": (b"path,correction,Correction\na,red,blue\n", "one of each"),
+    "UTF-16": ("path\tcorrection\na\tred\n".encode("utf-16"), "would be lost (1, the first for a)"),
+    "half of UTF-16": ("path\tcorrection\na\tred\n".encode("utf-16")[:-1], "not a whole one"),
+    "no class": (b"path,correction\na,\x07\n", "a class cannot be called"),
+    "JSON": (b'{"pictures": [{"path": "a", "correction": "red"}]}', "would be lost (1, the first for a)"),
+    "half of JSON": (b'{"pictures": [{"path": "a"', "not a whole one"),
+    "other JSON": (b'{"a": 1}', "not a table of 'trident predict'"),
+    "JSON with a number": (b'{"pictures": [{"path": "a", "correction": 3}]}', "not a table of 'trident predict'"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_REPLACED)
+def test_what_is_no_table_or_loses_corrections_is_not_replaced(predict: Here, folders: Path, name: str) -> None:
+    content, words = NOT_REPLACED[name]
+    for table in ("table.csv", "table.json"):
+        (folders / table).write_bytes(content)
+        assert_one_line_error(predict("--support", "support", "--out", table), table, words, "another --out")
+        assert (folders / table).read_bytes() == content
+
+
+def test_a_narrower_pile_does_not_drop_the_other_corrections(predict: Here, folders: Path) -> None:
+    table = corrected(folders, predict, dict.fromkeys(("pile/red-000.png", "pile/red-001.png"), "green"))
+    before = table.read_text()
+    (folders / "few.txt").write_text("pile/red-000.png\npile/red-002.png\n")
+    found = predict("--support", "support", "--query", "few.txt", "--corrections", table, "--out", table)
+    assert found.returncode == 2 and "would be lost (1, the first for pile/red-001.png)" in found.stderr
+    assert table.read_text() == before
+
+
+def test_a_table_that_is_corrected_during_the_run_is_not_replaced(
+    predict: Here, folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = corrected(folders, predict, {})
+
+    def slow(*arguments: Any) -> Any:
+        table.write_text("path,correction\npile/red-000.png,green\n")
+        return rows_of_table(*arguments)
+
+    monkeypatch.setattr("trident.cli.predicting.rows_of", slow)
+    found = predict("--support", "support", "--out", table)
+    assert found.returncode == 2 and "would be lost (1, the first for pile/red-000.png)" in found.stderr
+    assert "green" in table.read_text()
+
+
+def test_corrections_of_another_pile_with_the_same_names(predict: Here, folders: Path) -> None:
+    names = [f"pile/red-00{place}.png" for place in range(2)]
+    table = corrected(folders, predict, dict.fromkeys(names, "green"))
+    assert predict("--support", "support", "--corrections", table).returncode == 0
+    for place, name in enumerate(names):
+        picture("blue", 3000 + place).save(folders / name)
+    found = predict("--support", "support", "--corrections", table)
+    words = [f"table.csv corrects another picture than {names[0]}", "2 such pictures", "clear its 'picture' cells"]
+    assert_one_line_error(found, *words)
+    marks = {row["picture"] for row in rows_of(table.read_text())}
+    table.write_text(re.sub("|".join(marks), "", table.read_text()))
+    assert predict("--support", "support", "--corrections", table).returncode == 0
+
+
+def test_the_same_picture_in_two_classes_is_refused(predict: Here, folders: Path) -> None:
+    first = "support/red/red-000.png"
+    shutil.copy(first, "pile/copy.png")
+    (folders / "right.csv").write_text("path,correction\npile/copy.png,blue\n")
+    found = predict("--support", "support", "--corrections", "right.csv")
+    said = f"pile/copy.png in class 'blue' and {first} in class 'red' are the same picture"
+    assert found.returncode == 2 and said in found.stderr
+    shutil.copy(first, "support/red/again.png")
+    (folders / "right.csv").write_text("path,correction\npile/copy.png,red\n")
+    assert predict("--support", "support", "--corrections", "right.csv").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("names", "number"),
+    [(("caf\u00e9", "cafe\u0301"), "one class"), (("red", "red "), "one class"), (("Red", "red"), "two classes")],
+)
+def test_folders_whose_names_look_alike_are_named(
+    predict: Here, folders: Path, names: tuple[str, str], number: str
+) -> None:
+    Path("support/red").rename("old")
+    for place, name in enumerate(names):
+        Path("support", name).mkdir()
+        Path("old", f"red-00{place}.png").rename(Path("support", name, "0.png"))
+    found = predict("--support", "support", "--all")
+    one, other = sorted(names)
+    assert f"support: the folders {one!a} and {other!a} are {number}\n" in found.stderr
+    columns = [column for column in rows_of(found.stdout)[0] if column.startswith("p(")]
+    assert len(columns) == (3 if number == "one class" else 4)
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -236,6 +339,7 @@ def test_all_pictures_may_be_corrected(predict: Here, folders: Path) -> None:
         ("path,correction\npile/caf\udce9.png,red\n", ["not in the pile", "save the table as UTF-8"]),
         ("path,correction\npile/red-000.png,red\npile/caf\udce9.png,red\n", ["caf", "save the table as UTF-8"]),
         ("path,correction\npile/red-000.png,red\npile/red-000.png,blue\n", ["twice: to 'red' and to 'blue'"]),
+        ("path,correction\npile/red-000.png,caf\udce9\n", ["cannot be called 'caf\\xe9'", "UTF-8"]),
         (None, ["cannot read", "nothing.csv"]),
     ],
 )
@@ -243,6 +347,12 @@ def test_bad_corrections(predict: Here, folders: Path, content: str | None, word
     if content is not None:
         (folders / "nothing.csv").write_text(content, errors="surrogateescape")
     assert_one_line_error(predict("--support", "support", "--corrections", "nothing.csv"), *words)
+
+
+def test_corrections_come_from_ordinary_files_only(predict: Here, folders: Path) -> None:
+    os.mkfifo(folders / "fifo.csv")  # would wait for a writer
+    for path in ("fifo.csv", "/dev/zero", "pile"):
+        assert_one_line_error(predict("--support", "support", "--corrections", path), f"cannot read {path}")
 
 
 # Saved classifiers and suggestions
@@ -271,7 +381,7 @@ def test_fit_and_predict_with_the_file(predict: Here, trident_here: Here, folder
 def test_bad_fits(trident_here: Here, folders: Path, arguments: list[str], words: list[str]) -> None:
     for name in ("a", "b"):
         (folders / "broken" / name).mkdir(parents=True)
-        (folders / "broken" / name / "0.png").write_bytes(b"no")
+        (folders / "broken" / name / "0.png").write_text(name)
     assert_one_line_error(trident_here("fit", *arguments), *words)
     assert not (folders / "c.trident").exists()
 
@@ -362,9 +472,9 @@ def no_folder(folder: Path) -> None:
     folder.write_bytes(b"a file in the folder's place")
 
 
-@pytest.mark.parametrize("spoil", [damage, no_folder])
+@pytest.mark.parametrize(("spoil", "words"), [(damage, "was damaged"), (no_folder, "features are not kept: the")])
 def test_a_cache_that_cannot_be_used_is_one_line_and_no_more(
-    predict: Here, folders: Path, spoil: Callable[[Path], None]
+    predict: Here, folders: Path, spoil: Callable[[Path], None], words: str
 ) -> None:
     expected = predict("--support", "support", "--no-cache")
     spoil(folders / "cache")
@@ -372,7 +482,7 @@ def test_a_cache_that_cannot_be_used_is_one_line_and_no_more(
     assert (found.returncode, found.stdout) == (0, expected.stdout)
     told = set(found.stderr.splitlines()) - set(expected.stderr.splitlines())
     assert len(told) == 1
-    assert "features are not kept: the feature cache" in told.pop()
+    assert words in told.pop()
 
 
 def test_damaged_features_in_the_cache_are_computed_again(predict: Here, folders: Path) -> None:

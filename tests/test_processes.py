@@ -279,7 +279,7 @@ def test_mistakes_are_one_line_of_one_process(launcher: Launcher, alone: Checkpo
     alone_too = launcher.train(0, "protonet", "diverged-alone", "rate=1e9", "weight_decay=1e9", "clip_norm=none")
     assert diverged.error().replace("diverged", "diverged-alone") == alone_too.error()
     measure = ("evaluate", "diverged", "--tasks", 4, "--tasks-per-chunk", 1)
-    assert "test task 0: the prediction is not finite" in launcher.run(2, *measure).error()
+    assert "val task 0: the prediction is not finite" in launcher.run(2, *measure).error()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the names of threads from /proc")

@@ -203,7 +203,7 @@ def test_other_kinds_of_runs_have_reports_too(folder: Path, tmp_path: Path) -> N
     page = (tmp_path / "weights-report.html").read_text("utf-8")
     assert "There is no log beside these weights" in page
     assert "is open" in page  # two tasks are too few for a verdict
-    assert "no result: test task 0" in page
+    assert "no result: val task 0" in page
 
 
 def test_a_method_without_latents_has_a_report_without_them(tmp_path: Path) -> None:

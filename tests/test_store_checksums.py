@@ -113,7 +113,7 @@ def test_commands_stop_at_damaged_images_that_they_use(file: Path, trident_here:
     measured = trident_here("evaluate", "run", "--split", "val", "--tasks", 3, *call)
     assert measured.returncode == 0, measured.stderr
     damaged = (str(file), "block 11 of 12", "images 100 to 109", "trident data prepare")
-    assert_one_line_error(trident_here("evaluate", "run", "--tasks", 20, *call), *damaged)
+    assert_one_line_error(trident_here("evaluate", "run", "--split", "test", "--tasks", 20, *call), *damaged)
     assert_one_line_error(trident_here("data", "show", file, "--verify"), *damaged)
     assert trident_here("data", "show", file).returncode == 0
     for number in range(0, 40, PER_BLOCK):  # training images

@@ -57,9 +57,10 @@ def test_the_synthetic_information_bottleneck_is_what_it_says() -> None:
     assert not torch.allclose(logits_of(replace(head, steps=0), case), found, atol=1e-3)
 
 
-def test_self_supervised_reranking_is_what_it_says() -> None:
-    head = SelfSupervisedReranking(rate=0.1, width=6, steps=2)
-    case = case_of(head)
+@pytest.mark.parametrize(("through", "size"), [(False, 8), (False, 30), (True, 30)])
+def test_self_supervised_reranking_is_what_it_says(through: bool, size: int) -> None:
+    head = SelfSupervisedReranking(rate=0.1, width=6, steps=2, through_turns=through)
+    case = case_of(head, size=size)  # 22 images: with 30 features, only their span is computed with
     p = case.parameters
 
     def network(update: str, inputs: Tensor) -> Tensor:
@@ -71,30 +72,29 @@ def test_self_supervised_reranking_is_what_it_says() -> None:
             x = x.clamp(min=0) if layer < 2 else x
         return x
 
-    def inputs_of(vectors: Tensor, r: int) -> Tensor:
-        cosines = F.cosine_similarity(vectors[:, None], vectors[None], dim=2)
+    def inputs_of(cosines: Tensor, r: int) -> Tensor:
         values = cosines.detach()[r].tolist()
         order = [r]
         order += sorted(range(N_WAY), key=lambda j: -values[j])
-        order += sorted(range(N_WAY, len(vectors)), key=lambda j: -values[j])
+        order += sorted(range(N_WAY, len(cosines)), key=lambda j: -values[j])
         pairs = [(a, b) for a in range(N_WAY + 1) for b in range(a + 1, len(order))]
-        return torch.stack([cosines[order[a], order[b]] for a, b in pairs])
+        return cosines[[order[a] for a, _ in pairs], [order[b] for _, b in pairs]]
 
     found = logits_of(head, case)
     for index in range(2):
         rows, labels = F.normalize(case.features[index], dim=1), case.task.support_labels[index]
         prototypes = torch.stack([rows[: len(labels)][labels == c].mean(0) for c in range(N_WAY)])
-        queries = rows[len(labels) :]
+        prototypes, queries = prototypes.requires_grad_(), rows[len(labels) :].requires_grad_()
         for _ in range(2):
             for update in ("prototypes", "queries"):
-                prototypes, queries = prototypes.detach().requires_grad_(), queries.detach().requires_grad_()
+                if not through:
+                    prototypes, queries = prototypes.detach().requires_grad_(), queries.detach().requires_grad_()
                 moving = prototypes if update == "prototypes" else queries
                 vectors = torch.cat([prototypes, queries])
-                total = torch.zeros(())
-                for r in range(len(vectors)):
-                    inputs = inputs_of(vectors, r)
-                    total = total + inputs @ network(update, inputs.detach())
-                (gradient,) = torch.autograd.grad(total, moving)
+                cosines = F.cosine_similarity(vectors[:, None], vectors[None], dim=2)
+                inputs = [inputs_of(cosines, r) for r in range(len(cosines))]
+                synthetic = [network(update, one) for one in inputs]
+                (gradient,) = torch.autograd.grad(inputs, moving, synthetic, create_graph=through)
                 if update == "prototypes":
                     prototypes = prototypes - 0.1 * gradient
                 else:

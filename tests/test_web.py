@@ -18,6 +18,7 @@ from PIL import Image
 from conftest import Trident_command, assert_one_line_error
 from trident.data.images import ImageFile, decode
 from trident.data.pictures import ImageInMemory
+from trident.labelling.corrections import mark_of
 from trident.labelling.labeller import Labeller, read_labelled
 from trident.learning.checkpoint import load_checkpoint
 from trident.web.limits import Limits
@@ -52,6 +53,7 @@ def test_the_answer_is_the_librarys(plain: Site, weights: Path, tmp_path: Path) 
     assert answer["classes"] == list(labelled)
     assert [one["name"] for one in answer["pile"]] == [name for name, _ in asked]
     for place, one in enumerate(answer["pile"]):
+        assert one["picture"] == mark_of(of_pile[place])
         names, shares = zip(*expected.ranking(place), strict=True)
         assert tuple(name for name, _ in one["ranking"]) == names
         np.testing.assert_allclose([share for _, share in one["ranking"]], shares, atol=1e-6)

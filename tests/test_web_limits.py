@@ -50,9 +50,12 @@ def narrow(weights: Path) -> Iterator[Site]:
         (four(2), [], [], 422, "no picture to label"),
         (four(2) | {"none": []}, pile(1), [], 422, "class 'none' has no labelled picture"),
         (four(2) | {"  class  0 ": pile(1)}, pile(1), [], 422, "two classes 'class 0'"),
-        (four(2) | {" ": pile(1)}, pile(1), [], 422, "1 to 80 characters"),
-        (four(2) | {"x" * 81: pile(1)}, pile(1), [], 422, "1 to 80 characters"),
-        (four(2) | {"x" * 5000: pile(1)}, pile(1), [], 422, "1 to 80 characters"),
+        (four(2) | {" ": pile(1)}, pile(1), [], 422, "1 to 200 characters"),
+        (four(2) | {"x" * 201: pile(1)}, pile(1), [], 422, "1 to 200 characters"),
+        (four(2) | {"x" * 5000: pile(1)}, pile(1), [], 422, "1 to 200 characters"),
+        (four(2) | {"None of_these": pile(1)}, pile(1), [], 422, "which means no class at all"),
+        ({"caf\u00e9": pile(1), "cafe\u0301": pile(1)}, pile(1), [], 422, "two classes 'caf\u00e9'"),
+        (four(2) | {"third": four(1)["class 0"]}, pile(1), [], 422, "0.png in class 'third' are the same picture"),
         (four(2), pile(1), [("labelled-9", pile(1)[0])], 422, "a class that has no name"),
         (four(2), pile(1), [("extra", pile(1)[0])], 422, "unknown field 'extra'"),
         (four(2), pile(1) + [("big.bmp", bytes(45_000))] * 5, [], 413, "more than 0.2 MB in one request"),
@@ -188,7 +191,7 @@ def test_requests_wait_their_turn_and_not_too_many_of_them(weights: Path, slow: 
     with site(weights, Limits(at_once=3)) as running, ThreadPoolExecutor(4) as clients:
         waiting = []
         for number in range(3):
-            labelled = {f"first of {number}": pile(1), "other": pile(1)}
+            labelled = {f"first of {number}": pile(1), "other": pile(2)[1:]}
             waiting.append(clients.submit(running.ask, labelled, pile(1)))
             assert until(lambda: slow.started == 1)
             time.sleep(0.3)  # so that it is known who came when

@@ -1,4 +1,4 @@
-"""Writes files so that nobody sees half of one, also in folders that several machines share.
+"""Reads ordinary files only, and writes files so that nobody sees half of one, also in folders that machines share.
 
 Until it is complete, a file has a temporary name, and its writer holds a lock on it, which ends with the process. What
 has no lock is left over, and deleted by the next process that writes beside it. Not all file systems show locks to
@@ -11,10 +11,12 @@ import os
 import re
 import secrets
 import socket
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
+from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
 
@@ -23,11 +25,51 @@ from trident.errors import TridentError
 LONGEST_NAME = 255  # bytes, on all common file systems
 _TEMPORARY = re.compile(r"\.trident-([0-9a-f]{8})-[0-9a-f]{16}\.part")
 _DAY = 24 * 60 * 60  # seconds
+MOST_TEXT = 2**28  # bytes of lists, logs, results and the like
+MOST_WEIGHTS = 2**32  # bytes: enough for the largest network that is allowed and Adam's two moments
+
+
+class UnopenedError(TridentError, OSError):
+    """A file that cannot be opened, or not safely. `strerror` is the reason."""
+
+    def __init__(self, path: Path, reason: str):
+        super().__init__(f"cannot read {path}: {reason}")
+        self.strerror = reason
+
+
+def open_regular(path: Path, most_bytes: int = MOST_TEXT) -> BufferedReader:
+    """Open an ordinary file of at most so many bytes. All else is an UnopenedError.
+
+    Devices have no end, and FIFOs let a reader wait forever: they are opened without waiting, and refused.
+    """
+    try:
+        file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
+    except OSError as error:
+        raise UnopenedError(path, str(error.strerror)) from error
+    about = os.fstat(file.fileno())
+    if stat.S_ISREG(about.st_mode) and about.st_size <= most_bytes:
+        return file
+    file.close()
+    raise UnopenedError(path, _large(most_bytes) if stat.S_ISREG(about.st_mode) else "it is not an ordinary file")
+
+
+def read_regular(path: Path, most_bytes: int = MOST_TEXT) -> bytes:
+    """The content of a file that `open_regular` opens."""
+    with open_regular(path, most_bytes) as file:
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:  # it grew meanwhile
+        raise UnopenedError(path, _large(most_bytes))
+    return content
+
+
+def _large(most_bytes: int) -> str:
+    return f"it has more than {most_bytes} bytes, the most that can be read"
 
 
 def short_digest(path: Path) -> str:
     """Tells files apart: the beginning of the SHA-256 of the content."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+    with open_regular(path, MOST_WEIGHTS) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:12]
 
 
 def check_writable(path: Path) -> None:

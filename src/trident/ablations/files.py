@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trident.errors import TridentError, did_you_mean, errors_in
+from trident.files import read_regular
 from trident.recipes.files import read_toml
 from trident.settings import hints_of, require, require_at_least
 
@@ -112,7 +113,7 @@ def read_json(kind: Any, path: Path) -> Any:
     """A JSON file as a value of this type."""
     with errors_in(f"{path} is damaged"):
         try:
-            return checked(kind, json.loads(path.read_text("utf-8")))
+            return checked(kind, json.loads(read_regular(path)))
         except ValueError as error:
             raise TridentError(str(error)) from None
 

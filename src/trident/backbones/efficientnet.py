@@ -8,9 +8,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from trident.backbones.pretrained import BACKBONES, INSTALL, Facts, Pretrained, read_bytes
+from trident.backbones.pretrained import BACKBONES, INSTALL, Facts, Pretrained
 from trident.backbones.torch_module import from_weights
 from trident.errors import TridentError
+from trident.files import MOST_WEIGHTS, read_regular
 
 # SHA-256 of the weights files, all of package version 0.1.0.
 _CHECKSUMS = {
@@ -40,7 +41,7 @@ def load(name: str, facts: Facts, device: str) -> Pretrained:
         path = Path(getattr(package, f"EfficientnetLite{number}ModelFile").get_model_file_path())
     except (ImportError, AttributeError) as error:
         raise TridentError(f"backbone {name} cannot be imported ({error}): {INSTALL}") from error
-    weights = read_bytes(path)
+    weights = read_regular(path, MOST_WEIGHTS)
     if hashlib.sha256(weights).hexdigest() != _CHECKSUMS[name]:
         raise TridentError(f"{path} is not the weights file of {name} 0.1.0: its checksum differs; install it again")
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from importlib.util import resolve_name
 from pathlib import Path
 
-from trident.backbones.pretrained import read_bytes
+from trident.files import read_regular
 
 
 def imported_code(name: str, others: Iterable[str] = ()) -> dict[str, bytes]:
@@ -25,7 +25,7 @@ def imported_code(name: str, others: Iterable[str] = ()) -> dict[str, bytes]:
         if one and one not in found and package in (None, one.partition(".")[0]):
             for place, base in ((path / "__init__.py", one), (path.with_name(f"{path.name}.py"), parent)):
                 if place.is_file():
-                    found[one] = read_bytes(place)
+                    found[one] = read_regular(place)
                     waiting += [parent, *_imported(found[one], base)]
     return found
 

@@ -26,11 +26,11 @@ from trident.backbones.pretrained import (
     Pretrained,
     check_output,
     fingerprint_of,
-    read_bytes,
     short_message,
 )
 from trident.backbones.python_function import SETTINGS, facts_from
 from trident.errors import TridentError
+from trident.files import MOST_WEIGHTS, read_regular
 
 _EXTERNAL_DATA = b"\x0a\x08location"  # how the file says that weights are in another file
 _OUTPUTS = ("tensor(float)", "tensor(float16)", "tensor(double)")
@@ -38,7 +38,7 @@ _OUTPUTS = ("tensor(float)", "tensor(float16)", "tensor(double)")
 
 def load(name: str, device: str) -> Pretrained:
     path = Path(name.removeprefix("onnx:"))
-    weights = read_bytes(path)
+    weights = read_regular(path, MOST_WEIGHTS)
     if _EXTERNAL_DATA in weights:
         # The fingerprint would not cover them, and onnxruntime would look for them in the current folder.
         raise TridentError(
@@ -63,7 +63,7 @@ def _settings(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        settings = tomllib.loads(read_bytes(path).decode())
+        settings = tomllib.loads(read_regular(path).decode())
     except ValueError as error:
         raise TridentError(f"cannot read {path}: {error}") from error
     unknown = [key for key in settings if key not in SETTINGS]

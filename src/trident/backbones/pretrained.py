@@ -10,7 +10,6 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -174,10 +173,3 @@ def _check_numbers(name: str, found: np.ndarray) -> None:
 def short_message(error: BaseException) -> str:
     """The message of another library's exception, in one line."""
     return " ".join(str(error).split())[:300] or type(error).__name__
-
-
-def read_bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise TridentError(f"cannot read {path}: {error.strerror or error}") from error

@@ -58,10 +58,11 @@ def cache(
     Features are kept so that the same picture need not be computed twice. The folder is ~/.cache/trident; set
     TRIDENT_CACHE to use another.
     """
+    from trident.cli.console import stderr
     from trident.labelling.feature_cache import FeatureCache, cache_folder
 
     folder = cache_folder()
-    features = FeatureCache(folder)
+    features = FeatureCache(folder, say=lambda line: stderr.print(f"trident: {line}", soft_wrap=True))
     pictures, size = features.size()
     if clear:
         deleted = pictures

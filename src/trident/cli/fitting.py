@@ -18,7 +18,6 @@ from trident.cli.label_inputs import (
     check_one_source,
     corrected_pictures,
     in_classes,
-    joined,
     labelled_pictures,
     labeller_from_file,
     labeller_from_pictures,
@@ -61,7 +60,7 @@ def fit(
     if unread:
         raise TridentError(next(iter(unread.values())))
     pile = pile_of(query, support, [support], found)[0] if query is not None else []
-    by_class = joined(found, in_classes(corrected_pictures(corrections, pile, found)))
+    by_class = in_classes(corrected_pictures(corrections, pile, found), found)
     labeller = labeller_from_pictures(by_class, backbone, "auto", device_of(device), not no_cache)
     if not isinstance(labeller, FeatureLabeller):
         raise TridentError("a saved classifier needs features that are the same in every pile: omit --backbone conv4")
@@ -100,14 +99,14 @@ def suggest(
     by_class, unread = labelled_pictures(support) if support is not None else ({}, {})
     pile, more = pile_of(query, support, [support] if support is not None else [], by_class)
     corrected = corrected_pictures(corrections, pile, by_class)
-    right = in_classes(corrected)
     pile = [source for source in pile if source not in corrected]
     if not pile:
         raise TridentError(f"{corrections} corrects every picture of --query {query}: there is none left to suggest")
     if model is not None:
+        right = in_classes(corrected)
         labeller: PictureLabeller = labeller_from_file(model, backbone, device_of(device), not no_cache, right)
     else:
-        everything = joined(by_class, right)
+        everything = in_classes(corrected, by_class)
         labeller = labeller_from_pictures(everything, backbone, "auto", device_of(device), not no_cache)
     if not isinstance(labeller, FeatureLabeller):
         raise TridentError("suggestions need features that are the same in every pile: omit --backbone conv4")

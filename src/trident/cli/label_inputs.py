@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trident.errors import TridentError, errors_in, one_line
-from trident.labelling.corrections import COLUMN, NONE, is_none, read_corrections
+from trident.labelling.class_names import NONE, check_one_class_each, class_name
+from trident.labelling.corrections import COLUMN, MARK, mark_of, read_corrections
 
 if TYPE_CHECKING:
     from trident.data.images import ImageFile, ImageSource
@@ -66,20 +67,28 @@ NoCache = Annotated[
 
 
 def labelled_pictures(support: Path) -> "tuple[dict[str, list[ImageFile]], dict[str, str]]":
-    """The pictures of each class, and an error message for each unreadable path."""
+    """The pictures of each class, and an error message for each unreadable path. Folders of one class are joined."""
+    from trident.cli.console import stderr
     from trident.data.pictures import find_pictures
     from trident.data.readers import subfolders
 
     if not support.is_dir():
         raise TridentError(f"--support {support}: there is no such folder; it must hold one folder for each class")
-    found = {folder.name: find_pictures(folder) for folder in subfolders(support)}
-    for name in found:
-        if is_none(name):
-            raise TridentError(f"--support {support}: a class cannot be called '{name}', which means no class at all")
-    if not found:
+    folders: dict[str, str] = {}
+    by_class: dict[str, list[ImageFile]] = {}
+    unread: dict[str, str] = {}
+    for folder in subfolders(support):
+        with errors_in(f"--support {support}"):
+            name = class_name(folder.name)
+        other = folders.setdefault(name.casefold(), folder.name)
+        if other != folder.name:
+            number = "one class" if class_name(other) == name else "two classes"
+            stderr.print(f"{support}: the folders {other!a} and {folder.name!a} are {number}", soft_wrap=True)
+        pictures, lines = find_pictures(folder)
+        by_class.setdefault(name, []).extend(pictures)
+        unread |= lines
+    if not by_class:
         raise TridentError(f"--support {support} has no class folders: expected {support}/CLASS/PICTURE.jpg")
-    by_class = {name: pictures for name, (pictures, _) in found.items()}
-    unread = {path: line for _, lines in found.values() for path, line in lines.items()}
     empty = [name for name, files in by_class.items() if not files]
     if empty:
         why = f" ({next(iter(unread.values()))})" if unread else ""
@@ -135,7 +144,7 @@ def corrected_pictures(
 
     if corrections is None:
         return {}
-    found = read_corrections(corrections)
+    found, marks = read_corrections(corrections)
     by_path = {source.name: source for source in pile}
     missing = [path for path in found if path not in by_path]
     # A path that is not UTF-8 was read with characters that cannot be written as such.
@@ -154,23 +163,27 @@ def corrected_pictures(
         stderr.print(f"{text}; no other column is read", soft_wrap=True)
         return {}
     right = {by_path[path]: name for path, name in found.items() if path in by_path}
+    others = [path for path in marks if path in by_path and mark_of(by_path[path]) not in ("", marks[path])]
+    if others:
+        raise TridentError(
+            f"{corrections} corrects another picture than {others[0]}, which is in the pile now ({len(others)} such "
+            f"pictures): give the pile of that table; or, if its corrections are still right, clear its '{MARK}' cells"
+        )
     known = list(classes)
     new = new_classes(right.values(), known) if known else ""
     stderr.print(f"corrections taken from {corrections}: {len(right)}{new}", soft_wrap=True, markup=False)
     return right
 
 
-def in_classes(corrected: "Mapping[ImageSource, str]") -> "dict[str, list[ImageSource]]":
-    """The corrected pictures of each class; those of no class are left out."""
-    names = dict.fromkeys(name for name in corrected.values() if name != NONE)
-    return {name: [source for source in corrected if corrected[source] == name] for name in names}
-
-
-def joined(
-    by_class: "Mapping[str, Sequence[ImageSource]]", more: "Mapping[str, Sequence[ImageSource]]"
+def in_classes(
+    corrected: "Mapping[ImageSource, str]", by_class: "Mapping[str, Sequence[ImageSource]] | None" = None
 ) -> "dict[str, list[ImageSource]]":
-    """The pictures of each class of either; new classes come last."""
-    return {name: [*by_class.get(name, []), *more.get(name, [])] for name in [*by_class, *more]}
+    """The labelled and the corrected pictures of each class, without those of no class. New classes come last."""
+    found = {name: [*sources] for name, sources in (by_class or {}).items()}
+    for source, name in corrected.items():
+        if name != NONE:
+            found.setdefault(name, []).append(source)
+    return found
 
 
 def labeller_from_pictures(
@@ -184,6 +197,7 @@ def labeller_from_pictures(
     """Makes the labeller and says on standard error what it is, and what would be better."""
     from trident.cli.console import stderr
 
+    check_one_class_each((source.key(), label, source.name) for label in by_class for source in by_class[label])
     if method is not None:
         from trident.labelling.by_method import labeller_by_method
 
@@ -242,7 +256,7 @@ def opened_cache(wanted: bool) -> "FeatureCache | None":
     from trident.cli.console import stderr
     from trident.labelling.making import open_cache
 
-    cache = open_cache(wanted)
+    cache = open_cache(wanted, lambda line: stderr.print(f"trident: {line}", soft_wrap=True))
     if cache is not None and cache.problem is not None:
         stderr.print(f"trident: features are not kept: {cache.problem}", soft_wrap=True)
     return cache

@@ -28,7 +28,7 @@ def evaluate(
     run: RunPath,
     settings: Settings = None,
     data: Data = None,
-    split: Split = "test",
+    split: Split = "val",
     tasks: Tasks = 600,
     seed: Seed = 0,
     tasks_per_chunk: Chunk = None,
@@ -38,7 +38,7 @@ def evaluate(
     store_on: StoreOn = "auto",
     as_json: Json = False,
 ) -> None:
-    """Measure accuracy, by default on tasks from the test classes and with the settings of the run.
+    """Measure accuracy, by default on tasks from the validation classes and with the settings of the run.
 
     Settings override those of the run, for example episode.n_shot=5, protocol.query_order=class_sorted,
     protocol.balance=dirichlet, protocol.queries_at_once=one or, for methods with inner steps, inner_steps=0.

@@ -47,7 +47,10 @@ RunPath = Annotated[
     ),
 ]
 Data = Annotated[str | None, typer.Option(help="A store; by default the one the run was trained on.")]
-Split = Annotated[Literal["train", "val", "test"], typer.Option(help="Classes to draw tasks from.")]
+Split = Annotated[
+    Literal["train", "val", "test"],
+    typer.Option(help="Classes to draw tasks from. Choose on val; use test only for the final number."),
+]
 Tasks = Annotated[int, typer.Option(min=2, help="Number of tasks.")]
 Seed = Annotated[int, typer.Option(min=0, help="Random seed of the tasks and the noise.")]
 Chunk = Annotated[int | None, typer.Option(min=1, help="Tasks computed at once on each core; fewer need less memory.")]

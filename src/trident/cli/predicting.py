@@ -19,7 +19,6 @@ from trident.cli.label_inputs import (
     check_one_source,
     corrected_pictures,
     in_classes,
-    joined,
     labelled_pictures,
     labeller_from_file,
     labeller_from_pictures,
@@ -27,7 +26,7 @@ from trident.cli.label_inputs import (
 )
 from trident.cli.label_tables import Row, as_csv, as_json, rows_of, write
 from trident.cli.options import Device, Json, device_of
-from trident.errors import NotFiniteError, TridentError, one_line
+from trident.errors import NotFiniteError, TridentError, errors_in, one_line
 from trident.labelling.corrections import read_corrections
 
 if TYPE_CHECKING:
@@ -90,7 +89,10 @@ def predict(
     from trident.labelling.sorting import check_folder_names
 
     silence_pillow()
-    _check_options(support, model, weights, out, as_json_text, copy, move, really)
+    check_one_source(support, model)
+    if model is not None and weights != "auto":
+        raise TridentError("--model and --weights exclude each other: a classifier has its own network")
+    _check_options(out, as_json_text, copy, move, really)
     if method is not None and (model is not None or weights != "auto"):
         raise TridentError("--method excludes --model and --weights: they have a method already")
     if out is not None:
@@ -113,35 +115,34 @@ def predict(
         if support is not None:
             _check_apart(target, support, by_class)
     corrected = corrected_pictures(corrections, pile, by_class)
-    if out is not None:
-        _check_kept(out, {} if corrections is None else read_corrections(corrections))
-    if target is not None:
-        check_folder_names(set(corrected.values()), target)
+    known = {source.name: name for source, name in corrected.items()}
+    _check_kept(out, known)
     pile = [source for source in pile if source not in corrected]
-    right = in_classes(corrected)
     decoders.start()  # while torch is imported
     if model is not None:
+        right = in_classes(corrected)
         labeller: PictureLabeller = labeller_from_file(model, backbone, device_of(device), not no_cache, right)
     else:
-        everything = joined(by_class, right)
+        everything = in_classes(corrected, by_class)
         labeller = labeller_from_pictures(everything, backbone, weights, device_of(device), not no_cache, method)
     _check_network(labeller, method, cluster)
-    names = [source.name for source in pile]
+    if target is not None:
+        check_folder_names(labeller.classes, target)
     try:
         labelled = _labelled(labeller, pile, cluster)
     except NotFiniteError as error:
         network = model or (weights if weights != "auto" else labeller.describe())
         raise NotFiniteError(f"{network}: {error}") from error
-    skipped = {names[place]: why for place, why in labelled.failures.items()} | unread
-    known = {source.name: name for source, name in corrected.items()}
-    rows = rows_of(labelled, names, known, threshold, least_sure_first)
+    skipped = {pile[place].name: why for place, why in labelled.failures.items()} | unread
+    rows = rows_of(labelled, pile, corrected, threshold, least_sure_first)
+    _check_kept(out, known)  # it may have been corrected in the meantime
     if out.suffix.lower() == ".json" if out is not None else as_json_text:
         write(as_json(rows, labelled.classes, every, skipped), out)
     else:
         on_terminal = out is None and sys.stdout.isatty()
         write(as_csv(rows, labelled.classes, every, one_line if on_terminal else str), out)
     if out is not None:
-        stderr.print(_summary(rows, len(names) + len(known), out), soft_wrap=True)
+        stderr.print(_summary(rows, len(pile) + len(known), out), soft_wrap=True)
     complete = target is None or _sort(rows, target, moving=move is not None, really=really)
     for why in skipped.values():
         print(f"trident: skipped {one_line(why)}", file=sys.stderr)
@@ -149,19 +150,7 @@ def predict(
         raise typer.Exit(2)
 
 
-def _check_options(
-    support: Path | None,
-    model: Path | None,
-    weights: str,
-    out: Path | None,
-    as_json_text: bool,
-    copy: Path | None,
-    move: Path | None,
-    really: bool,
-) -> None:
-    check_one_source(support, model)
-    if model is not None and weights != "auto":
-        raise TridentError("--model and --weights exclude each other: a classifier has its own network")
+def _check_options(out: Path | None, as_json_text: bool, copy: Path | None, move: Path | None, really: bool) -> None:
     if copy is not None and move is not None:
         raise TridentError("--copy and --move exclude each other: give one of them")
     if really and copy is None and move is None:
@@ -192,7 +181,7 @@ def _check_files(query: Path, pile: "Sequence[ImageSource]", moving: bool) -> No
 
 def _check_apart(target: Path, support: Path, classes: "Iterable[str]") -> None:
     """Sorted pictures must not come among the labelled ones, where they would count as labelled by hand."""
-    labelled = [folder.resolve() for folder in (support, *(support / name for name in classes))]  # may be links
+    labelled = [folder.resolve() for folder in (support, *support.iterdir())]  # may be links
     for place in (target, *(target / name for name in classes)):
         if any(place.resolve().is_relative_to(folder) for folder in labelled):
             raise TridentError(
@@ -234,16 +223,17 @@ def _labelled(labeller: "PictureLabeller", pile: "Sequence[ImageSource]", cluste
         raise typer.Exit(130) from None
 
 
-def _check_kept(out: Path, taken: dict[str, str]) -> None:
-    """Corrections are work by hand: a table that has some is not replaced, unless they are taken over."""
-    try:
-        lost = [path for path, name in read_corrections(out).items() if taken.get(path) != name]
-    except TridentError:
-        return  # there is no such table
+def _check_kept(out: Path | None, taken: dict[str, str]) -> None:
+    """Corrections are work by hand: a file is only replaced by a table that has all of its corrections."""
+    if out is None or not out.exists() or not out.stat().st_size:
+        return
+    with errors_in(f"give another --out, or delete {out}"):
+        there = read_corrections(out)[0]
+    lost = [path for path, name in there.items() if taken.get(path) != name]
     if lost:
         raise TridentError(
-            f"{out} has corrections that would be lost ({len(lost)}, the first for {lost[0]}): add "
-            f"--corrections {out} to use them, or give another --out"
+            f"{out} has corrections that would be lost ({len(lost)}, the first for {lost[0]}): add --corrections {out} "
+            "and the --query of all these pictures, or give another --out"
         )
 
 

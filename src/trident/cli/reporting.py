@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -33,7 +33,7 @@ def report(
     temperature_data: Annotated[
         str | None, typer.Option(help="Store to fit the temperature on; default: the training data.")
     ] = None,
-    split: Split = "test",
+    split: Split = "val",
     tasks: Annotated[int, typer.Option(min=2, help="Tasks for accuracy and calibration.")] = 600,
     audit_tasks: Annotated[int, typer.Option(min=2, help="Tasks for each line of the audit.")] = 100,
     seed: Seed = 0,
@@ -83,10 +83,7 @@ def compare(
     ],
     out: Annotated[Path | None, typer.Option(help="Write an HTML page as well.")] = None,
     data: Data = None,
-    split: Annotated[
-        Literal["train", "val", "test"],
-        typer.Option(help="Classes to draw tasks from; choose between runs on val, use test only at the end."),
-    ] = "val",
+    split: Split = "val",
     tasks: Annotated[int, typer.Option(min=2, help="Number of tasks for each run.")] = 200,
     seed: Seed = 0,
     tasks_per_chunk: Chunk = None,

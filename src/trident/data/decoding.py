@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 
 from trident.data.decoding_process import DecodingProcesses, KilledError, decoders
-from trident.data.images import DatasetImage, ImageSource, Target, UnreadableImageError, naming_errors
+from trident.data.images import DatasetImage, ImageFile, ImageSource, Target, UnreadableImageError, naming_errors
 from trident.errors import ResumableError
 
 _BATCH_BYTES = 2**20  # of decoded images that a process is given at once
@@ -48,12 +48,12 @@ def decoded(sources: Sequence[DatasetImage], target: Target, workers: int) -> It
 
 
 def _portable(batch: Sequence[DatasetImage]) -> list[ImageSource | UnreadableImageError]:
-    """What another thread can read. Pickles and zip files are read in this one only."""
+    """What another thread can read. Pickles and zip files are read in this one only; a file waits for its turn."""
     found: list[ImageSource | UnreadableImageError] = []
     for source in batch:
         try:
             with naming_errors(source):
-                found.append(source.portable())
+                found.append(source if isinstance(source, ImageFile) else source.portable())
         except UnreadableImageError as error:
             found.append(error)
     return found

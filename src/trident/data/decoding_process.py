@@ -4,11 +4,13 @@ A small file can take minutes or gigabytes to decode, and a fault in a decoder c
 to another process: the system ends it when it has used too much processor time, and gives it no more memory than
 allowed. Then only this picture has an error, and the next one gets a new process. Processes are kept for more pictures.
 
-A process gets a pickled `_Job`. What it answers is not pickled, because a picture may have taken it over: the kind
-(a byte), a length, and pixels or a text.
+A process gets a pickled `_Job` and the bytes of the picture's file. What it answers is not pickled, because a picture
+may have taken it over: the kind (a byte), a length, and pixels or a text. Before it decodes a large picture it answers
+with the number of pixels, and waits until the other processes leave room for them.
 """
 
 import atexit
+import ctypes
 import math
 import os
 import pickle
@@ -29,9 +31,9 @@ import numpy as np
 from PIL import Image
 
 from trident.data.images import (
+    MOST_PIXELS,
     EncodedImage,
     ImageContent,
-    ImageFile,
     ImageSource,
     Target,
     UnreadableImageError,
@@ -45,10 +47,11 @@ from trident.errors import TridentError
 # transparent PNG, and five copies with 4 bytes each while such a picture is turned and made opaque.
 _SECONDS, _SECONDS_PER_PIXEL = 2.0, 0.15e-6  # of processor time
 _BYTES, _BYTES_PER_PIXEL = 2**27, 24
+_SMALL = 2**20  # pixels; larger pictures that are decoded at the same time have MOST_PIXELS together
 _WALL = 15  # times as long it may take if other programs need the processor, or the disk is slow
 
 _PROGRAM = "from trident.data.decoding_process import serve; serve()"
-_PIXELS, _ERROR = 0, 1
+_PIXELS, _ERROR, _LARGE = 0, 1, 2
 _HEAD = struct.Struct("<BI")
 _LENGTH = struct.Struct("<Q")
 _LONGEST_TEXT = 2000
@@ -73,9 +76,30 @@ class _EndedError(Exception):
 
 @dataclass(frozen=True)
 class _Job:
-    file: Path | bytes
+    size: int  # of the picture's file, in bytes
     target: Target
     seconds: float  # at most
+
+
+class _Room:
+    """The pixels that all processes together may decode at a time. A picture that does not fit waits for others."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._free = MOST_PIXELS
+
+    @contextmanager
+    def taken(self, pixels: int) -> Iterator[None]:
+        pixels = min(pixels, MOST_PIXELS)
+        with self._changed:
+            self._changed.wait_for(lambda: self._free >= pixels)
+            self._free -= pixels
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._free += pixels
+                self._changed.notify_all()
 
 
 class DecodingProcesses:
@@ -83,6 +107,7 @@ class DecodingProcesses:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._room = _Room()
         self._free: list[_Process] = []
         self._busy: set[_Process] = set()
         self._closed = False
@@ -96,19 +121,14 @@ class DecodingProcesses:
         if not isinstance(source, EncodedImage):
             return target.decode(source)
         with naming_errors(source):
-            portable = source.portable()
-        if isinstance(portable, ImageFile):
-            job = _Job(portable.path.absolute(), target, seconds)
-        elif isinstance(portable, ImageContent) and isinstance(portable.content, bytes):
-            job = _Job(portable.content, target, seconds)
-        else:
-            return target.decode(portable)
+            content = source.portable().content
+        if not isinstance(content, bytes):
+            return target.decode(ImageContent(source.name, content))
+        job = _Job(len(content), target, seconds)
+        with suppress(_EndedError):  # perhaps not because of the picture: the system may have no memory left
+            return self._answer(source.name, job, content)
         try:
-            return self._answer(source.name, job)
-        except _EndedError:
-            pass  # perhaps not because of the picture: the system may have ended it because memory ran out
-        try:
-            return self._answer(source.name, job)
+            return self._answer(source.name, job, content)
         except _EndedError as error:
             kind = KilledError if error.killed else UnreadableImageError
             raise kind(f"{source.name}: {error}") from error
@@ -132,9 +152,9 @@ class DecodingProcesses:
         """In a fork: the processes belong to the parent."""
         self.__init__()  # type: ignore[misc]
 
-    def _answer(self, name: str, job: _Job) -> np.ndarray:
+    def _answer(self, name: str, job: _Job, content: bytes) -> np.ndarray:
         with self._process() as process:
-            found = process.ask(job)
+            found = process.ask(job, content, self._room)
         if isinstance(found, np.ndarray):
             return found
         if isinstance(found, TimeoutError):
@@ -178,30 +198,29 @@ class _Process:
         )
         self.alive = True
 
-    def ask(self, job: _Job) -> np.ndarray | str | TimeoutError:
+    def ask(self, job: _Job, content: bytes, room: _Room) -> np.ndarray | str | TimeoutError:
         """The pixels, why the picture cannot be read, or that it took too long."""
         sent, output = self._process.stdin, self._process.stdout
         assert sent is not None and output is not None
         try:
             pickled = pickle.dumps(job)
-            _write_all(sent, _LENGTH.pack(len(pickled)))
-            _write_all(sent, pickled)
-            readable = select.poll()
-            readable.register(output, select.POLLIN)
-            if not readable.poll(1000 * _WALL * job.seconds):
-                self.kill()
-                return TimeoutError()
-            kind, length = _HEAD.unpack(_read_all(output, _HEAD.size))
-            shape = (job.target.size, job.target.size, job.target.channels)
-            if kind == _PIXELS and length == np.prod(shape):
-                return np.frombuffer(_read_all(output, length), np.uint8).reshape(shape)
-            if kind != _ERROR or length > _LONGEST_TEXT:
-                self.kill()
-                return "the process that decoded it gave no sensible answer"
-            return " ".join(_read_all(output, length).decode("utf-8", "replace").split())
-        except (BrokenPipeError, EOFError) as error:
+            for part in (_LENGTH.pack(len(pickled)), pickled, content):
+                _write_all(sent, part)
+            kind, length = _HEAD.unpack(_read_all(output, _HEAD.size, _WALL * job.seconds))
+            with room.taken(length if kind == _LARGE else 0):
+                if kind == _LARGE:
+                    _write_all(sent, b"\0")
+                    kind, length = _HEAD.unpack(_read_all(output, _HEAD.size, _WALL * job.seconds))
+                shape = (job.target.size, job.target.size, job.target.channels)
+                if kind == _PIXELS and length == np.prod(shape):
+                    return np.frombuffer(_read_all(output, length), np.uint8).reshape(shape)
+                if kind != _ERROR or length > _LONGEST_TEXT:
+                    self.kill()
+                    return "the process that decoded it gave no sensible answer"
+                return " ".join(_read_all(output, length).decode("utf-8", "replace").split())
+        except (BrokenPipeError, EOFError, TimeoutError) as error:
             self.kill()
-            if self._process.returncode == -signal.SIGPROF:
+            if isinstance(error, TimeoutError) or self._process.returncode == -signal.SIGPROF:
                 return TimeoutError()
             raise _EndedError(self._process.returncode) from error
 
@@ -231,7 +250,12 @@ def _write_all(pipe: IO[bytes], content: bytes) -> None:
         rest = rest[pipe.write(rest) :]
 
 
-def _read_all(pipe: IO[bytes], n: int) -> bytearray:
+def _read_all(pipe: IO[bytes], n: int, seconds: float = math.inf) -> bytearray:
+    """The next n bytes. A TimeoutError if none comes for so many seconds."""
+    coming = select.poll()
+    coming.register(pipe, select.POLLIN)
+    if seconds < math.inf and not coming.poll(1000 * seconds):
+        raise TimeoutError
     found = bytearray(n)
     done = 0
     while done < n:
@@ -257,8 +281,11 @@ def serve() -> None:
             job: _Job = pickle.loads(_read_all(taken, _LENGTH.unpack(_read_all(taken, _LENGTH.size))[0]))
         except EOFError:
             os._exit(0)
-        kind, answer = _answer(_Limited(job, own))
+        kind, answer = _answer(_Limited(job, own, taken, given))
         signal.setitimer(signal.ITIMER_PROF, 0)
+        if own is not None and (_address_space() or 0) > own + 2 * _BYTES:
+            with suppress(AttributeError):  # another C library
+                ctypes.CDLL(None).malloc_trim(0)  # what a large picture took would stay with this process
         _write_all(given, _HEAD.pack(kind, len(answer)) + answer)
 
 
@@ -268,12 +295,18 @@ class _Limited:
 
     job: _Job
     own: int | None  # bytes that this process has anyway
+    taken: IO[bytes]
+    given: IO[bytes]
     name = "picture"
 
     def open(self) -> Image.Image:
         self._limit(0)
-        image = open_image(self.job.file)
-        self._limit(image.width * image.height)
+        image = open_image(bytes(_read_all(self.taken, self.job.size)))
+        pixels = image.width * image.height
+        if _SMALL < pixels <= self.job.target.pixels:
+            _write_all(self.given, _HEAD.pack(_LARGE, pixels))
+            _read_all(self.taken, 1)  # comes when there is room
+        self._limit(pixels)
         return image
 
     def key(self) -> bytes:
@@ -283,9 +316,7 @@ class _Limited:
         # The timer's signal ends the process, whatever it is doing.
         signal.setitimer(signal.ITIMER_PROF, min(self.job.seconds, _seconds(pixels)))
         if self.own is not None:
-            file = self.job.file
-            held = len(file) if isinstance(file, bytes) else file.stat().st_size
-            most = self.own + 2 * held + _BYTES + _BYTES_PER_PIXEL * pixels
+            most = self.own + 2 * self.job.size + _BYTES + _BYTES_PER_PIXEL * pixels
             with suppress(ValueError):  # the user's own limit is lower
                 resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
 

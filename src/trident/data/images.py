@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from struct import error as StructError
@@ -19,6 +20,7 @@ from PIL import Image, UnidentifiedImageError
 
 from trident.data.jpeg_scans import MOST_SCANS, has_more_scans
 from trident.errors import TridentError
+from trident.files import open_regular, read_regular
 
 # Pillow knows many more formats, and some call other programs. Only these are tried, whatever a file's name.
 _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
@@ -26,6 +28,7 @@ _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 _JPEGS = ("JPEG", "MPO")
 _FOUND = frozenset({*_FORMATS, *_JPEGS, "DIB"})
 _HEIC = (b"ftypheic", b"ftypheix", b"ftypmif1", b"ftypmsf1", b"ftypheim", b"ftyphevc")
+MOST_BYTES = 2**28  # of a picture's file, and of a picture in an archive
 MOST_PIXELS = 89_478_485  # of a picture, unless a smaller number is given: where Pillow begins to warn
 IMAGE_SUFFIXES = frozenset(
     {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm"}
@@ -37,7 +40,7 @@ _DECODING_ERRORS = (
     StructError, zlib.error, BadZipFile, Image.DecompressionBombError, Image.DecompressionBombWarning,
 )  # fmt: skip
 
-_KEY_BYTES = 20
+_new_key = partial(hashlib.blake2b, digest_size=20)
 _ORIENTATION_TAG = 0x0112  # EXIF: how the camera was held
 _TILE_WIDTH_TAG, _TILE_HEIGHT_TAG = 322, 323
 _TILE_PIXELS = 2**22  # always allowed for all tiles together; 2**16 for each one are common
@@ -73,8 +76,8 @@ class ImageSource(Protocol):
 class EncodedImage(ImageSource, Protocol):
     """An image in the bytes of an image file, which another process can decode."""
 
-    def portable(self) -> ImageSource:
-        """The same image as another process can open it: with its content, unless it is a file of its own."""
+    def portable(self) -> "ImageContent":
+        """The same image with its content in memory."""
         ...
 
 
@@ -85,31 +88,6 @@ class DatasetImage(EncodedImage, Protocol):
     def file(self) -> Path:
         """The file that it is in, perhaps with other images."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class ImageFile:
-    """An image file."""
-
-    path: Path
-
-    @property
-    def name(self) -> str:
-        return str(self.path)
-
-    @property
-    def file(self) -> Path:
-        return self.path
-
-    def portable(self) -> "ImageFile":
-        return self
-
-    def open(self) -> Image.Image:
-        return open_image(self.path)
-
-    def key(self) -> bytes:
-        with naming_errors(self):
-            return key_of(self.path.read_bytes())
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +106,13 @@ class ImageContent:
         return open_image(self.content)
 
     def key(self) -> bytes:
-        with naming_errors(self), self.open() as image:
-            return key_of_pixels(image)
+        if isinstance(self.content, bytes):
+            return key_of(self.content)
+        return key_of_pixels(self.open())
 
 
-class InnerImage(ABC):
-    """An image whose bytes are a part of another file, such as an archive."""
+class ImageBytes(ABC):
+    """An image in the bytes of an image file: a file of its own, or a part of another, such as an archive."""
 
     __slots__ = ()
 
@@ -156,36 +135,57 @@ class InnerImage(ABC):
             return key_of(self.content())
 
 
-def open_image(file: Path | bytes) -> Image.Image:
-    """Open an image file, given by its path or content, in one of the supported formats."""
+@dataclass(frozen=True, slots=True)
+class ImageFile(ImageBytes):
+    """An image file."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return str(self.path)
+
+    @property
+    def file(self) -> Path:
+        return self.path
+
+    def content(self) -> bytes:
+        return read_regular(self.path, MOST_BYTES)
+
+    def key(self) -> bytes:
+        with naming_errors(self), open_regular(self.path, MOST_BYTES) as file:
+            return hashlib.file_digest(file, _new_key).digest()
+
+
+def in_memory(source: ImageSource) -> ImageSource:
+    """An image whose bytes are read now, once: its key is that of the very bytes that are decoded."""
+    with naming_errors(source):
+        return source.portable() if isinstance(source, ImageBytes) else source
+
+
+def open_image(content: bytes) -> Image.Image:
+    """Open an image file, given by its content, in one of the supported formats."""
     try:
-        image = Image.open(BytesIO(file) if isinstance(file, bytes) else file, formats=_FORMATS)
+        image = Image.open(BytesIO(content), formats=_FORMATS)
     except UnidentifiedImageError as error:
-        if _start(file)[4:] in _HEIC:
+        if content[4:12] in _HEIC:
             raise ValueError("HEIC pictures cannot be read here: save it as JPEG or PNG") from error
         raise
     try:
-        _check(image, file)
+        _check(image, content)
     except BaseException:
         image.close()
         raise
     return image
 
 
-def _start(file: Path | bytes) -> bytes:
-    if isinstance(file, bytes):
-        return file[:12]
-    with file.open("rb") as opened:
-        return opened.read(12)
-
-
-def _check(image: Image.Image, file: Path | bytes) -> None:
-    """Refuses what would take long or much memory to decode, as far as the header tells."""
+def _check(image: Image.Image, content: bytes) -> None:
+    """Refuse what would take long or much memory to decode, as far as the header tells."""
     if image.format not in _FOUND:
         raise UnidentifiedImageError
     if image.width * image.height > (Image.MAX_IMAGE_PIXELS or math.inf):  # Pillow only warns
         raise Image.DecompressionBombError
-    if image.format in _JPEGS and has_more_scans(file if isinstance(file, bytes) else file.read_bytes()):
+    if image.format in _JPEGS and has_more_scans(content):
         raise ValueError(f"this JPEG has more than {MOST_SCANS} scans and takes too long to decode: save it again")
     if image.format == "TIFF":
         # Tiles are always decoded completely, but Pillow limits only the size of the picture.
@@ -217,7 +217,7 @@ def naming_errors(source: ImageSource) -> Iterator[None]:
 
 def key_of(*content: bytes) -> bytes:
     """A hash of a picture's content."""
-    digest = hashlib.blake2b(digest_size=_KEY_BYTES)
+    digest = _new_key()
     for part in content:
         digest.update(part)
     return digest.digest()
@@ -270,15 +270,7 @@ class Target:
     pixels: int = MOST_PIXELS
 
     def decode(self, source: ImageSource) -> np.ndarray:
-        return decode(
-            source,
-            self.size,
-            self.channels,
-            self.inverted,
-            reduced=self.reduced,
-            middle=self.middle,
-            pixels=self.pixels,
-        )
+        return decode(source, **vars(self))
 
 
 def _opened(source: ImageSource, pixels: int) -> Image.Image:

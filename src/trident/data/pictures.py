@@ -12,6 +12,7 @@ from PIL import Image
 
 from trident.data.images import IMAGE_SUFFIXES, ImageFile, ImageSource, key_of_pixels, naming_errors
 from trident.errors import BadValueError, TridentError
+from trident.files import read_regular
 
 _CHANNELS = (1, 3, 4)
 
@@ -58,10 +59,7 @@ def listed_pictures(path: Path) -> list[ImageFile]:
 
     A path that is listed twice counts once. Whether the files can be read is not checked yet.
     """
-    try:
-        text = path.read_bytes()
-    except OSError as error:
-        raise TridentError(error.strerror or str(error)) from error
+    text = read_regular(path)
     if b"\0" in text:
         raise TridentError("that is not a text file; a list of pictures has one path on each line")
     lines = os.fsdecode(text.removeprefix(codecs.BOM_UTF8)).split("\n")

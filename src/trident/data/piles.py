@@ -74,6 +74,6 @@ def _files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
         found += [
             Path(where) / name
             for name in sorted(files)
-            if name.lower().endswith(suffixes) and not name.startswith((".", "_"))
+            if name.lower().endswith(suffixes) and not name.startswith((".", "_")) and (Path(where) / name).is_file()
         ]
     return found

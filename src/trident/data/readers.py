@@ -13,6 +13,7 @@ from pathlib import Path
 from trident.data.images import IMAGE_SUFFIXES, DatasetImage, ImageFile
 from trident.data.store import SPLITS, ClassEntry, class_table
 from trident.errors import TridentError
+from trident.files import read_regular
 
 _MOST_TEXT = 2**25  # bytes of a list; miniImageNet's longest has 1.2 MB
 
@@ -109,18 +110,10 @@ def require_images(paths: Iterable[Path], listed_in: Path) -> None:
         raise TridentError(f"{count} listed in {listed_in} cannot be found, the first is {missing[0]}")
 
 
-def _text_of(path: Path) -> str:
-    with path.open("rb") as file:
-        content = file.read(_MOST_TEXT + 1)
-    if len(content) > _MOST_TEXT:
-        raise TridentError(f"{path} has more than {_MOST_TEXT} bytes, too many for a list of names")
-    return content.decode("utf-8-sig")
-
-
 def read_lines(path: Path) -> list[str]:
     """The non-blank lines of a text file."""
     try:
-        text = _text_of(path)
+        text = read_regular(path, _MOST_TEXT).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise TridentError(f"{path} is not a text file in UTF-8: save it as UTF-8") from error
     return [line.strip() for line in text.splitlines() if line.strip()]
@@ -163,7 +156,7 @@ def class_folders(root: Path) -> dict[str, list[Path]]:
 def read_split_file(path: Path) -> dict[str, str]:
     """The split of each class, from a JSON file {"train": [class, ...], "val": [...], "test": [...]}."""
     try:
-        content = json.loads(_text_of(path))
+        content = json.loads(read_regular(path, _MOST_TEXT).decode("utf-8-sig"))
     except OSError as error:
         raise TridentError(f"cannot read the split file {path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:

@@ -10,17 +10,16 @@ from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path, PurePosixPath
 
-from trident.data.images import IMAGE_SUFFIXES, InnerImage
+from trident.data.images import IMAGE_SUFFIXES, MOST_BYTES, ImageBytes
 from trident.data.pictures import UniqueNames
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
-_LARGEST = 2**28  # bytes of one picture
 _LARGEST_HEADER = 2**20  # bytes; long names and attributes of a member are in further headers
 _PREFIXES = (".", "__MACOSX")  # of members that archivers add by themselves
 
 
 @dataclass(frozen=True, slots=True)
-class TarPicture(InnerImage):
+class TarPicture(ImageBytes):
     """A picture in an archive that is not compressed."""
 
     archive: Path
@@ -33,8 +32,8 @@ class TarPicture(InnerImage):
         return f"{self.archive}/{self.member}"
 
     def content(self) -> bytes:
-        if self.size > _LARGEST:
-            raise ValueError(f"it has {self.size} bytes: {_LARGEST} at most can be read from an archive")
+        if self.size > MOST_BYTES:
+            raise ValueError(f"it has {self.size} bytes: {MOST_BYTES} at most can be read from an archive")
         with self.archive.open("rb") as file:
             file.seek(self.offset)
             content = file.read(self.size)

@@ -9,6 +9,7 @@ from trident.data.images import ImageSource, UnreadableImageError
 from trident.data.pictures import sources_of
 from trident.engines.execution import usable_device
 from trident.errors import BadValueError, TridentError
+from trident.labelling.class_names import class_name
 from trident.labelling.feature_labeller import FeatureLabeller
 from trident.labelling.labelled import Labelled
 from trident.labelling.making import make_labeller, open_cache
@@ -72,9 +73,11 @@ class TridentClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_classification_targets(labels)
         classes = np.unique(labels)
         by_class: dict[str, list[ImageSource]] = {
-            str(name): [source for source, label in zip(sources, labels, strict=True) if label == name]
+            class_name(str(name)): [source for source, label in zip(sources, labels, strict=True) if label == name]
             for name in classes
         }
+        if len(by_class) < len(classes):
+            raise BadValueError("two labels differ only in their spaces or Unicode form: write both in the same way")
         device = usable_device(self.device)
         labeller = make_labeller(by_class, self.backbone, self.weights, device, open_cache(self.cache))
         self.classes_, self.labeller_ = classes, labeller  # set only if nothing failed

@@ -10,6 +10,7 @@ import os
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
@@ -43,8 +44,9 @@ def label_on_cluster(
 ) -> Labelled:
     """The same as `labeller.label`, with the features computed on a cluster."""
     with connected(cluster, say) as ray:
-        features, failures = _Pile(ray, labeller.backbone, pile, labeller.cache, progress).features()
-    return labeller.label_computed(features, failures)
+        dealt = _Pile(ray, labeller.backbone, pile, labeller.cache, progress)
+        features, failures = dealt.features()
+    return replace(labeller.label_computed(features, failures), keys=dealt.keys)
 
 
 class _Pile:
@@ -62,6 +64,7 @@ class _Pile:
         self._progress = progress
         self._found = np.zeros((len(sources), backbone.n_features), np.float32)
         self._failures: dict[int, str] = {}
+        self.keys: dict[int, bytes] = {}
         self._done = 0
 
     def features(self) -> tuple[np.ndarray, dict[int, str]]:
@@ -150,6 +153,7 @@ class _Pile:
                 )
         self._failures |= unread
         readable = {place: found for place, found in keys.items() if isinstance(found, bytes)}
+        self.keys |= readable
         first = min(readable, default=None)  # one of each block will do
         if first is not None and key_or_reason(self._sources[first]) != readable[first]:
             raise TridentError(
@@ -173,15 +177,10 @@ class _KeyActor:
             os.chdir(folder)
 
     def __call__(self, batch: Row) -> Row:
-        sources: list[ImageSource] = pickle.loads(batch["sources"][0])
-        keys = [key_or_reason(source) for source in sources]
-        return {"block": batch["block"], "keys": [pickle.dumps(keys)], "problem": [""]} | self.further_columns(
-            sources, keys
-        )
+        return {"block": batch["block"], "problem": [""]} | self.columns(pickle.loads(batch["sources"][0]))
 
-    def further_columns(self, sources: list[ImageSource], keys: list[bytes | str]) -> Row:
-        """What a subclass returns beside the keys."""
-        return {}
+    def columns(self, sources: list[ImageSource]) -> Row:
+        return {"keys": [pickle.dumps([key_or_reason(source) for source in sources])]}
 
 
 class _FeatureActor(_KeyActor):
@@ -200,13 +199,13 @@ class _FeatureActor(_KeyActor):
             )
         return found
 
-    def further_columns(self, sources: list[ImageSource], keys: list[bytes | str]) -> Row:
-        readable = [at for at, key in enumerate(keys) if isinstance(key, bytes)]
+    def columns(self, sources: list[ImageSource]) -> Row:
+        keys: dict[int, bytes] = {}
         try:
-            found, failures = features_of(self._backbone, [sources[at] for at in readable], None)
+            features, bad = features_of(self._backbone, sources, None, keys=keys)
         except TridentError as error:
-            return {"features": [b""], "failures": ["{}"], "problem": [f"on a node of the cluster: {error}"]}
-        features = np.zeros((len(sources), self._backbone.n_features), np.float32)
-        features[readable] = found
-        by_place = {readable[at]: why for at, why in failures.items()}
-        return {"features": [features.tobytes()], "failures": [json.dumps(by_place)]}
+            row = {"keys": [b""], "features": [b""], "failures": ["{}"]}
+            return row | {"problem": [f"on a node of the cluster: {error}"]}
+        read = [keys[at] if at in keys else bad[at] for at in range(len(sources))]
+        failures = json.dumps({at: why for at, why in bad.items() if at in keys})
+        return {"keys": [pickle.dumps(read)], "features": [features.tobytes()], "failures": [failures]}

@@ -1,49 +1,106 @@
 """Corrections that a user wrote into the table of `trident predict`: the right class, or 'none of these'."""
 
+import codecs
 import csv
+import io
+import json
+import os
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
 
-from trident.errors import TridentError
+from trident.errors import TridentError, errors_in
+from trident.files import open_regular
+from trident.labelling.class_names import NONE, class_name, is_none
 from trident.labelling.spreadsheets import unguarded
 
-NONE = "none of these"  # in the column `correction`: the picture belongs to no class
+if TYPE_CHECKING:
+    from trident.data.images import ImageSource
+
 COLUMN = "correction"
+MARK = "picture"  # the column that tells pictures of the same name apart
+_MOST_BYTES = 2**30
 
 
-def is_none(name: str) -> bool:
-    """Whether a name means no class: in capital letters too, or as the column is called, none_of_these."""
-    return name.casefold().replace("_", " ") == NONE
-
-
-def read_corrections(path: Path) -> dict[str, str]:
-    """The corrected class of each corrected picture, by its path as the table has it.
-
-    Spreadsheets may put a byte order mark at the start, semicolons or tabs in place of commas, and capital letters.
-    """
+def mark_of(source: "ImageSource", key: bytes | None = None) -> str:
+    """Tells a picture's content in a table; empty if it cannot be read. Spreadsheets do not take it for a number."""
     try:
-        with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-            for delimiter in ",;\t":
-                file.seek(0)
-                table = csv.DictReader(file, delimiter=delimiter)
-                if {"path", COLUMN} <= set(table.fieldnames or []):
-                    break
-            else:
-                raise TridentError(
-                    f"{path} has no columns 'path' and '{COLUMN}': it must be a CSV table that 'trident predict' "
-                    f"wrote, with the right class in '{COLUMN}' where the label is wrong"
-                )
-            found: dict[str, str] = {}
-            for row in table:
-                name, wanted = unguarded(row["path"] or ""), unguarded((row[COLUMN] or "").strip())
-                if not wanted:
-                    continue
-                if is_none(wanted):
-                    wanted = NONE
-                if found.get(name, wanted) != wanted:
-                    raise TridentError(f"{path} corrects {name} twice: to '{found[name]}' and to '{wanted}'")
-                found[name] = wanted
-            return found
-    except OSError as error:
-        raise TridentError(f"cannot read {path}: {error.strerror}") from error
-    except csv.Error as error:
-        raise TridentError(f"cannot read {path}: {error}") from error
+        return f"id-{(key or source.key()).hex()[:16]}"
+    except TridentError:
+        return ""
+
+
+def read_corrections(path: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """The right classes in a CSV or JSON table, and the marks of these pictures, by path as it is written there.
+
+    All of it is read, or it is an error. Spreadsheets may use `sep=`, other separators, UTF-16 and capital letters.
+    """
+    with open_regular(path, _MOST_BYTES) as file:
+        about = os.fstat(file.fileno())
+    return _read(path, about.st_ino, about.st_size, about.st_mtime_ns)
+
+
+@lru_cache(2)  # the table that is read and the one that is replaced are often the same, and may be large
+def _read(path: Path, number: int, size: int, changed: int) -> tuple[dict[str, str], dict[str, str]]:
+    labels: dict[str, str] = {}
+    marks: dict[str, str] = {}
+    with open_regular(path, _MOST_BYTES) as file, errors_in(path):
+        utf_16 = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+        file.seek(0)
+        text = io.TextIOWrapper(file, "utf-16" if utf_16 else "utf-8-sig", "surrogateescape", newline="")
+        for name, written, mark in _rows(text):
+            if not written.strip():
+                continue
+            label = _label(written)
+            if labels.setdefault(name, label) != label:
+                raise TridentError(f"it corrects {name} twice: to '{labels[name]}' and to '{label}'")
+            if mark:
+                marks[name] = mark
+    return labels, marks
+
+
+@lru_cache(10_000)
+def _label(written: str) -> str:
+    return NONE if is_none(written) else class_name(written)
+
+
+def _rows(text: TextIO) -> Iterator[tuple[str, str, str]]:
+    """Path, correction and mark of each picture."""
+    try:
+        line = text.readline()
+        if line.lstrip('"').casefold().startswith("sep="):
+            line = text.readline()
+        yield from _json_rows(line + text.read()) if line.startswith("{") else _csv_rows(line, text)
+    except (csv.Error, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise TridentError(f"it is not a table of 'trident predict', or not a whole one ({error})") from error
+
+
+def _json_rows(text: str) -> Iterator[tuple[str, str, str]]:
+    for row in json.loads(text)["pictures"]:
+        name, written, mark = (row.get(key) or "" for key in ("path", COLUMN, MARK))
+        if not isinstance(name + written + mark, str):
+            raise TypeError(f"{row} has other values than texts")
+        yield name, written, mark
+
+
+def _csv_rows(line: str, text: TextIO) -> Iterator[tuple[str, str, str]]:
+    csv.field_size_limit(_MOST_BYTES)  # the file is no larger
+    separator = max(",;\t|", key=line.split("p(")[0].count)  # names of classes may have others
+    table = csv.reader(chain([line], text), delimiter=separator, strict=True)
+    head = [cell.strip().casefold() for cell in next(table, [])]
+    if head.count("path") != 1 or head.count(COLUMN) != 1:
+        raise TridentError(
+            f"it has no columns 'path' and '{COLUMN}', one of each: it must be a table that 'trident predict' wrote, "
+            f"with the right class in '{COLUMN}' where the label is wrong"
+        )
+    width, path, correction = len(head), head.index("path"), head.index(COLUMN)
+    mark = head.index(MARK) if MARK in head else None
+    for row in table:
+        if len(row) != width:
+            if any(row[width:]):
+                raise TridentError(f"line {table.line_num} has more cells than the first line")
+            row += [""] * width
+        if row[correction]:
+            yield unguarded(row[path]), unguarded(row[correction]), "" if mark is None else row[mark]

@@ -2,12 +2,13 @@
 
 Each call opens the file anew. So a cache can be pickled, several threads and processes can use it at once, and a
 process that is killed loses only its unfinished call. The cache only saves time: if it cannot be used, `problem` says
-why, and it finds nothing and stores nothing.
+why, and it finds nothing and stores nothing. A damaged file is set aside, and a new one is made.
 """
 
 import os
 import sqlite3
 import time
+import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -41,10 +42,11 @@ CREATE TABLE IF NOT EXISTS features (id INTEGER PRIMARY KEY, checksum INTEGER NO
 PRAGMA user_version = {_VERSION};
 COMMIT;
 """
-# Errors that come from outside the file: the disk, permissions, other processes. All others mean that it is damaged.
+# Errors that come from outside the file: the disk, permissions, other processes. All others mean that it is damaged,
+# also that it may not be written: where this is true, it cannot be set aside either.
 _FROM_OUTSIDE = {
     sqlite3.SQLITE_BUSY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_LOCKED,
-    sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_PERM, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_PERM, sqlite3.SQLITE_PROTOCOL,
 }  # fmt: skip
 
 Result = TypeVar("Result")
@@ -63,28 +65,33 @@ def cache_folder() -> Path:
 
 
 class FeatureCache:
-    """Features of pictures on disk, up to `limit` bytes. Those that were not used for longest are deleted first."""
+    """Features of pictures on disk, up to `limit` bytes. Those that were not used for longest are deleted first.
 
-    def __init__(self, folder: Path, limit: int = DEFAULT_LIMIT):
+    `say` gets a line when a damaged file is set aside.
+    """
+
+    def __init__(self, folder: Path, limit: int = DEFAULT_LIMIT, say: Callable[[str], object] = warnings.warn):
         self.path = Path(folder) / _FILE
+        self._set_aside = self.path.with_name(f"{_FILE}.damaged")
         self.limit = limit
         self.problem: str | None = None  # one line that says why the cache is not used
-        self._damaged = False
+        self._say = say
         self._run(lambda database: None, None)  # finds a problem now, before any work
 
     def get(self, fingerprint: str, keys: Sequence[bytes], n_features: int) -> dict[bytes, np.ndarray]:
         """The features (n_features,) float32 of those pictures that are in the cache."""
-        nothing: list[tuple] = []
-        rows = self._run(lambda database: list(_rows(database, fingerprint, keys)), nothing)
         found: dict[bytes, np.ndarray] = {}
-        used = []
-        for number, key, checksum, content in rows:
-            features = _features(content, checksum, n_features)
-            if features is not None:
-                found[key] = features
-                used.append(number)
+        used: dict[bytes, int] = {}
+
+        def look_up(database: sqlite3.Connection) -> None:
+            for number, key, checksum, content in _rows(database, fingerprint, keys):
+                if _checksum(fingerprint, key, content) == checksum and len(content) == 4 * n_features:
+                    found[key] = np.frombuffer(content, "<f4").astype(np.float32)
+                    used[key] = number
+
+        self._run(look_up, None)
         if used:
-            self._run(lambda database: _mark_used(database, used), None)
+            self._run(lambda database: _mark_used(database, used.values()), None)
         return found
 
     def put(self, fingerprint: str, found: Mapping[bytes, np.ndarray]) -> None:
@@ -98,37 +105,45 @@ class FeatureCache:
         return self._run(_size, (0, 0))
 
     def clear(self) -> None:
-        """Delete all features."""
-        self.problem, self._damaged = None, False
+        """Delete all features, also those in a file that was set aside."""
+        self.problem = None
         self._run(_delete_all, None)
-        if self._damaged:
-            # Only now: to delete a file that other processes use could damage the one that takes its place.
-            self.problem, self._damaged = None, False
-            try:
-                self.path.with_name(f"{_FILE}-journal").unlink(missing_ok=True)
-                self.path.unlink()
-            except OSError as error:
-                self._not_usable(error.strerror or str(error))
+        self._run(lambda database: self._set_aside.unlink(missing_ok=True), None)
 
     def _run(self, work: Callable[[sqlite3.Connection], Result], otherwise: Result) -> Result:
         """What `work` returns, or `otherwise` if there is a problem. An unfinished transaction is undone."""
-        if self.problem is not None:
-            return otherwise
-        try:
-            with closing(_connect(self.path)) as database:
-                return work(database)
-        except sqlite3.Error as error:
-            code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
-            self._damaged = code not in _FROM_OUTSIDE
-            self._not_usable(str(error))
-        except OSError as error:
-            self._not_usable(error.strerror or str(error))
+        for last in (False, True):
+            if self.problem is not None:
+                break
+            before = None
+            try:
+                before = self.path.stat() if self.path.exists() else None
+                with closing(_connect(self.path)) as database:
+                    return work(database)
+            except (sqlite3.Error, ValueError, TypeError, OverflowError) as error:
+                reason = " ".join(str(error).split())
+                code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
+                if last or before is None or code in _FROM_OUTSIDE:
+                    self._not_usable(reason)
+                else:
+                    self._replace(before, reason)
+            except OSError as error:
+                self._not_usable(error.strerror or str(error))
         return otherwise
 
+    def _replace(self, damaged: os.stat_result, reason: str) -> None:
+        """Set the damaged file aside, unless another process has done so already. One of them is kept."""
+        try:
+            if os.path.samestat(self.path.stat(), damaged):
+                for suffix in ("-journal", "-wal", "-shm"):  # they would be applied to the new file
+                    self.path.with_name(_FILE + suffix).unlink(missing_ok=True)
+                self.path.replace(self._set_aside)
+                self._say(f"the feature cache {self.path} was damaged ({reason}): it is now {self._set_aside.name}")
+        except OSError as error:
+            self._not_usable(error.strerror or str(error))
+
     def _not_usable(self, reason: str) -> None:
-        advice = "delete it with 'trident cache --clear'" if self._damaged else "features are not stored"
-        state = "is damaged" if self._damaged else "cannot be used"
-        self.problem = f"the feature cache {self.path} {state} ({reason}): {advice}"
+        self.problem = f"the feature cache {self.path} cannot be used ({reason}): features are not stored"
 
 
 def _connect(path: Path) -> sqlite3.Connection:
@@ -143,6 +158,9 @@ def _connect(path: Path) -> sqlite3.Connection:
             database.executescript(_TABLES)
         elif version != _VERSION:
             raise sqlite3.DatabaseError(f"its version is {version}, not {_VERSION}")
+        for (statement,) in database.execute("SELECT sql FROM sqlite_master WHERE sql NOTNULL"):
+            if statement not in _TABLES.replace(" IF NOT EXISTS", ""):
+                raise sqlite3.DatabaseError("it has other tables")
     except BaseException:
         database.close()
         raise
@@ -165,12 +183,9 @@ def _rows(
         )
 
 
-def _features(content: bytes, checksum: int, n_features: int) -> np.ndarray | None:
-    """None if the row is damaged, or is not of so many finite numbers."""
-    if not isinstance(content, bytes) or len(content) != 4 * n_features or zlib.crc32(content) != checksum:
-        return None
-    features = np.frombuffer(content, "<f4").astype(np.float32)
-    return features if np.isfinite(features).all() else None
+def _checksum(fingerprint: str, key: bytes, content: bytes) -> int:
+    """Over all of a row, since a damaged index may lead from one picture to the features of another."""
+    return zlib.crc32(content, zlib.crc32(fingerprint.encode() + key))
 
 
 def _mark_used(database: sqlite3.Connection, numbers: Iterable[int]) -> None:
@@ -189,7 +204,8 @@ def _store(database: sqlite3.Connection, fingerprint: str, contents: Mapping[byt
             "INSERT INTO pictures (backbone, picture, used, size) VALUES (?, ?, ?, ?)",
             (fingerprint, key, now, len(content)),
         ).lastrowid
-        database.execute("INSERT INTO features VALUES (?, ?, ?)", (number, zlib.crc32(content), content))
+        checksum = _checksum(fingerprint, key, content)
+        database.execute("INSERT INTO features VALUES (?, ?, ?)", (number, checksum, content))
     surplus = _size(database)[1] - limit
     if surplus > 0:
         _delete(database, _oldest(database, surplus))

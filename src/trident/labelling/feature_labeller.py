@@ -95,7 +95,9 @@ class FeatureLabeller:
         return replace(self, classes=classes, features=np.concatenate(features), labels=np.concatenate(labels))
 
     def label(self, pile: Sequence[ImageSource], progress: Progress | None = None, together: bool = True) -> Labelled:
-        return self.label_computed(*features_of(self.backbone, pile, self.cache, progress), together)
+        keys: dict[int, bytes] = {}
+        features, failures = features_of(self.backbone, pile, self.cache, progress, keys)
+        return replace(self.label_computed(features, failures, together), keys=keys)
 
     def label_computed(self, features: np.ndarray, failures: dict[int, str], together: bool = True) -> Labelled:
         """Label a pile whose features were computed, as `features_of` returns them. They are overwritten."""

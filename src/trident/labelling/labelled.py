@@ -20,6 +20,7 @@ class Labelled:
     failures: dict[int, str] = field(default_factory=dict)  # error messages, by the picture's index
     typicality: np.ndarray | None = None  # (picture,) float64, see `typicality.py`; None if it cannot be judged
     least_typical: float = 0.0  # pictures with less typicality belong to none of the classes
+    keys: dict[int, bytes] = field(default_factory=dict)  # of the pictures' content, as far as they were needed
 
     def __post_init__(self) -> None:
         judged = [self.probabilities] + ([] if self.typicality is None else [self.typicality[:, None]])

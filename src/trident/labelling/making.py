@@ -1,6 +1,7 @@
 """From a user's choices to a labeller: pretrained features if they are installed, otherwise included ones."""
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -37,8 +38,8 @@ def chosen_backbone(backbone: str, weights: str) -> str:
     return DEFAULT if BACKBONES[DEFAULT].installed else INCLUDED
 
 
-def open_cache(wanted: bool = True) -> FeatureCache | None:
-    return FeatureCache(cache_folder()) if wanted else None
+def open_cache(wanted: bool = True, say: Callable[[str], object] = warnings.warn) -> FeatureCache | None:
+    return FeatureCache(cache_folder(), say=say) if wanted else None
 
 
 def make_labeller(

@@ -9,7 +9,7 @@ from itertools import islice
 import numpy as np
 
 from trident.backbones.pretrained import BATCH, Pretrained
-from trident.data.images import ImageSource, UnreadableImageError
+from trident.data.images import ImageSource, UnreadableImageError, in_memory
 from trident.labelling.feature_cache import FeatureCache
 from trident.progress import Progress
 
@@ -20,9 +20,17 @@ Decoded = tuple[int, np.ndarray | str]  # the picture's index, and its pixels or
 
 
 def features_of(
-    backbone: Pretrained, sources: Sequence[ImageSource], cache: FeatureCache | None, progress: Progress | None = None
+    backbone: Pretrained,
+    sources: Sequence[ImageSource],
+    cache: FeatureCache | None,
+    progress: Progress | None = None,
+    keys: dict[int, bytes] | None = None,
 ) -> tuple[np.ndarray, dict[int, str]]:
-    """Features (picture, feature) float32, and error messages by index. The rows of unreadable pictures are zero."""
+    """Features (picture, feature) float32, and error messages by index. The rows of unreadable pictures are zero.
+
+    `keys` gets the pictures' keys, of the very bytes that are decoded: a file may change after it was looked up.
+    """
+    keys = {} if keys is None else keys
     features = np.zeros((len(sources), backbone.n_features), np.float32)
     failures: dict[int, str] = {}
     done = 0
@@ -36,15 +44,15 @@ def features_of(
     with _threads() as workers:
         for start in range(0, len(sources), _CACHE_AT_ONCE):
             part = range(start, min(start + _CACHE_AT_ONCE, len(sources)))
-            keys, bad = _keys(sources, part, workers) if cache is not None else ({}, {})
+            wanted, bad = _keys(sources, part, workers) if cache is not None else ({}, {})
             failures |= bad
-            known = cache.get(backbone.fingerprint, list(keys.values()), backbone.n_features) if cache else {}
-            for place, key in keys.items():
+            known = cache.get(backbone.fingerprint, list(wanted.values()), backbone.n_features) if cache else {}
+            for place, key in wanted.items():
                 if key in known:
-                    features[place] = known[key]
-            missing = [place for place in part if place not in bad and keys.get(place) not in known]
+                    features[place], keys[place] = known[key], key
+            missing = {place: sources[place] for place in part if place not in bad and wanted.get(place) not in known}
             report(len(part) - len(missing))
-            for batch in _batches(_decoded(backbone, sources, missing, workers)):
+            for batch in _batches(_decoded(backbone, missing, workers, keys)):
                 pixels = {place: found for place, found in batch if not isinstance(found, str)}
                 failures |= {place: found for place, found in batch if isinstance(found, str)}
                 if pixels:
@@ -91,17 +99,19 @@ def _keys(
 
 
 def _decoded(
-    backbone: Pretrained, sources: Sequence[ImageSource], places: Sequence[int], workers: ThreadPoolExecutor
+    backbone: Pretrained, sources: dict[int, ImageSource], workers: ThreadPoolExecutor, keys: dict[int, bytes]
 ) -> Iterator[Decoded]:
-    """Decodes pictures in the background, two batches ahead of their use."""
+    """Decodes pictures in the background, two batches ahead of their use, and notes their keys."""
 
     def pixels(place: int) -> Decoded:
         try:
-            return place, backbone.decoded(sources[place])
+            source = in_memory(sources[place])
+            keys[place] = source.key()
+            return place, backbone.decoded(source)
         except UnreadableImageError as error:
             return place, str(error)
 
-    remaining = iter(places)
+    remaining = iter(sources)
     waiting: deque[Future[Decoded]] = deque(workers.submit(pixels, place) for place in islice(remaining, 2 * BATCH))
     while waiting:
         yield waiting.popleft().result()

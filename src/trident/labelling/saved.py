@@ -19,6 +19,7 @@ from trident.backbones.pretrained import BACKBONES, INCLUDED, Pretrained, find_b
 from trident.data.checksums import digest_of
 from trident.errors import TridentError
 from trident.files import atomic_file
+from trident.labelling.class_names import class_name
 from trident.labelling.feature_cache import FeatureCache
 from trident.labelling.feature_labeller import FeatureLabeller
 from trident.labelling.label_latents import LabelLatents
@@ -65,7 +66,7 @@ def load_classifier(
     """Read a classifier. `backbone`: its name, which must be given again if it is a file or a Python function."""
     about, tensors = _read(path)
     try:
-        classes = tuple(about["classes"])
+        classes = tuple(class_name(name) for name in about["classes"])
         features, labels = tensors["features"], tensors["labels"]
         name, fingerprint = str(about["backbone"])[:_LONGEST_NAME], str(about["fingerprint"])
         method = cast(SoftKMeans, method_from("soft-kmeans", about["method"]))
@@ -75,7 +76,6 @@ def load_classifier(
             and labels.shape == features.shape[:1]
             and labels.dtype == np.int64
             and 0 < len(classes) <= _MOST_CLASSES
-            and all(isinstance(name, str) for name in classes)
             and len(set(classes)) == len(classes)
             and len(labels) > 0
             and 0 <= labels.min() <= labels.max() < len(classes)

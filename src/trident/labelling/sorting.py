@@ -69,7 +69,7 @@ def plan(labels: dict[Path, str], target: Path, moving: bool) -> list[Step]:
 
 def check_folder_names(labels: Iterable[str], target: Path) -> None:
     for label in labels:
-        if label in ("", ".", "..") or "/" in label or "\0" in label:
+        if label in ("", ".", "..") or "/" in label or "\0" in label or len(os.fsencode(label)) > LONGEST_NAME:
             raise TridentError(f"class {label!r} cannot be the name of a folder in {target}")
 
 

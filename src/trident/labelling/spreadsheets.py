@@ -17,4 +17,4 @@ def guarded(text: str) -> str:
 
 def unguarded(text: str) -> str:
     """What `guarded` was given."""
-    return _GUARDED.sub(r"\1\2", text)
+    return _GUARDED.sub(r"\1\2", text) if "'" in text else text

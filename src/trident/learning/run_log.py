@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from trident.errors import TridentError
-from trident.files import atomic_file
+from trident.files import atomic_file, read_regular
 
 LOG = "log.jsonl"
 _FIELDS = {
@@ -123,7 +123,7 @@ def _means(entries: list[dict[str, Any]]) -> dict[str, Any]:
 def _lines(path: Path) -> list[str]:
     if not path.is_file():
         return []
-    return path.read_text("utf-8", errors="replace").splitlines(keepends=True)
+    return read_regular(path).decode("utf-8", "replace").splitlines(keepends=True)
 
 
 def _is_settled(line: str, step: int, validated_step: int) -> bool:

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from trident.errors import is_shown
+from trident.files import MOST_WEIGHTS, open_regular
 
 _MOST_HEADER = 2**24  # bytes; those of the included weights have about 20,000
-_MOST_BYTES = 2**32  # of a file: enough for the largest network that is allowed and Adam's two moments
 _MOST_STEPS = 2**48
 _MOST_CHARACTERS = 1000
 _MOST_STARTS = 20  # longest chain of runs, each started from the one before
@@ -17,13 +17,10 @@ _TEMPERATURES = (1e-3, 1e3)
 
 def check_file(path: Path) -> None:
     """Check the sizes of a safetensors file before it is parsed."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        first = file.read(8)
+    with open_regular(path, MOST_WEIGHTS) as file:
+        size, first = path.stat().st_size, file.read(8)
     if len(first) == 8 and struct.unpack("<Q", first)[0] > min(_MOST_HEADER, size - 8):
         raise ValueError("its header is longer than the file, or much longer than that of weights")
-    if size > _MOST_BYTES:
-        raise ValueError(f"it has {size} bytes, {_MOST_BYTES} at most can be read")
 
 
 def steps(value: Any, what: str = "step") -> int:

@@ -52,12 +52,17 @@ class BdCspn(NormalisedHead):
 
 def rectified_means(features: Tensor, task: Task) -> Tensor:
     """w'_c above: (task, image, feature) -> (task, n_way, feature)."""
-    support, queries = features[:, task.support], features[:, task.queries]
+    support = features[:, task.support]
     means = class_means(support, task.support_labels, task.n_way)
-    queries = queries + support.mean(1, keepdim=True) - queries.mean(1, keepdim=True)
-    features = torch.cat([support, queries], 1)
+    features = torch.cat([support, shifted_queries(features, task)], 1)
     cosines = F.normalize(features, dim=2) @ F.normalize(means, dim=2).mT  # (task, image, n_way)
     nearest = F.one_hot(cosines.argmax(2), task.n_way).to(features)
     counts = nearest.sum(1)[..., None]  # (task, n_way, 1)
     rectified = (nearest * torch.softmax(10 * cosines, 2)).mT @ features / counts.clamp(min=1)
     return torch.where(counts > 0, rectified, means)
+
+
+def shifted_queries(features: Tensor, task: Task) -> Tensor:
+    """f'_i above: (task, image, feature) -> (task, query, feature)."""
+    support, queries = features[:, task.support], features[:, task.queries]
+    return queries + support.mean(1, keepdim=True) - queries.mean(1, keepdim=True)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from trident.methods.base import About, Method
-from trident.methods.bd_cspn import rectified_means
+from trident.methods.bd_cspn import rectified_means, shifted_queries
 from trident.methods.nearest_mean import NearestMean
 from trident.methods.normalised import NormalisedHead
 from trident.nn.classes import class_means, squared_distances
@@ -20,13 +20,17 @@ from trident.tasks.task import Task
 class LaplacianShot(NormalisedHead):
     """Nearest class mean, with the wish that a query has the same class as the queries nearest to it.
 
-    Nothing is learned. Features f are normalised (`normalised.py`), and class means w_c are rectified with the queries
-    (`bd_cspn.py`). W_ij is 1 if query j is one of the nearest neighbours of query i, otherwise 0. In each round
+    Nothing is learned. Features f are normalised (`normalised.py`), queries are shifted, and class means w_c are
+    rectified with them (`bd_cspn.py`). W_ij is 1 if query j is one of the nearest neighbours of query i, otherwise 0.
+    In each round
 
         q_ic ~ exp(-||f_i - w_c||^2 + smoothness * sum_j W_ij q_jc)
 
-    starting without the sum. Nothing asks for classes of a certain size. The published code stops when the objective no
-    longer changes, rectifies for one shot only, and takes smoothness from validation: 0.7 for one shot, 0.3 for five.
+    starting without the sum. The shift makes the queries' mean that of the support set, so queries classified alone
+    all get the same class. Without it (`compare_shifted=false`), Conv4 features of miniImageNet's validation classes
+    gained 0.2 ± 0.2 and 0.0 ± 0.1 points (1 and 5 shots, 1,000 balanced tasks), 1.2 ± 0.3 and 2.3 ± 0.2 on Dirichlet
+    tasks. The published code stops when
+    the objective no longer changes, and takes smoothness from validation: 0.7 for one shot, 0.3 for five.
     """
 
     about = About(
@@ -42,6 +46,11 @@ class LaplacianShot(NormalisedHead):
     )
     rounds: int = setting(20, "how often probabilities are computed anew", after_training=True, most=1000)
     rectify: bool = setting(True, "move class means towards the queries first, as BD-CSPN does", after_training=True)
+    compare_shifted: bool = setting(
+        True,
+        "with rectified means: compare the shifted queries with them, as published, or the queries as they are",
+        after_training=True,
+    )
 
     def __post_init__(self) -> None:
         require_at_least(self, "method", 0, "smoothness", "rounds")
@@ -53,11 +62,10 @@ class LaplacianShot(NormalisedHead):
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         features = self.normalised(parameters, features)
         queries = features[:, task.queries]
-        means = (
-            rectified_means(features, task)
-            if self.rectify
-            else class_means(features[:, task.support], task.support_labels, task.n_way)
-        )
+        means = class_means(features[:, task.support], task.support_labels, task.n_way)
+        if self.rectify:
+            means = rectified_means(features, task)
+            queries = shifted_queries(features, task) if self.compare_shifted else queries
         # Of the squared distances between queries, a row's own squared length changes no order.
         near = 2 * queries @ queries.mT - queries.square().sum(2)[:, None]
         near.diagonal(dim1=1, dim2=2).fill_(-torch.inf)

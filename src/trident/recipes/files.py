@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from trident.errors import TridentError, did_you_mean
+from trident.files import read_regular
 
 _MOST_BYTES = 2**20
 FOLDER = Path(__file__).parent
@@ -47,10 +48,6 @@ def _with_base(values: dict[str, Any], path: Path) -> dict[str, Any]:
 
 def read_toml(path: Path) -> dict[str, Any]:
     try:
-        with path.open("rb") as file:
-            content = file.read(_MOST_BYTES + 1)
-        if len(content) > _MOST_BYTES:
-            raise TridentError(f"{path} has more than {_MOST_BYTES} bytes, too many for a file of settings")
-        return tomllib.loads(content.decode("utf-8"))
+        return tomllib.loads(read_regular(path, _MOST_BYTES).decode("utf-8"))
     except (ValueError, RecursionError) as error:  # TOMLDecodeError is a ValueError, and so is a number of 5000 digits
         raise TridentError(f"{path} is not valid TOML: {error}") from error

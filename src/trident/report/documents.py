@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from trident.errors import TridentError
+from trident.files import read_regular
 
 
 def introduction_before(first: str, path: Path, title: str, heading: str) -> str:
@@ -13,7 +14,7 @@ def introduction_before(first: str, path: Path, title: str, heading: str) -> str
     if not path.is_file():
         return f"# {title}\n"
     try:
-        text = path.read_text("utf-8")
+        text = read_regular(path).decode()
     except UnicodeDecodeError:
         text = ""
     if f"\n{heading}\n" not in text:

@@ -11,6 +11,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from trident.errors import TridentError
+from trident.files import read_regular
 
 COOKIE = "trident-token"
 _SHAPE = re.compile(r"[A-Za-z0-9._~-]{16,200}")  # safe in addresses, cookies and headers; too long to guess
@@ -84,7 +85,7 @@ def chosen_token(file: Path | None) -> str | None:
     """The token from a file, or from the environment; None if there is neither."""
     if file is not None:
         try:
-            return _checked(file.read_text("utf-8").strip(), f"--token-file {file}")
+            return _checked(read_regular(file).decode().strip(), f"--token-file {file}")
         except OSError as error:
             raise TridentError(f"--token-file {file}: {error.strerror}") from error
         except UnicodeDecodeError as error:

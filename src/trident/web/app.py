@@ -51,11 +51,10 @@ def make_routes(network: Network, limits: Limits, metrics: Metrics, processes: D
             with queue.place(client):
                 upload = await _received(request, stream, receiver)
                 return await _unless_gone(request, lambda: _worked_on(upload, work))
-        except RefusedError as error:
-            await drain(stream)
-            return JSONResponse({"error": str(error), **error.details}, error.status)
         except TridentError as error:
-            return JSONResponse({"error": str(error)}, 422)
+            await drain(stream)
+            refused = error if isinstance(error, RefusedError) else RefusedError(422, str(error))
+            return JSONResponse({"error": str(error), **refused.details}, refused.status)
         except ClientDisconnect:
             return Response(status_code=400)  # the client is gone
 

@@ -8,6 +8,7 @@ from PIL import Image
 
 from trident.data.images import key_of_pixels, naming_errors
 from trident.errors import NotFiniteError
+from trident.labelling.class_names import check_one_class_each
 from trident.labelling.labelled import Labelled
 from trident.web.limits import RefusedError
 from trident.web.request_queue import Check
@@ -45,16 +46,17 @@ class Network(Protocol):
 
 def task_of(upload: Upload) -> Task:
     """Skips unreadable labelled pictures; it is an error if a class has no other."""
-    readable = [(place, picture.pixels) for place, picture in upload.labelled if picture.pixels is not None]
+    readable = [(place, picture.pixels, picture) for place, picture in upload.labelled if picture.pixels is not None]
     for place, name in enumerate(upload.classes):
-        if all(place != other for other, _ in readable):
+        if all(place != other for other, _, _ in readable):
             bad = [picture.error for other, picture in upload.labelled if other == place]
             why = f"has no picture that can be read ({bad[0]})" if bad else "has no labelled picture"
             raise RefusedError(422, f"class '{name}' {why}", labelled=_labelled(upload))
     if not upload.pile:
         raise RefusedError(422, "there is no picture to label")
-    labels = np.array([place for place, _ in readable], np.int64)
-    return Task(tuple(upload.classes), [pixels for _, pixels in readable], labels, upload)
+    check_one_class_each((picture.mark, upload.classes[place], picture.name) for place, _, picture in readable)
+    labels = np.array([place for place, _, _ in readable], np.int64)
+    return Task(tuple(upload.classes), [pixels for _, pixels, _ in readable], labels, upload)
 
 
 def label(network: Network, task: Task, check: Check) -> dict[str, Any]:
@@ -66,7 +68,7 @@ def label(network: Network, task: Task, check: Check) -> dict[str, Any]:
         raise NotFiniteError(f"{answer['weights']['name']}: {error}") from error
     return answer | {
         "pile": [
-            {"name": picture.name, "error": picture.error}
+            {"name": picture.name, "error": picture.error, "picture": picture.mark}
             | (_NOT_LABELLED if picture.pixels is None else _label(labelled, place))
             for place, picture in enumerate(task.upload.pile)
         ]

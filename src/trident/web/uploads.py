@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from starlette.requests import ClientDisconnect
 
-from trident.data.images import ImageContent, Target, UnreadableImageError
+from trident.data.images import ImageContent, Target, UnreadableImageError, key_of
+from trident.labelling.class_names import class_name
+from trident.labelling.corrections import mark_of
 from trident.web.decoder import PageDecoder
 from trident.web.limits import Limits, RefusedError, megabytes
 from trident.web.parts import Part, PartReader
 
-NAME_LENGTH = 80  # characters of a class name
 _DRAIN_SECONDS = 3.0
 
 
@@ -29,6 +30,7 @@ class Received:
     name: str
     pixels: np.ndarray | None  # (size, size, channel) uint8
     error: str | None = None
+    mark: str = ""  # of its content, for the table
 
 
 @dataclass
@@ -65,7 +67,7 @@ class Receiver:
         if part.field == "class":
             if len(upload.classes) >= self.limits.classes:
                 raise RefusedError(413, f"more than {self.limits.classes} classes: send fewer")
-            upload.classes.append(_class_name(part))
+            upload.classes.append(class_name("" if part.too_big else part.content.decode("utf-8", "replace")))
             return
         if part.field == "tab":
             upload.tab = _tab(part)
@@ -85,17 +87,12 @@ class Receiver:
         if part.too_big:
             most = megabytes(self.limits.file_bytes)
             return Received(name, None, f"{name}: it has more than {most}: shrink it first")
+        source = ImageContent(name, bytes(part.content))
         try:
-            return Received(name, await self.decoder.decode(ImageContent(name, bytes(part.content)), self.target))
+            pixels = await self.decoder.decode(source, self.target)
+            return Received(name, pixels, mark=mark_of(source, key_of(bytes(part.content))))
         except UnreadableImageError as error:
             return Received(name, None, str(error))
-
-
-def _class_name(part: Part) -> str:
-    name = " ".join(part.content.decode("utf-8", "replace").split())
-    if not name or len(name) > NAME_LENGTH or part.too_big:
-        raise RefusedError(422, f"a class name must have 1 to {NAME_LENGTH} characters")
-    return name
 
 
 def _tab(part: Part) -> str:

@@ -4,7 +4,7 @@ import { guarded } from "./spreadsheets.js";
 import { NONE, inPile, labelOf, nameOf } from "./state.js";
 
 const HEAD = ["path", "label", "probability", "runner_up", "runner_up_probability", "best_guess"];
-HEAD.push("none_of_these", "typicality", "correction");
+HEAD.push("none_of_these", "typicality", "picture", "correction");
 
 export function table() {
   const rows = inPile().filter(labelOf).map((picture) => [picture.name, ...cells(picture)].map(guarded));
@@ -14,10 +14,10 @@ export function table() {
 function cells(picture) {
   const label = labelOf(picture);
   const [name, none] = label === NONE ? ["", "yes"] : [nameOf(label), ""];
-  if (picture.said) return [name, none ? "0.0000" : "1.0000", "", "0.0000", name, none, "", nameOf(label)];
+  if (picture.said) return [name, none ? "0.0000" : "1.0000", "", "0.0000", name, none, "", picture.mark, nameOf(label)];
   const [[first, sure], [second, lesser]] = picture.ranking;
   const typical = picture.typicality?.toFixed(3) ?? "";
-  return [name, sure.toFixed(4), nameOf(second), lesser.toFixed(4), nameOf(first), none, typical, ""];
+  return [name, sure.toFixed(4), nameOf(second), lesser.toFixed(4), nameOf(first), none, typical, picture.mark, ""];
 }
 
 const quoted = (text) => (/[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);

@@ -235,6 +235,7 @@ function labelled(answer, sent) {
     picture.ranking = one.ranking?.map(([name, share]) => [ids.get(name), share]) ?? null;
     picture.atypical = one.none_of_these;
     picture.typicality = one.typicality;
+    picture.mark = one.picture;
   });
   labelledBefore = true;
   changed = false;

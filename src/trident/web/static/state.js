@@ -28,13 +28,13 @@ export function removeClass(id) {
 export function nameOf(id) {
   if (id === NONE) return NONE_NAME;
   const found = classes.find((one) => one.id === id);
-  return found.name.trim().replace(/\s+/g, " ") || found.fallback;
+  return found.name.normalize("NFC").trim().replace(/\s+/g, " ") || found.fallback;
 }
 
 // `home` is the pile or a class. For a picture of the pile, `said` is the visitor's class or NONE; `ranking`, `atypical`
-// and `typicality` are the network's answer.
+// and `typicality` are the network's answer, and `mark` is the server's mark of the file's content.
 export function addPicture(file, name, home) {
-  const answer = { error: null, ranking: null, atypical: false, typicality: null };
+  const answer = { error: null, ranking: null, atypical: false, typicality: null, mark: "" };
   const picture = { id: `picture-${++next}`, file, name, home, said: null, thumbnail: null, ...answer };
   pictures.set(picture.id, picture);
   return picture;
