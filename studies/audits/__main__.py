@@ -1,4 +1,4 @@
-"""Audit all installed weights: `python tools/audit_weights.py FOLDER STORE... [--names NAME...] [--device cuda]`.
+"""Audit all installed weights: `python -m studies.audits FOLDER STORE... [--names NAME...] [--device cuda]`.
 
 Each is measured on the test classes of the dataset that it was trained on; the glyphs need no store. The results go to
 FOLDER, a file for each; what is there is not measured again, so that several processes can share the work. Without
@@ -34,7 +34,7 @@ INTRODUCTION = """\
 # Audits of the included weights
 
 How much the accuracy of each weights file depends on its protocol. `trident audit NAME --data STORE --split test
---tasks {tasks}` audits one, `python tools/audit_weights.py FOLDER STORE...` all that are installed. The weights of
+--tasks {tasks}` audits one, `python -m studies.audits FOLDER STORE...` all that are installed. The weights of
 metaqda, sib, ssr and logistic-softmax-gp take the features of another weights file: `trident audit` leaves the rows of
 batch norm out for them, and this tool joins the two files.
 

@@ -1,0 +1,1 @@
+"""What each part of TRIDENT is worth: see README.md."""

@@ -1,0 +1,1 @@
+"""Audits of all included weights: see README.md."""
