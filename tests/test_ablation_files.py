@@ -19,7 +19,7 @@ from trident.measuring.hits import packed
 from trident.recipes.loading import setting_of
 
 STUDIES = Path(__file__).parents[1] / "studies"
-PAPER = str(STUDIES / "reproduction" / "grids" / "{}.toml")
+PAPERS_GRIDS = str(STUDIES / "reproduction" / "grids" / "{}.toml")
 PARTS = str(STUDIES / "ablation" / "parts.toml")
 
 
@@ -28,7 +28,7 @@ def settings_of(grid: Grid) -> list[tuple[Any, ...]]:
 
 
 def test_the_papers_grids() -> None:
-    batch = load_grid(PAPER.format("batch-and-steps"))
+    batch = load_grid(PAPERS_GRIDS.format("batch-and-steps"))
     assert list(batch.labels) == ["training.tasks_per_step", "method.inner_steps"]
     assert settings_of(batch) == [(5, 3), (5, 5), (10, 3), (10, 5), (20, 3), (20, 5)]
     assert [cell.recipe.training.tasks_per_step for cell in batch.cells] == [5, 5, 10, 10, 20, 20]
@@ -38,12 +38,12 @@ def test_the_papers_grids() -> None:
         "attfex-widths": ["method.attfex_width_m", "method.attfex_width_n"],
     }
     for name, keys in squares.items():
-        grid = load_grid(PAPER.format(name))
+        grid = load_grid(PAPERS_GRIDS.format(name))
         assert list(grid.labels) == keys
         assert settings_of(grid) == [(m, n) for m in widths for n in widths]
-    assert settings_of(load_grid(PAPER.format("attfex"))) == [("positional",), ("off",)]
+    assert settings_of(load_grid(PAPERS_GRIDS.format("attfex"))) == [("positional",), ("off",)]
     for name in ("batch-and-steps", "latents", "attfex-widths", "attfex"):
-        grid = load_grid(PAPER.format(name))
+        grid = load_grid(PAPERS_GRIDS.format(name))
         assert {cell.recipe.name for cell in grid.cells} == {"mini-5w1s"}
         assert all(cell.recipe.protocol.query_order == "shuffled" for cell in grid.cells)
         # Each holds the paper's own configuration, with the paper's own number.
@@ -68,10 +68,10 @@ def test_grids_are_measured_on_validation_classes(name: str) -> None:
 
 @pytest.mark.parametrize(("recipe", "on", "off"), [("mini-5w5s", 95.95, 78.53), ("tiered-5w1s", 86.97, 69.32)])
 def test_another_recipe_has_its_own_figures_in_the_paper(recipe: str, on: float, off: float) -> None:
-    grid = load_grid(PAPER.format("attfex"), recipe=recipe)
+    grid = load_grid(PAPERS_GRIDS.format("attfex"), recipe=recipe)
     assert {cell.recipe.name for cell in grid.cells} == {recipe}
     assert [figures[0] for figures in grid.paper_figures.values()] == [on, off]
-    assert load_grid(PAPER.format("latents"), recipe=recipe).paper_figures == {}
+    assert load_grid(PAPERS_GRIDS.format("latents"), recipe=recipe).paper_figures == {}
 
 
 def test_settings_that_vary_together_crossed_with_one_more(tmp_path: Path) -> None:
@@ -179,11 +179,10 @@ def test_the_document_has_the_kept_results(name: str) -> None:
     grid = load_grid(str(STUDIES / "ablation" / f"{name}.toml"))
     document = (STUDIES.parent / "docs" / "ablation.md").read_text()
     lines = {line.split("`")[-2]: line for line in document.splitlines() if line.startswith("|") and "`" in line}
-    for name, _, accuracy, by_seed, difference, *_ in table_rows(grid, read_results(grid, STUDIES / "ablation" / name))[
-        1:
-    ]:
+    results = read_results(grid, STUDIES / "ablation" / name)
+    for group, _, accuracy, by_seed, difference, *_ in table_rows(grid, results)[1:]:
         shown = "" if difference == "-" else difference.partition(" (")[0]
-        assert f"| {accuracy} | {by_seed} | {shown}" in lines[name]
+        assert f"| {accuracy} | {by_seed} | {shown}" in lines[group]
 
 
 def test_many_varied_settings_share_a_column() -> None:
@@ -235,9 +234,9 @@ BAD_GRIDS = [
     (HEAD + CELL.format("table.md", 3), ["'table.md' cannot be a cell's name"]),
     (HEAD + "[[cells]]\nbackbone.channels = 3\n", ["cells[0] needs a name"]),
     (HEAD + "[[cells]]\nname = 3\n", ["cells[0].name is 3", "text"]),
-    (HEAD + AXIS + PAPER.format("channels-5 = [1, 2]"), ["'channels-5'", "'channels-8'"]),
-    (HEAD + AXIS + PAPER.format("channels-4 = [1, 2]").replace('note = "n"', ""), ["[paper] needs", "'note'"]),
-    (HEAD + AXIS + PAPER.format("channels-4 = [1]"), ["[accuracy, interval]"]),
+    (HEAD + AXIS + PAPERS_GRIDS.format("channels-5 = [1, 2]"), ["'channels-5'", "'channels-8'"]),
+    (HEAD + AXIS + PAPERS_GRIDS.format("channels-4 = [1, 2]").replace('note = "n"', ""), ["[paper] needs", "'note'"]),
+    (HEAD + AXIS + PAPERS_GRIDS.format("channels-4 = [1]"), ["[accuracy, interval]"]),
     (HEAD + AXIS + PAPER.format('channels-4 = ["1", 2]'), ["channels-4[0] is '1'", "a number"]),
 ]
 
@@ -286,11 +285,11 @@ def test_grids_and_cells_are_listed(ablate: Ablate_command) -> None:
     assert len(listed) == len(grid_names())
     assert any(line.startswith("glyphs-2x2") and "4 cells" in line for line in listed)
     assert json.loads(ablate("--json").stdout)[0].items() >= {"grid": "glyphs-2x2", "cells": 4}.items()
-    shown = ablate(PAPER.format("batch-and-steps")).stdout
+    shown = ablate(PAPERS_GRIDS.format("batch-and-steps")).stdout
     (last,) = [line.split() for line in shown.splitlines() if line.startswith("B-20-n-5")]
     assert last == ["B-20-n-5", "20", "5", "-", "86.11", "±", "0.59", "-", "-"]
     assert "n is method.inner_steps" in shown
     assert "600 val tasks" in shown
-    cells = json.loads(ablate(PAPER.format("batch-and-steps"), "--json").stdout)["cells"]
+    cells = json.loads(ablate(PAPERS_GRIDS.format("batch-and-steps"), "--json").stdout)["cells"]
     assert cells[5]["settings"] == {"training.tasks_per_step": 20, "method.inner_steps": 5}
     assert cells[5]["state"] == "unfinished"

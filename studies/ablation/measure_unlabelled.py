@@ -1,4 +1,4 @@
-"""What unlabelled images are worth to TRIDENT: `python -m studies.ablation.measure_unlabelled OUT.json STORE [options]`.
+"""What unlabelled images are worth to TRIDENT: `python -m studies.ablation.measure_unlabelled OUT.json STORE`.
 
 Position-free TRIDENT, or the model of `--weights`, is measured on the very same queries without and with further images
 of each class (`--images`), whose labels it does not get, and with as many of five other classes between them. It uses
