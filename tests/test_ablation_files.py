@@ -234,9 +234,9 @@ BAD_GRIDS = [
     (HEAD + CELL.format("table.md", 3), ["'table.md' cannot be a cell's name"]),
     (HEAD + "[[cells]]\nbackbone.channels = 3\n", ["cells[0] needs a name"]),
     (HEAD + "[[cells]]\nname = 3\n", ["cells[0].name is 3", "text"]),
-    (HEAD + AXIS + PAPERS_GRIDS.format("channels-5 = [1, 2]"), ["'channels-5'", "'channels-8'"]),
-    (HEAD + AXIS + PAPERS_GRIDS.format("channels-4 = [1, 2]").replace('note = "n"', ""), ["[paper] needs", "'note'"]),
-    (HEAD + AXIS + PAPERS_GRIDS.format("channels-4 = [1]"), ["[accuracy, interval]"]),
+    (HEAD + AXIS + PAPER.format("channels-5 = [1, 2]"), ["'channels-5'", "'channels-8'"]),
+    (HEAD + AXIS + PAPER.format("channels-4 = [1, 2]").replace('note = "n"', ""), ["[paper] needs", "'note'"]),
+    (HEAD + AXIS + PAPER.format("channels-4 = [1]"), ["[accuracy, interval]"]),
     (HEAD + AXIS + PAPER.format('channels-4 = ["1", 2]'), ["channels-4[0] is '1'", "a number"]),
 ]
 
