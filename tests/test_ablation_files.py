@@ -20,6 +20,7 @@ from trident.recipes.loading import setting_of
 
 STUDIES = Path(__file__).parents[1] / "studies"
 PAPERS_GRIDS = str(STUDIES / "reproduction" / "grids" / "{}.toml")
+LATENTS = PAPERS_GRIDS.format("latents")
 PARTS = str(STUDIES / "ablation" / "parts.toml")
 
 
@@ -253,17 +254,17 @@ def test_wrong_grid_files(ablate: Ablate_command, tmp_path: Path, text: str, wor
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["latent", "--out", "d"], ["'latent'", "'latents'"]),
+        (["glyphs-22", "--out", "d"], ["'glyphs-22'", "'glyphs-2x2'"]),
         (["mine.toml", "--out", "d"], ["no grid file at mine.toml"]),
-        (["latents", "--out", "d"], ["--data STORE"]),
-        (["latents", "--out", "d", "label_latents=3"], ["this grid varies"]),
-        (["latents", "--out", "d", "training.stesp=3"], ["'training.stesp'", "'training.steps'"]),
-        (["latents", "--out", "d", "training.steps"], ["'training.steps' is not a setting"]),
-        (["latents", "--out", "d", "--recipe", "mini"], ["'mini'"]),
+        ([LATENTS, "--out", "d"], ["--data STORE"]),
+        ([LATENTS, "--out", "d", "label_latents=3"], ["this grid varies"]),
+        ([LATENTS, "--out", "d", "training.stesp=3"], ["'training.stesp'", "'training.steps'"]),
+        ([LATENTS, "--out", "d", "training.steps"], ["'training.steps' is not a setting"]),
+        ([LATENTS, "--out", "d", "--recipe", "mini"], ["'mini'"]),
         (["training.steps=3", "--out", "d"], ["which grid?"]),
         (["--out", "d"], ["which grid?"]),
-        (["latents", "--out", "d", "--show"], ["no cell of latents is finished in d"]),
-        (["latents", "--show"], ["--out DIR"]),
+        ([LATENTS, "--out", "d", "--show"], ["no cell of latents is finished in d"]),
+        ([LATENTS, "--show"], ["--out DIR"]),
         (["glyphs-2x2", "--out", "tiny.toml"], ["tiny.toml is a file"]),
         (["glyphs-2x2", "--out", "d", "--data", "noise.store"], ["cell z_label-8-attfex-positional", "16x16"]),
         # Every cell is looked at first, the last as well.
