@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 
 from conftest import assert_one_line_error
+from studies.leaderboard.__main__ import study
+from studies.leaderboard.document import introduction_of, whole_document
+from studies.leaderboard.page import page
 from trident.data.glyphs import open_glyphs
 from trident.data.store import class_table, store_in_memory
 from trident.errors import TridentError
 from trident.files import short_digest
 from trident.leaderboard.boards import BOARDS, board_called
-from trident.leaderboard.document import introduction_of, whole_document
 from trident.leaderboard.lines import Line, lines_of, missing, tasks_by_condition
 from trident.leaderboard.measuring import fingerprint_of_test_classes, measure
-from trident.leaderboard.page import page
 from trident.leaderboard.results import Measured, add, difference, read
 from trident.leaderboard.rows import Row, absent, row_called, rows
 from trident.leaderboard.subjects import Features, checkpoint_of, under_condition, with_features
@@ -208,7 +209,7 @@ def test_document_and_page_are_made_from_the_results_alone(measured: Path) -> No
 
 
 def test_the_documents_tables_are_those_of_the_kept_results() -> None:
-    """'trident leaderboard write --document docs/leaderboard.md' makes them."""
+    """`python -m studies.leaderboard --document docs/leaderboard.md` makes them."""
     path = ROOT / "docs" / "leaderboard.md"
     assert path.read_text("utf-8") == whole_document(introduction_of(path))
     kept, made = path.with_suffix(".html").read_text("utf-8"), page()
@@ -231,7 +232,7 @@ def test_the_table_of_the_command(trident_here: Callable, measured: Path) -> Non
 def test_document_page_and_figure_are_written(trident_here: Callable, tmp_path: Path) -> None:
     files = [tmp_path / name for name in ("a.md", "a.html", "a.svg")]
     options = [str(part) for pair in zip(("--document", "--page", "--figure"), files, strict=True) for part in pair]
-    assert trident_here("leaderboard", "write", *options).returncode == 0
+    assert trident_here(*options, command=study).returncode == 0
     text, html, figure = (file.read_text("utf-8") for file in files)
     assert "| PT+MAP (`pt-map`) |" in text and "PT+MAP" in html and "<svg" in figure
 
@@ -244,7 +245,9 @@ def test_one_command_adds_a_row(trident_here: Callable, tmp_path: Path) -> None:
 
 def test_mistakes(trident_here: Callable, tmp_path: Path) -> None:
     def told(*arguments: str, words: str) -> None:
-        assert_one_line_error(trident_here("leaderboard", *arguments), words)
+        call = {"command": study} if arguments[0] == "write" else {}
+        given = arguments[1:] if call else ("leaderboard", *arguments)
+        assert_one_line_error(trident_here(*given, **call), words)
 
     kept = ("--results", str(tmp_path))
     told("--board", "x", words="no board is called 'x': there are mini-1-shot")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from studies.documents import introduction_before
 from trident.backbones.pretrained import find_backbone
 from trident.data.piles import find_pile
 from trident.data.readers import read_split_file
@@ -14,7 +15,6 @@ from trident.errors import TridentError
 from trident.files import UnopenedError, open_regular, read_regular, short_digest
 from trident.learning.weights_header import check_file
 from trident.recipes.files import read_toml
-from trident.report.documents import introduction_before
 from trident.web.access import chosen_token
 
 READERS: list[Callable[[Path], object]] = [

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
+from studies.documents import introduction_before
 from studies.reproduction.panels import Reproduction
 from studies.reproduction.plots import all_plots, decoded_pictures, latent_captions
 from studies.reproduction.results import FOLDER
 from studies.reproduction.sections import Section, sections
-from trident.report.documents import introduction_before
 from trident.report.figures import to_svg
 from trident.report.page import render
 

@@ -106,45 +106,6 @@ def measure(
     _measure(names or [], chosen, stores, tasks, results, device_of(device))
 
 
-@leaderboard_app.command()
-def write(
-    document: Annotated[Path | None, typer.Option(help="The Markdown document; its introduction is kept.")] = None,
-    page: Annotated[Path | None, typer.Option(help="The HTML page to write.")] = None,
-    figure: Annotated[Path | None, typer.Option(help="A figure (.svg, .png, .pdf): what unequal counts do.")] = None,
-    results: Results = None,
-) -> None:
-    """Write the document, the page and the figure from the kept results. Nothing is measured."""
-    from trident.files import atomic_file, check_writable
-    from trident.leaderboard.document import introduction_of, whole_document
-    from trident.leaderboard.lines import plotted_boards
-    from trident.leaderboard.page import page as make_page
-    from trident.leaderboard.results import FOLDER
-    from trident.report.figures import check_figure_path
-
-    if document is None and page is None and figure is None:
-        raise TridentError("nothing to write: give --document FILE, --page FILE or --figure FILE")
-    check_figure_path(figure)
-    for path in (document, page):
-        if path is not None:
-            check_writable(path)
-    boards = plotted_boards(results or FOLDER) if figure is not None else []
-    if figure is not None and not boards:
-        raise TridentError("no figure: nothing was measured with unequal class counts on miniImageNet yet")
-    made = []
-    if document is not None:
-        made.append((document, whole_document(introduction_of(document), results or FOLDER)))
-    if page is not None:
-        made.append((page, make_page(results or FOLDER)))
-    for path, content in made:
-        with atomic_file(path) as file:
-            file.write(content.encode())
-    if figure is not None:
-        from trident.leaderboard.plot import unequal_counts
-        from trident.report.figures import save_figure
-
-        save_figure(unequal_counts(boards), figure)
-
-
 def _measure(
     names: list[str],
     boards: list["Board"],

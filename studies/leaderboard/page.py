@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
+from studies.leaderboard.document import HEADINGS
+from studies.leaderboard.plot import unequal_counts
 from trident.leaderboard.boards import BOARDS, TITLES
-from trident.leaderboard.document import HEADINGS
 from trident.leaderboard.lines import REFERENCE, figure, lines_of, missing, plotted_boards, points, tasks_by_condition
-from trident.leaderboard.plot import unequal_counts
 from trident.leaderboard.results import FOLDER
 from trident.leaderboard.rows import absent
 from trident.report.figures import to_svg
@@ -17,7 +17,8 @@ def page(folder: Path = FOLDER) -> str:
     boards = [entry for entry in boards if entry[1]]
     plotted = plotted_boards(folder)
     return render(
-        "leaderboard.html",
+        "page.html",
+        Path(__file__).parent,
         boards=boards,
         titles=TITLES,
         headings=HEADINGS,

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
+from studies.documents import introduction_before
 from trident.leaderboard.boards import BOARDS, TITLES, Board
 from trident.leaderboard.lines import REFERENCE, Line, figure, lines_of, missing, points, tasks_by_condition
 from trident.leaderboard.results import FOLDER
 from trident.leaderboard.rows import Row, absent
-from trident.report.documents import introduction_before
 
 LAST_HEADING = "## Not in the table"
 HEADINGS = {

@@ -1,0 +1,1 @@
+"""The documents of the leaderboard, made from its kept results: see README.md."""
