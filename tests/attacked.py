@@ -28,7 +28,6 @@ from ablation_grids import TINY_RECIPE as TINY_RUN
 from command_here import run_here
 from conftest import TINY_BACKBONE, TINY_RECIPE, tiny_store
 from data_pictures import save_class_folders
-from onnx_files import small_onnx
 from stand_in_backbone import NAME, SUPPORT, save_pictures
 from system_calls import CHANGES, Call, Process, run
 from trident.backbones.pretrained import find_backbone
@@ -113,13 +112,17 @@ class World:
                 save_pictures(folder / "support" / colour, {colour: 2}, first=900)
             save_pictures(folder / "pile", dict.fromkeys(SUPPORT, 2))
         save_class_folders(folder / "data", {"train/ant": 4, "val/cow": 3, "test/dog": 3}, 20)
-        store = tiny_store()
-        write_store(folder / "noise.store", "noise", store.classes, iter(store.images))
-        (folder / "tiny.toml").write_text(TINY_RUN)
-        small_onnx(folder / "small.onnx")
-        world = cls(folder, commands)
-        save_weights(folder / "trained.safetensors", 0)
-        return world
+        if "onnx" in commands:
+            from onnx_files import small_onnx  # takes long
+
+            small_onnx(folder / "small.onnx")
+        if "weights" in commands:
+            save_weights(folder / "trained.safetensors", 0)
+        if "train" in commands:
+            store = tiny_store()
+            write_store(folder / "noise.store", "noise", store.classes, iter(store.images))
+            (folder / "tiny.toml").write_text(TINY_RUN)
+        return cls(folder, commands)
 
     def fresh(self) -> Path:
         folder = Path(tempfile.mkdtemp(dir=self.template.parent))

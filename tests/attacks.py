@@ -24,7 +24,6 @@ from pathlib import Path
 import numpy as np
 
 from attacked import COMMANDS, World, check_said, finished, made, save_weights
-from onnx_files import small_onnx
 from system_calls import READS, Call, Kill, LostReply, Wait, run
 from trident.labelling.feature_cache import FeatureCache
 
@@ -221,6 +220,8 @@ def replaced_inputs(world: World) -> Iterator[Case]:
 
 
 def changed_inputs(world: World) -> Iterator[tuple[str, str, bytes]]:
+    from onnx_files import small_onnx  # takes long
+
     folder = world.fresh()
     small_onnx(folder / "small.onnx", weights=np.random.default_rng(4).standard_normal((5, 3, 3, 3)).astype(np.float32))
     save_weights(folder / "trained.safetensors", 1)
@@ -285,7 +286,7 @@ KINDS: dict[str, Callable[[World], Iterator[Case]]] = {
 }
 
 
-FEW = {"kill": 3, "fail": 1, "reply": 1}  # cases for `make test`, of two commands
+FEW = {"kill": 2, "fail": 1, "reply": 1}  # cases for `make test`, of one command
 
 
 def harm(world: World, cases: list[Case]) -> list[str]:
@@ -307,7 +308,7 @@ def harm(world: World, cases: list[Case]) -> list[str]:
 def command_line(kinds: str, start: str = "", step: str = "1") -> None:
     with tempfile.TemporaryDirectory() as place:
         if kinds == "few":
-            world = World.made(Path(place), ("copy", "prepare"))
+            world = World.made(Path(place), ("copy",))
             found = [(list(KINDS[kind](world)), number) for kind, number in FEW.items()]
             cases = [some[len(some) * place // number] for some, number in found for place in range(number)]
         else:

@@ -249,11 +249,11 @@ def test_workers_and_the_command_are_killed_at_random(
         process = local_cluster.start(tmp_path, *arguments)
         for _ in range(2):
             reached = local_cluster.n_seen() + generator.randrange(1, 100)
-            while local_cluster.n_seen() < reached and process.poll() is None:
-                time.sleep(0.02)
+            while process.poll() is None and (local_cluster.n_seen() < reached or not workers()):
+                time.sleep(0.05)
             if process.poll() is None:
-                victims = [process.pid] if number % 3 == 2 else workers()
-                os.kill(generator.choice(victims), signal.SIGKILL)
+                victims = workers() if number % 3 < 2 else []
+                os.kill(generator.choice(victims or [process.pid]), signal.SIGKILL)
                 kills += 1
         out, err = process.communicate(timeout=120)
         if process.returncode == 0:
