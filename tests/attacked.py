@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import importlib.util
 import json
 import os
 import pkgutil
@@ -29,7 +30,7 @@ from command_here import run_here
 from conftest import TINY_BACKBONE, TINY_RECIPE, tiny_store
 from data_pictures import save_class_folders
 from stand_in_backbone import NAME, SUPPORT, save_pictures
-from system_calls import CHANGES, Call, Process, run
+from system_calls import CHANGES, Call, Disk, Process, Rule, go_on, run
 from trident.backbones.pretrained import find_backbone
 from trident.cli.app import main
 from trident.data import resuming
@@ -41,7 +42,7 @@ from trident.labelling.feature_cache import FeatureCache
 from trident.labelling.label_latents import latents_for
 from trident.learning.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 
-Disk = dict[str, bool]  # what it has not: links, locks
+USUAL = Disk()
 Work = Callable[[], object]
 TWICE = "now, but"  # what a move says that could not delete the old file
 LEFTOVERS = (".part", "-journal", ".journal", ".lock", "-wal")
@@ -98,7 +99,7 @@ class World:
     template: Path
     commands: tuple[str, ...] = tuple(COMMANDS)
     expected: dict[str, dict[str, object]] = field(default_factory=dict)  # what each command makes if undisturbed
-    calls: dict[tuple[str, Any], list[Call]] = field(default_factory=dict)
+    calls: dict[tuple[str, Disk, tuple[str, ...]], list[Call]] = field(default_factory=dict)
 
     @classmethod
     def made(cls, place: Path, commands: tuple[str, ...] = tuple(COMMANDS)) -> "World":
@@ -129,29 +130,39 @@ class World:
         shutil.copytree(self.template, folder, dirs_exist_ok=True)
         return folder
 
-    def process(self, name: str, folder: Path, arguments: tuple[str, ...] | None = None, **options: Any) -> Process:
-        prepare = options.pop("prepare", nothing)
+    def process(
+        self,
+        name: str,
+        folder: Path,
+        arguments: tuple[str, ...] | None = None,
+        disk: Disk = USUAL,
+        *,
+        names: tuple[str, ...] = CHANGES,
+        rule: Rule = go_on,
+        prepare: Work = nothing,
+    ) -> Process:
+        """The command in this folder; `prepare` changes the process in which it runs."""
 
         def work() -> None:
             os.chdir(folder)
             os.environ["TRIDENT_CACHE"] = str(folder / "cache")
             DecodingProcesses.decode = lambda self, source, target, seconds=0.0: target.decode(source)  # type: ignore[method-assign]
             DecodingProcesses.start = lambda self, n=1: None  # type: ignore[method-assign]
-            trident.learning.run_log.importlib.util.find_spec = lambda name: None  # type: ignore[assignment]
+            importlib.util.find_spec = lambda name, package=None: None  # no TensorBoard, which takes long
             resuming.SAVE_SECONDS = 0.0
             feature_cache._check_locks.cache_clear()  # this process may have none, unlike the one that it comes from
             sys.argv = ["trident", *(arguments or COMMANDS[name].arguments)]
             prepare()
             main()
 
-        return Process(work, folder, **options)
+        return Process(work, folder, names, rule, disk)
 
-    def undisturbed(self, name: str, names: tuple[str, ...] = CHANGES, **options: Any) -> list[Call]:
+    def undisturbed(self, name: str, disk: Disk = USUAL, names: tuple[str, ...] = CHANGES) -> list[Call]:
         """The calls of a command; what it makes is kept for comparison."""
-        key = (name, (names, *options.items()))
+        key = (name, disk, names)
         if key not in self.calls:
             folder = self.fresh()
-            process = self.process(name, folder, names=names, **options)
+            process = self.process(name, folder, None, disk, names=names)
             run(process)
             assert process.code == 0, process.errors
             self.expected.setdefault(name, made(folder, COMMANDS[name]))
@@ -159,12 +170,12 @@ class World:
             shutil.rmtree(folder)
         return self.calls[key]
 
-    def places(self, name: str, **options: Any) -> list[tuple[int, Call]]:
+    def places(self, name: str, disk: Disk = USUAL) -> list[tuple[int, Call]]:
         """The calls of a command by their number; those of the cache only for `predict`, since they are the same."""
-        calls = enumerate(self.undisturbed(name, **options), 1)
+        calls = enumerate(self.undisturbed(name, disk), 1)
         return [(n, call) for n, call in calls if name == "predict" or "cache" not in call.path.parts]
 
-    def check(self, name: str, folder: Path, done: bool, said: str = "", disk: Disk = {}) -> None:  # noqa: B006
+    def check(self, name: str, folder: Path, done: bool, said: str = "", disk: Disk = USUAL) -> None:
         """Inputs are as they were, and what is there is whole. `done`: everything is there, and nothing else.
 
         There are two exceptions. A move that could not delete the old file says so. Without links, files are copied
@@ -181,7 +192,7 @@ class World:
             ]
             assert set(there) - {b""} == set(pile), "a picture is lost or damaged"
             if done and TWICE not in said:
-                assert sorted(there) == sorted(pile) or disk, "a picture is there twice"
+                assert sorted(there) == sorted(pile) or not disk.links, "a picture is there twice"
                 assert not any(path.startswith("pile/") for path in now), "a picture was not moved"
             inputs = {path: content for path, content in inputs.items() if not path.startswith("pile/")}
         changed = [path for path, content in inputs.items() if now.get(path) != content]
@@ -190,17 +201,17 @@ class World:
             found = made(folder, command)
             expected = self.expected[name]
             odd = [path for path, content in found.items() if expected.get(path) != content]
-            if disk:
+            if not disk.links:
                 odd = [path for path in odd if found[path] not in ("", b"", *expected.values())]
             assert not odd, f"not as undisturbed: {odd}"
         if done:
             # They are left where nobody knows whether they are still in use, and where nothing is left to move.
-            may = ".part" if not disk.get("has_locks", True) or "no picture to label" in said else " none"
+            may = ".part" if not disk.locks or "no picture to label" in said else " none"
             left = [path for path in now if path.endswith(LEFTOVERS) and not path.endswith(may)]
             assert not left, f"left over: {left}"
             if not command.moves:
                 found, expected = made(folder, command), self.expected[name]
-                if disk and name == "copy":
+                if not disk.links and name == "copy":
                     assert set(expected.values()) <= set(found.values()), "a copy is missing"
                 else:
                     assert found == expected, "the result differs"
@@ -305,9 +316,11 @@ def check_said(process: Process, *codes: int) -> None:
     assert process.code != 2 or any(line.startswith("trident: ") for line in process.errors.splitlines())
 
 
-def finished(world: World, name: str, folder: Path, said: str = "", prepare: Work = nothing, **disk: bool) -> None:
+def finished(
+    world: World, name: str, folder: Path, said: str = "", disk: Disk = USUAL, prepare: Work = nothing
+) -> None:
     """The same command again, or the one that resumes, makes what an undisturbed one makes."""
-    again = world.process(name, folder, COMMANDS[name].resumes(folder), prepare=prepare, **disk)
+    again = world.process(name, folder, COMMANDS[name].resumes(folder), disk, prepare=prepare)
     run(again)
     nothing_left = any(words in again.errors for words in ("exists already", "no picture to label"))
     check_said(again, 2 if nothing_left else 0)

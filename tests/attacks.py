@@ -23,8 +23,8 @@ from pathlib import Path
 
 import numpy as np
 
-from attacked import COMMANDS, World, check_said, finished, made, save_weights
-from system_calls import READS, Call, Kill, LostReply, Wait, run
+from attacked import COMMANDS, USUAL, World, check_said, finished, made, save_weights
+from system_calls import READS, Call, Disk, Kill, LostReply, Wait, run
 from trident.labelling.feature_cache import FeatureCache
 
 
@@ -48,28 +48,22 @@ def at(n: int, then: type[Exception] | int) -> Callable[[int, Call], int]:
     return rule
 
 
-ODD_DISKS: dict[str, dict[str, bool]] = {
-    "": {},
-    " without links": {"has_links": False},
-    " without links and locks": {"has_links": False, "has_locks": False},
-}
+DISKS = (USUAL, Disk(links=False), Disk(links=False, locks=False))
 
 
 def kills(world: World) -> Iterator[Case]:
     """kill -9 before each call that changes a file; then the same command again."""
     for name in world.commands:
-        for disk, options in ODD_DISKS.items():
-            if disk == " without links" and name not in ("copy", "move"):
-                continue
+        for disk in DISKS if name in ("copy", "move") else DISKS[::2]:
 
-            def attack(folder: Path, name: str = name, n: int = 0, options: dict[str, bool] = options) -> None:
-                process = world.process(name, folder, rule=at(n, Kill), **options)
+            def attack(folder: Path, name: str = name, n: int = 0, disk: Disk = disk) -> None:
+                process = world.process(name, folder, None, disk, rule=at(n, Kill))
                 run(process)
                 assert process.code == -9, process.errors
-                world.check(name, folder, done=False, disk=options)
-                finished(world, name, folder, **options)
+                world.check(name, folder, done=False, disk=disk)
+                finished(world, name, folder, "", disk)
 
-            for n, call in world.places(name, **options):
+            for n, call in world.places(name, disk):
                 yield Case(f"{name}{disk} {n} {call}", functools.partial(attack, n=n))
 
 
@@ -108,7 +102,7 @@ def lost_replies(world: World) -> Iterator[Case]:
 def failing_reads(world: World) -> Iterator[Case]:
     """A file or folder that is looked at fails once: with a stale handle of a network disk, or a damaged disk."""
     for name in world.commands:
-        calls = enumerate(world.undisturbed(name, READS), 1)
+        calls = enumerate(world.undisturbed(name, names=READS), 1)
         chosen = [(n, call) for n, call in calls if name == "predict" or "cache" not in call.path.parts]
         for place, (n, call) in enumerate(chosen[:: max(1, len(chosen) // 120)]):
             error = (errno.ESTALE, errno.EIO)[place % 2]
@@ -133,23 +127,21 @@ PAIRS = (
 def pairs(world: World) -> Iterator[Case]:
     """One command waits at a call while another one with the same files runs to its end, or as far as it can."""
     for name, other in PAIRS:
-        for disk in ("", " without links and locks"):
-            options = ODD_DISKS[disk]
-            if disk and name in ("predict", "fit"):
-                continue  # they use no locks beside those of the cache
+        # Some use no locks beside those of the cache.
+        for disk in DISKS[:1] if name in ("predict", "fit") else DISKS[::2]:
 
-            def attack(folder: Path, name: str, other: str, n: int, options: dict[str, bool]) -> None:
-                first = world.process(name, folder, rule=at(n, Wait), **options)
+            def attack(folder: Path, name: str, other: str, n: int, disk: Disk) -> None:
+                first = world.process(name, folder, None, disk, rule=at(n, Wait))
                 arguments = ("cache", "--clear") if other == "clear" else None
-                second = world.process(name if other == "clear" else other, folder, arguments, **options)
+                second = world.process(name if other == "clear" else other, folder, arguments, disk)
                 run(first, second, patience=2 if name == "train" else 0.5)
                 check_said(first, 0, 2)
                 check_said(second, 0, 2)
                 if other in (name, "clear"):
-                    world.check(name, folder, done=False, disk=options)
+                    world.check(name, folder, done=False, disk=disk)
                     if first.code and second.code and not COMMANDS[name].moves:
                         assert "another process" in first.errors + second.errors, first.errors + second.errors
-                    finished(world, name, folder, first.errors + second.errors, **options)
+                    finished(world, name, folder, first.errors + second.errors, disk)
                 else:
                     tables = [world.expected[one]["labels.json"] for one in (name, other)]
                     assert (folder / "labels.json").read_bytes() in tables, "a table of neither"
@@ -157,8 +149,8 @@ def pairs(world: World) -> Iterator[Case]:
 
             if other in COMMANDS:
                 world.undisturbed(other)
-            for n, call in world.places(name, **options):
-                attacked = functools.partial(attack, name=name, other=other, n=n, options=options)
+            for n, call in world.places(name, disk):
+                attacked = functools.partial(attack, name=name, other=other, n=n, disk=disk)
                 yield Case(f"{name} and {other}{disk} {n} {call}", attacked)
 
 
@@ -180,7 +172,7 @@ def replaced_inputs(world: World) -> Iterator[Case]:
     for name, file, content in changed_inputs(world):
         after = results_with(world, name, file, content)
         world.undisturbed(name)
-        calls = list(enumerate(world.undisturbed(name, READS), 1))
+        calls = list(enumerate(world.undisturbed(name, names=READS), 1))
         places = [(n, call) for n, call in calls if call.path.name == Path(file).name]
         places += calls[len(calls) // 4 :: len(calls) // 4]  # after it is read
         for replace_file in (by_renaming, in_place):

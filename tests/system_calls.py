@@ -93,6 +93,16 @@ class Wait(Exception):
     """Raised by a rule: the call waits until all other processes have ended, or cannot go on."""
 
 
+class Disk(NamedTuple):
+    """What a file system can do."""
+
+    links: bool = True
+    locks: bool = True
+
+    def __str__(self) -> str:
+        return {Disk(): "", Disk(links=False): " without links"}.get(self, " without links and locks")
+
+
 Rule = Callable[[int, Call], int]  # the number of the call, from 1; returns 0, or the number of an error that it gets
 
 
@@ -108,8 +118,7 @@ class Process:
     folder: Path
     names: Sequence[str] = CHANGES
     rule: Rule = go_on
-    has_links: bool = True
-    has_locks: bool = True
+    disk: Disk = Disk()
     calls: list[Call] = field(default_factory=list)
     code: int | None = None  # of the end, negative for a signal
     output: str = ""
@@ -141,8 +150,8 @@ class _Running:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             for number, file in enumerate(self.files, 1):
                 os.dup2(file, number)
-            names = {*self.process.names, *(() if self.process.has_links else _LINKS)}
-            names |= set() if self.process.has_locks else {*_LOCKS}
+            names = {*self.process.names, *(() if self.process.disk.links else _LINKS)}
+            names |= set() if self.process.disk.locks else {*_LOCKS}
             listener = _filtered([_CALLS[name] for name in sorted(names) if name in _CALLS])
             socket.send_fds(socket_, [b"x"], [listener])
             os.close(listener)
@@ -177,7 +186,7 @@ class _Running:
         if call is None:
             self._send(go)
             return
-        if name in _LINKS and not process.has_links:
+        if name in _LINKS and not process.disk.links:
             self._send(struct.pack("=QqiI", identity, 0, -errno.EPERM, 0))
             return
         if name not in process.names:
