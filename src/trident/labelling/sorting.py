@@ -11,7 +11,6 @@ import filecmp
 import os
 import re
 import shutil
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -143,10 +142,13 @@ def _written(source: Path, place: Path, moving: bool) -> Iterator[None]:
     mark = temporary_path(place.parent)
     if moving and _linked(source, mark):
         try:
-            place.hardlink_to(source)
+            with suppress(FileExistsError):  # some network disks say so of what they have just written
+                place.hardlink_to(source)
+            if not _same(source, place):
+                raise FileExistsError(errno.EEXIST, "it already exists")
             yield
         finally:
-            if not isinstance(sys.exception(), KeyboardInterrupt):  # after Ctrl-C, the next run finishes the move
+            if not _same(source, place):  # while the old name is there, the mark lets the next run finish the move
                 mark.unlink(missing_ok=True)
         return
     with temporary_file(place.parent) as (temporary, _):
