@@ -167,9 +167,9 @@ def test_a_flipped_bit_in_a_weights_file_is_noticed(run: Path, trident_here: Her
     if command == "predict":
         from PIL import Image
 
-        for name in ("support/a/1.png", "support/b/1.png", "pile/1.png"):
+        for shade, name in enumerate(("support/a/1.png", "support/b/1.png", "pile/1.png")):
             (run.parent / name).parent.mkdir(parents=True, exist_ok=True)
-            Image.new("L", (16, 16), 99).save(run.parent / name)
+            Image.new("L", (16, 16), shade).save(run.parent / name)
     assert_one_line_error(trident_here(*call), str(path.relative_to(run.parent)), "does not match its checksum")
 
 

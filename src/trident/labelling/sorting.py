@@ -93,7 +93,7 @@ def carry_out(steps: list[Step], target: Path, moving: bool, progress: Progress 
     """
     leftovers = list(target.glob(_LEFTOVERS))
     half_moved = _half_moved(leftovers) if moving else []
-    failures = []
+    failures, unfinished = [], []
     for number, (source, place) in enumerate(steps, 1):
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -107,6 +107,7 @@ def carry_out(steps: list[Step], target: Path, moving: bool, progress: Progress 
                         _delete_moved(source, place, before)
         except TridentError as error:
             failures.append(str(error))
+            unfinished.append(place)
         except OSError as error:
             known = {FileExistsError: "it already exists", FileNotFoundError: "it is no longer there"}
             why = known.get(type(error)) or error.strerror or error
@@ -114,7 +115,8 @@ def carry_out(steps: list[Step], target: Path, moving: bool, progress: Progress 
         if progress:
             progress(number, len(steps))
     for path in leftovers:
-        delete_leftover(path)
+        if not any(_same(path, place) for place in unfinished):
+            delete_leftover(path)
     return Sorted(len(steps) - len(failures), failures)
 
 
