@@ -60,11 +60,11 @@ def killing(rank: int, step: int, number: int) -> None:
     step_gradient.Batches.of = then  # type: ignore[method-assign, assignment]
 
 
-def killing_later(rank: int, seconds: float) -> None:
-    """One process is killed after some time, whatever it does then. Only in the first attempt."""
+def killing_later(*attempts: tuple[list[int], float]) -> None:
+    """Some processes are killed after some time, whatever they do then: which and when, for each attempt."""
     place = launched()
-    if place is not None and place.rank == rank and not place.restarts:
-        timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL))
+    if place is not None and place.restarts < len(attempts) and place.rank in attempts[place.restarts][0]:
+        timer = threading.Timer(attempts[place.restarts][1], os.kill, (os.getpid(), signal.SIGKILL))
         timer.daemon = True
         timer.start()
 

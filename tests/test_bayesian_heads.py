@@ -21,6 +21,7 @@ from bayesian_heads import (
     logits_of,
 )
 from conftest import TINY_BACKBONE, TINY_EPISODE, assert_one_line_error, doubles, initial, tiny_tasks
+from trident.backbones.pretrained import find_backbone
 from trident.data.glyphs import open_glyphs
 from trident.data.store import class_table, write_store
 from trident.errors import TridentError
@@ -138,7 +139,14 @@ def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
     centres = generator.normal(0, 1, (24, 1, SIZE)) * (np.arange(SIZE) < 12)
     rows = 0.5 + centres + generator.normal(0, 1, (24, 20, SIZE)) * np.where(np.arange(SIZE) < 12, 0.6, 1.6)
     table = class_table([(f"class {i}", ("train", "val", "test")[i // 8], 20) for i in range(24)])
-    write_store(folder / "features.store", "made up", table, iter(rows.reshape(-1, SIZE).astype(np.float32)), OF)
+    write_store(
+        folder / "features.store",
+        "made up",
+        table,
+        iter(rows.reshape(-1, SIZE).astype(np.float32)),
+        OF,
+        find_backbone(OF).fingerprint,
+    )
     return folder
 
 

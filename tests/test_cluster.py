@@ -3,11 +3,14 @@
 import dataclasses
 import os
 import pickle
+import random
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -214,3 +217,51 @@ def test_a_node_is_killed_and_its_cells_go_on_elsewhere(
     assert_same_weights(tmp_path / "alone", tmp_path / "spread", CELLS[:2])
     assert all(trained_steps(folder) == [*range(1, 17)] for folder in (tmp_path / "spread").glob("latents*"))
     assert (tmp_path / "alone" / "table.md").read_text() == (tmp_path / "spread" / "table.md").read_text()
+
+
+def workers() -> list[int]:
+    """The processes of the cluster that work."""
+    parents: dict[int, list[tuple[int, str]]] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            name, rest = (folder / "stat").read_text().split("(", 1)[1].rsplit(")", 1)
+            parents.setdefault(int(rest.split()[1]), []).append((int(folder.name), name))
+    nodes = [number for number, name in parents.get(os.getpid(), []) if name == "raylet"]
+    return [number for node in nodes for number, name in parents.get(node, []) if name.startswith("ray::")]
+
+
+@pytest.mark.cluster
+def test_workers_and_the_command_are_killed_at_random(
+    trident_here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, local_cluster: LocalCluster
+) -> None:
+    """kill -9 of whatever process works: the same table, or one line, and then the same table."""
+    for colour in COLOURS:
+        save_pictures(tmp_path / "support" / colour, {colour: 2}, first=900)
+    save_pictures(tmp_path / "pile", dict.fromkeys(COLOURS, 100))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(PAUSE, "0")  # here, not on the nodes
+    alone = trident_here(*call(SLOW, "pile", "--json", "--all", "--no-cache"))
+    generator, kills, said = random.Random(3), 0, []
+    for number in range(6):
+        monkeypatch.setenv("TRIDENT_CACHE", str(tmp_path / f"cache-{number}"))
+        arguments = call(SLOW, "pile", "--json", "--all")
+        local_cluster.seen.write_text("")
+        process = local_cluster.start(tmp_path, *arguments)
+        for _ in range(2):
+            reached = local_cluster.n_seen() + generator.randrange(1, 100)
+            while process.poll() is None and (local_cluster.n_seen() < reached or not workers()):
+                time.sleep(0.05)
+            if process.poll() is None:
+                victims = workers() if number % 3 < 2 else []
+                os.kill(generator.choice(victims or [process.pid]), signal.SIGKILL)
+                kills += 1
+        out, err = process.communicate(timeout=120)
+        said.append(err)
+        if process.returncode == 0:
+            assert out == alone.stdout, err
+        else:
+            assert out == "" and "Traceback" not in err, err
+            assert process.returncode == -signal.SIGKILL or err.splitlines()[-1].startswith("trident: error: "), err
+        again = trident_here(*arguments)  # without the cluster, but with what it has stored
+        assert (again.returncode, again.stdout) == (0, alone.stdout), again.stderr
+    assert kills, said

@@ -109,6 +109,14 @@ def test_a_store_that_another_process_has_just_written_is_kept(
     assert names(tmp_path) == ["pets.store"]
 
 
+def test_the_journal_of_a_process_that_was_killed_at_its_end_is_deleted(tmp_path: Path, pets: Path) -> None:
+    for name in ("pets.store", ".pets.store.journal"):
+        (tmp_path / name).write_bytes(b"whole")
+    with pytest.raises(TridentError, match=r"pets.store exists already"):
+        prepare("folder", pets, tmp_path / "pets.store", image_size=20)
+    assert names(tmp_path) == ["pets.store"]
+
+
 @pytest.mark.slow
 def test_killed_and_resumed(tmp_path: Path, pets: Path, expected: bytes, trident_here: Here) -> None:
     target = tmp_path / "pets.store"

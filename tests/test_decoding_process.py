@@ -199,7 +199,7 @@ def test_what_a_process_answers_is_not_believed(processes: DecodingProcesses, mo
     """A picture may have taken it over."""
     for answer in ("(0, 5) + bytes(5)", "(7, 5) + bytes(5)", "(1, 2**31)", "(2, 5) * 2"):
         head, _, rest = answer.partition(")")
-        program = f"import os, struct; os.read(0, 9); os.write(1, struct.pack('<BI', *{head})){rest} )"
+        program = f"import os, struct, sys; os.write(1, struct.pack('<BI', *{head})){rest} ); sys.stdin.buffer.read()"
         monkeypatch.setattr(decoding_process, "_PROGRAM", program)
         with pytest.raises(UnreadableImageError, match="gave no sensible answer"):
             processes.decode(ORDINARY, TARGET)

@@ -1,5 +1,7 @@
 """Several processes and the command that use the cache of features."""
 
+import errno
+import os
 import signal
 import subprocess
 import sys
@@ -73,6 +75,17 @@ def test_a_writer_that_dies_in_the_middle_is_undone(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", program, str(cache.path)])
     assert cache.path.with_name("features.sqlite-journal").exists()
     assert numbers_in(FeatureCache(tmp_path)) == [1]
+
+
+def test_a_file_system_without_locks_is_named_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite would wait for 20 seconds, and say that the database is locked."""
+
+    def refused(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.lockf", refused)
+    assert "cannot be used (No locks available)" in str(FeatureCache(tmp_path).problem)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -183,7 +183,17 @@ def test_stored_features_are_compared_with_the_weights(stores: Path, trident_her
     said = []
     for of in ((name, find_backbone(name).fingerprint), (name,), (name, "f" * 64), ("weights:gone", "f" * 64)):
         write_store(stores / "of weights.store", "made up", table, iter(rows), *of)
-        call = ("--data", "of weights.store", "--tasks", 2, f"backbone.of={of[0]}", "backbone.size=16", *settings)
+        call = (
+            "--data",
+            "of weights.store",
+            "--split",
+            "test",
+            "--tasks",
+            2,
+            f"backbone.of={of[0]}",
+            "backbone.size=16",
+            *settings,
+        )
         said.append(trident_here("evaluate", "features-nearest-mean", *call))
     right, older, changed, gone = said
     assert (right.returncode, right.stderr, gone.returncode, gone.stderr) == (0, "", 0, "")

@@ -8,8 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -130,6 +132,12 @@ def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
     write(tiny_store(), folder / "noise.store")
     for name, method in RECIPES.items():
         (folder / f"{name}.toml").write_text(RECIPE.format(method=method))
+    with launcher_in(folder) as running:
+        yield running
+
+
+@contextmanager
+def launcher_in(folder: Path) -> Iterator[Launcher]:
     command = [sys.executable, str(Path(__file__).with_name("launcher.py"))]
     with (
         (folder / "torchrun.log").open("w") as log,
@@ -343,9 +351,9 @@ def test_kills_at_random_times_lose_no_saved_step(launcher: Launcher) -> None:
     undisturbed = launcher.end(2, "protonet", "soak", *settings)
     seconds, kills, again = 5.0, 0, 0
     for number in range(3 * wanted):
-        kill, out = [number % 2, generator.uniform(0, seconds)], f"soak-{number}"
+        kill, out = ([number % 2], generator.uniform(0, seconds)), f"soak-{number}"
         began = time.perf_counter()
-        answer = launcher.train(2, "protonet", out, *settings, kill_later=kill, restarts=1)
+        answer = launcher.train(2, "protonet", out, *settings, kill_later=[kill], restarts=1)
         assert answer.succeeded, answer.errors
         assert difference(undisturbed, launcher.last(out)) == 0
         if len(answer.errors) == 1:  # it was done before the kill
@@ -357,8 +365,56 @@ def test_kills_at_random_times_lose_no_saved_step(launcher: Launcher) -> None:
         done, saved = max(said, default=0), int(found.group(1) or 0)
         assert saved >= max(0, done - 1) // 3 * 3  # a step is announced before it is saved
         kills, again = kills + 1, again + max(0, done - saved)
-        print(f"kill {kills}: process {kill[0]} after {kill[1]:.2f} s, step {done}; went on after step {saved}")
+        print(f"kill {kills}: process {kill[0][0]} after {kill[1]:.2f} s, step {done}; went on after step {saved}")
         if kills == wanted:
             break
     print(f"{kills} kills, {again} steps computed again")
     assert kills == wanted
+
+
+@pytest.mark.soak
+def test_one_kill_after_another(launcher: Launcher) -> None:
+    """Of one process, of some, or of all; up to three times in a run. What is left is one run, with the same bits."""
+    generator = random.Random(1)
+    settings = ("steps=12", "save_every=3", "validate_every=4")
+    undisturbed = launcher.end(3, "protonet", "often", *settings)
+    restarts = 0
+    for number in range(20):
+        which = [sorted(generator.sample(range(3), generator.choice((1, 1, 2, 3)))) for _ in range(3)]
+        kills, out = [(ranks, generator.uniform(0, 2.5)) for ranks in which], f"often-{number}"
+        answer = launcher.train(3, "protonet", out, *settings, kill_later=kills, restarts=3)
+        assert answer.succeeded, (kills, answer.errors)
+        assert difference(undisturbed, launcher.last(out)) == 0, kills
+        assert launcher.log(out, "validation") == launcher.log("often", "validation"), kills
+        assert [line["step"] for line in launcher.log(out, "train")] == [*range(1, 13)], kills
+        assert not list((launcher.folder / out).glob(".*")), kills
+        restarts += len(answer.errors) - 1
+    print(f"{restarts} restarts")
+    assert restarts >= 30
+
+
+@pytest.mark.soak
+def test_torchrun_itself_is_killed(launcher: Launcher) -> None:
+    """Its processes go on alone, or end. The next start says that somebody trains this run, or goes on with it."""
+    generator = random.Random(2)
+    settings = ("steps=12", "save_every=3", "validate_every=4")
+    undisturbed = launcher.end(2, "protonet", "agent", *settings)
+    for number in range(10):
+        out = f"agent-{number}"
+        order = ("train", "protonet.toml", "--data", "noise.store", "--out", out, *settings)
+        with launcher_in(launcher.folder) as first:
+            first.orders = 1000 * (number + 1)
+            threading.Timer(generator.uniform(2, 6), first.process.kill).start()
+            with suppress(ValueError, BrokenPipeError):  # there is no answer
+                first.run(2, *order)
+            first.process.wait()
+        for _ in range(100):
+            there = (launcher.folder / out / LAST).exists()
+            answer = launcher.run(2, *(("train", "--resume", out) if there else order))
+            if answer.succeeded:
+                break
+            assert "is training" in answer.error() or "already holds a run" in answer.error()
+            time.sleep(0.2)
+        assert difference(undisturbed, launcher.last(out)) == 0
+        assert launcher.log(out, "validation") == launcher.log("agent", "validation")
+        assert not list((launcher.folder / out).glob(".*"))

@@ -122,6 +122,13 @@ def test_a_child_that_lives_longer_does_not_keep_the_lock(tmp_path: Path) -> Non
     process.stdout.close()
 
 
+def test_weights_in_use_do_not_change_with_their_file(run: Path) -> None:
+    loaded = load_checkpoint(run / BEST)
+    before = {key: value.clone() for key, value in loaded.parameters.items()}
+    (run / BEST).write_bytes(bytes((run / BEST).stat().st_size))
+    assert all(torch.equal(value, before[key]) for key, value in loaded.parameters.items())
+
+
 def test_lost_best_weights_come_back_and_are_never_replaced_in_silence(run: Path, trident_here: Here) -> None:
     step = load_checkpoint(run / LAST).step
     (run / BEST).unlink()
@@ -160,9 +167,9 @@ def test_a_flipped_bit_in_a_weights_file_is_noticed(run: Path, trident_here: Her
     if command == "predict":
         from PIL import Image
 
-        for name in ("support/a/1.png", "support/b/1.png", "pile/1.png"):
+        for shade, name in enumerate(("support/a/1.png", "support/b/1.png", "pile/1.png")):
             (run.parent / name).parent.mkdir(parents=True, exist_ok=True)
-            Image.new("L", (16, 16), 99).save(run.parent / name)
+            Image.new("L", (16, 16), shade).save(run.parent / name)
     assert_one_line_error(trident_here(*call), str(path.relative_to(run.parent)), "does not match its checksum")
 
 

@@ -146,8 +146,8 @@ def test_a_new_name_stays_whatever_happens_to_the_old_one(
             assert said in move()
     monkeypatch.setattr(Path, "unlink", refused)
     assert "Permission denied" in move() and source.is_file()
-    names = ["x-2.jpg", "x-3.jpg", "x.jpg"]
-    assert sorted(path.name for path in (tmp_path / "out" / "cat").iterdir()) == names
+    names = ["x-2.jpg", "x.jpg"] if links else ["x-2.jpg", "x-3.jpg", "x.jpg"]  # a move by links goes on
+    assert sorted(path.name for path in (tmp_path / "out" / "cat").glob("x*")) == names
 
 
 def test_two_names_of_one_picture_are_two_pictures(tmp_path: Path) -> None:

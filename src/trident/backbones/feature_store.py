@@ -9,11 +9,10 @@ import numpy as np
 from trident.backbones.pretrained import BATCH, Pretrained
 from trident.data.prepare import fingerprint_of_inputs, read_dataset
 from trident.data.readers import Dataset
-from trident.data.resuming import write_resumable_store
+from trident.data.resuming import check_new_store, write_resumable_store
 from trident.data.store import SPLITS, ImageStore, class_table, open_store, positions_of
 from trident.data.store_writer import StoreWriter
 from trident.errors import TridentError
-from trident.files import check_new
 from trident.progress import Progress
 
 
@@ -30,7 +29,7 @@ def prepare_features(
 
     A run that was killed or interrupted is resumed by the next one with the same arguments, which calls `on_resume`.
     """
-    check_new(target)
+    check_new_store(target)
     dataset = read_dataset(name, source, split_file)
     if dataset.channels != 3:
         raise TridentError(f"{name} has grey images: backbones take colour images only")

@@ -14,11 +14,10 @@ from trident.data.decoding import decoded
 from trident.data.images import Target, UnreadableImageError
 from trident.data.readers import Dataset, refuse_links_outside
 from trident.data.registry import READERS, WITH_SPLIT_FILE
-from trident.data.resuming import write_resumable_store
+from trident.data.resuming import check_new_store, write_resumable_store
 from trident.data.store import ImageStore, open_store
 from trident.data.store_writer import StoreWriter
 from trident.errors import TridentError
-from trident.files import check_new
 from trident.importing import imported
 from trident.progress import Progress
 
@@ -46,7 +45,7 @@ def prepare(
     source, target = Path(source), Path(target)
     if image_size is not None and image_size not in _IMAGE_SIZES:
         raise TridentError(f"image size {image_size} is not between {_IMAGE_SIZES[0]} and {_IMAGE_SIZES[-1]}")
-    check_new(target)
+    check_new_store(target)
     dataset = read_dataset(name, source, split_file)
     size = image_size or dataset.image_size
     decoding = Target(size, dataset.channels, dataset.inverted)

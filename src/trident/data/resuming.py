@@ -61,6 +61,13 @@ def write_resumable_store(
         raise TridentError(f"cannot write {path}: {error.strerror or error}") from error
 
 
+def check_new_store(path: Path) -> None:
+    """Check that there is no such store yet. If it was killed at its very end, its journal is left, and deleted now."""
+    if path.exists() and not path.with_name(f".{path.name}.part").exists():
+        path.with_name(f".{path.name}.journal").unlink(missing_ok=True)
+    check_new(path)
+
+
 @contextmanager
 def _locked(journal: Path, path: Path) -> Iterator[BinaryIO]:
     """The journal, opened by one process at a time."""

@@ -5,6 +5,8 @@ process that is killed loses only its unfinished call. The cache only saves time
 why, and it finds nothing and stores nothing. A damaged file is set aside, and a new one is made.
 """
 
+import errno
+import fcntl
 import os
 import sqlite3
 import time
@@ -12,7 +14,9 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TypeVar
 
 import numpy as np
@@ -146,8 +150,20 @@ class FeatureCache:
         self.problem = f"the feature cache {self.path} cannot be used ({reason}): features are not stored"
 
 
+@cache
+def _check_locks(folder: Path) -> None:
+    """SQLite takes a file system without locks for one whose lock another process has, and waits in vain."""
+    try:
+        with TemporaryFile(dir=folder) as file:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+            raise
+
+
 def _connect(path: Path) -> sqlite3.Connection:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check_locks(path.parent)
     database = sqlite3.connect(path, timeout=_WAIT, isolation_level=None)
     try:
         if path.stat().st_mode & 0o077:

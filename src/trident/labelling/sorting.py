@@ -11,7 +11,6 @@ import filecmp
 import os
 import re
 import shutil
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -94,7 +93,7 @@ def carry_out(steps: list[Step], target: Path, moving: bool, progress: Progress 
     """
     leftovers = list(target.glob(_LEFTOVERS))
     half_moved = _half_moved(leftovers) if moving else []
-    failures = []
+    failures, unfinished = [], []
     for number, (source, place) in enumerate(steps, 1):
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -108,6 +107,7 @@ def carry_out(steps: list[Step], target: Path, moving: bool, progress: Progress 
                         _delete_moved(source, place, before)
         except TridentError as error:
             failures.append(str(error))
+            unfinished.append(place)
         except OSError as error:
             known = {FileExistsError: "it already exists", FileNotFoundError: "it is no longer there"}
             why = known.get(type(error)) or error.strerror or error
@@ -115,7 +115,8 @@ def carry_out(steps: list[Step], target: Path, moving: bool, progress: Progress 
         if progress:
             progress(number, len(steps))
     for path in leftovers:
-        delete_leftover(path)
+        if not any(_same(path, place) for place in unfinished):
+            delete_leftover(path)
     return Sorted(len(steps) - len(failures), failures)
 
 
@@ -143,10 +144,13 @@ def _written(source: Path, place: Path, moving: bool) -> Iterator[None]:
     mark = temporary_path(place.parent)
     if moving and _linked(source, mark):
         try:
-            place.hardlink_to(source)
+            with suppress(FileExistsError):  # some network disks say so of what they have just written
+                place.hardlink_to(source)
+            if not _same(source, place):
+                raise FileExistsError(errno.EEXIST, "it already exists")
             yield
         finally:
-            if not isinstance(sys.exception(), KeyboardInterrupt):  # after Ctrl-C, the next run finishes the move
+            if not _same(source, place):  # while the old name is there, the mark lets the next run finish the move
                 mark.unlink(missing_ok=True)
         return
     with temporary_file(place.parent) as (temporary, _):

@@ -204,7 +204,8 @@ def _content(path: Path, with_tensors: bool = True) -> tuple[dict[str, str], Par
         weights_header.check_file(path)
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
-            tensors = {key: file.get_tensor(key) for key in file.keys()} if with_tensors else {}  # noqa: SIM118
+            # Copied, because they are parts of the file: if somebody wrote into it, they would change while in use.
+            tensors = {key: file.get_tensor(key).clone() for key in file.keys()} if with_tensors else {}  # noqa: SIM118
     except (SafetensorError, OSError, MemoryError, *_DAMAGE) as error:
         raise TridentError(f"{path} is damaged or no safetensors file: {str(error)[:_MOST_CHARACTERS]}") from error
     if metadata.get("format") != _FORMAT:
