@@ -42,7 +42,6 @@ BESIDE = {  # in one layer
     ("settings", "errors"),
     ("files", "errors"),
     ("ray_cluster", "errors"),
-    ("", "allocator"),  # the package itself
 }
 WEB_COMMAND = Path("trident", "cli", "web.py")  # the only file of `cli` that may import from `web`
 

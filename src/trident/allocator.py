@@ -1,4 +1,4 @@
-"""Settings of the memory allocator, made before torch is loaded."""
+"""Settings of the memory allocator. Commands make them before torch is loaded; `import trident` changes nothing."""
 
 import ctypes
 import os

@@ -11,6 +11,7 @@ from typing import Any
 
 from trident.ablations.grid import Cell, Grid
 from trident.ablations.running import GridRun
+from trident.allocator import keep_freed_memory
 from trident.data.store import ImageStore
 from trident.errors import TridentError
 from trident.ray_cluster import connected, short_message
@@ -104,6 +105,7 @@ class _Silent:
 
 def _cell_on_node(shared: tuple[Grid, str, str, str], open_data: Opener, number: int) -> Told:
     """On a node of the cluster. Mistakes of the user come back as a line, which Ray would bury in a traceback."""
+    keep_freed_memory()
     grid, data, out, device = shared
     said: list[str] = []
     cell = grid.cells[number]

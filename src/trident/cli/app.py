@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from trident.allocator import keep_freed_memory
 from trident.distributed.torchrun import launched
 from trident.errors import LostProcessError, TridentError, one_line
 
@@ -65,6 +66,7 @@ app.add_typer(leaderboard_app, name="leaderboard", short_help="Compare all metho
 
 def main(command: typer.Typer = app) -> None:
     """Run a command. A user error prints one line on standard error and exits with code 2."""
+    keep_freed_memory()
     try:
         _check_outputs()
         _check_arguments()

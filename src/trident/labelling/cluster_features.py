@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from trident.allocator import keep_freed_memory
 from trident.backbones.pretrained import BATCH, Pretrained, find_backbone
 from trident.data.images import ImageSource, silence_pillow
 from trident.errors import TridentError
@@ -188,6 +189,7 @@ class _FeatureActor(_KeyActor):
 
     def __init__(self, name: str, device: str, fingerprint: str, folder: str):
         super().__init__(folder)
+        keep_freed_memory()
         self._name, self._device, self._fingerprint = name, device, fingerprint
 
     @cached_property
