@@ -45,7 +45,7 @@ from trident.learning.checkpoint import Checkpoint, load_checkpoint, save_checkp
 USUAL = Disk()
 Work = Callable[[], object]
 TWICE = ("now, but", "it already exists")  # what a move says whose old file is still there
-LEFTOVERS = (".part", "-journal", ".journal", ".lock", "-wal")
+LEFTOVERS = (".part", ".link", "-journal", ".journal", ".lock", "-wal")
 PREDICT = ("predict", "--support", "support", "--query", "pile", "--device", "cpu", "--backbone")
 
 
@@ -206,7 +206,7 @@ class World:
             assert not odd, f"not as undisturbed: {odd}"
         if done:
             # They are left where nobody knows whether they are still in use, and where nothing is left to move.
-            may = ".part" if not disk.locks or "no picture to label" in said else " none"
+            may = (".part", ".link") if not disk.locks or "no picture to label" in said else ()
             left = [path for path in now if path.endswith(LEFTOVERS) and not path.endswith(may)]
             assert not left, f"left over: {left}"
             if not command.moves:

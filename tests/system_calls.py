@@ -78,7 +78,7 @@ class Call(NamedTuple):
     other: Path | None  # the old name, if the call has two
 
     def __str__(self) -> str:
-        return f"{self.name} {'temporary' if self.path.suffix == '.part' else self.path.name}"
+        return f"{self.name} {'temporary' if self.path.suffix in ('.part', '.link') else self.path.name}"
 
 
 class Kill(Exception):

@@ -15,6 +15,7 @@ import pytest
 
 from trident import files
 from trident.errors import TridentError
+from trident.files import temporary_path
 from trident.labelling import sorting
 from trident.labelling.sorting import carry_out, copies_elsewhere, plan
 
@@ -148,6 +149,48 @@ def test_a_new_name_stays_whatever_happens_to_the_old_one(
     assert "Permission denied" in move() and source.is_file()
     names = ["x-2.jpg", "x.jpg"] if links else ["x-2.jpg", "x-3.jpg", "x.jpg"]  # a move by links goes on
     assert sorted(path.name for path in (tmp_path / "out" / "cat").glob("x*")) == names
+
+
+def half_moved(source: Path, place: Path) -> Path:
+    """As a move by links leaves it that is killed before it deletes the old name. Returns the temporary name."""
+    source.parent.mkdir(exist_ok=True)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    source.write_bytes(b"one")
+    mark = temporary_path(place.parent, "link")
+    for name in (mark, place):
+        name.hardlink_to(source)
+    return mark
+
+
+def test_other_commands_leave_a_half_done_move_to_its_own(tmp_path: Path) -> None:
+    out, source, other = tmp_path / "out", tmp_path / "pile" / "a.jpg", tmp_path / "pile 2" / "a.jpg"
+    mark = half_moved(source, out / "cat" / "a.jpg")
+    other.parent.mkdir()
+    other.write_bytes(b"one")  # the same name and content, and another picture all the same
+    assert carry_out(plan({other: "dog"}, out, True), out, True).done == 1
+    assert (out / "dog" / "a.jpg").is_file() and mark.is_file() and source.is_file()
+    assert carry_out(plan({source: "dog"}, out, True), out, True).done == 1  # with another label than before
+    assert sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*.*")) == [
+        Path("out/cat/a.jpg"),
+        Path("out/dog/a.jpg"),
+    ]
+
+
+def test_a_half_done_move_without_its_temporary_name_is_finished(tmp_path: Path) -> None:
+    out, source = tmp_path / "out", tmp_path / "pile" / "a.jpg"
+    half_moved(source, out / "cat" / "a.jpg").unlink()
+    assert carry_out(plan({source: "cat"}, out, True), out, True).done == 1
+    assert not source.exists() and [path.name for path in (out / "cat").iterdir()] == ["a.jpg"]
+
+
+def test_a_newer_file_of_the_same_size_and_time_is_not_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, newer, delete = tmp_path / "a.jpg", tmp_path / "newer.jpg", sorting._delete_moved
+    source.write_bytes(b"old")
+    newer.write_bytes(b"new")
+    shutil.copystat(source, newer)
+    monkeypatch.setattr(sorting, "_delete_moved", lambda *these: (newer.replace(source), delete(*these)))
+    assert "changed meanwhile" in carry_out(plan({source: "cat"}, tmp_path / "out", True), tmp_path / "out", True)[1][0]
+    assert source.read_bytes() == b"new" and (tmp_path / "out" / "cat" / "a.jpg").read_bytes() == b"old"
 
 
 def test_two_names_of_one_picture_are_two_pictures(tmp_path: Path) -> None:

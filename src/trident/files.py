@@ -23,7 +23,7 @@ from typing import BinaryIO
 from trident.errors import TridentError
 
 LONGEST_NAME = 255  # bytes, on all common file systems
-_TEMPORARY = re.compile(r"\.trident-([0-9a-f]{8})-[0-9a-f]{16}\.part")
+_TEMPORARY = re.compile(r"\.trident-([0-9a-f]{8})-[0-9a-f]{16}\.(part|link)")
 _DAY = 24 * 60 * 60  # seconds
 MOST_TEXT = 2**28  # bytes of lists, logs, results and the like
 MOST_WEIGHTS = 2**32  # bytes: enough for the largest network that is allowed and Adam's two moments
@@ -94,7 +94,7 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
     """Open a file for writing. It appears at `path` only when it is complete."""
     path = Path(path)
     check_writable(path)
-    for leftover in path.parent.glob(".trident-*.part"):
+    for leftover in path.parent.glob(".trident-*"):
         delete_leftover(leftover)
     try:
         with temporary_file(path.parent) as (temporary, file):
@@ -140,19 +140,27 @@ def temporary_file(folder: Path) -> Iterator[tuple[Path, BinaryIO]]:
             file.close()
 
 
-def temporary_path(folder: Path) -> Path:
-    return folder / f".trident-{_this_machine()}-{secrets.token_hex(8)}.part"
+def temporary_path(folder: Path, kind: str = "part") -> Path:
+    return folder / f".trident-{_this_machine()}-{secrets.token_hex(8)}.{kind}"
 
 
 def delete_leftover(path: Path) -> None:
-    """Delete a temporary file if the process that wrote it has ended."""
+    """Delete a temporary file if the process that wrote it has ended, and no half-done move needs it.
+
+    A move needs its temporary name while the file has other names, old or new ones. After a day it is given up.
+    """
     name = _TEMPORARY.fullmatch(path.name)
-    if name and path.is_file():
-        with suppress(OSError), path.open("rb") as file:
-            old = time.time() - os.fstat(file.fileno()).st_ctime > _DAY
+    if not name or not path.is_file():
+        return
+    with suppress(OSError), path.open("rb") as file:
+        about = os.fstat(file.fileno())
+        if name[2] == "link":  # a further name of a file that is moved, which has an old and a new one, too
+            free, unneeded = True, about.st_nlink <= 2
+        else:
             free = locked(file, fcntl.LOCK_SH)
-            if old if free is None else free and (old or name[1] == _this_machine()):
-                path.unlink()
+            unneeded = bool(free) and name[1] == _this_machine() and about.st_nlink == 1
+        if free is not False and (unneeded or time.time() - about.st_ctime > _DAY):
+            path.unlink()
 
 
 def locked(file: BinaryIO, how: int = fcntl.LOCK_EX) -> bool | None:

@@ -24,7 +24,7 @@ from trident.progress import Progress
 Step = tuple[Path, Path]  # from, to
 
 _NUMBER = re.compile(r"-[0-9]{1,9}(?=(\.[^.]*)?$)")  # at the end of a name, before .png
-_LEFTOVERS = "*/.trident-*.part"
+_LEFTOVERS = "*/.trident-*"
 # What a file system says that gives no second names, or not to this file.
 _NO_LINK = {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
 
@@ -48,13 +48,16 @@ def plan(labels: dict[Path, str], target: Path, moving: bool) -> list[Step]:
     taken: set[Path] = set()
     steps = []
     for source, label in labels.items():
-        begun = _place_of(source, half_moved)
+        begun, _ = _begun(source, half_moved)
         if begun and begun not in taken:
             taken.add(begun)
             steps.append((source, begun))
             continue
         folder = target / label
         if _same(source, folder / source.name):
+            # With a name in another folder, too: a move that was killed, and only has to delete that one.
+            if moving and not source.is_symlink() and not source.parent.samefile(folder):
+                steps.append((source, folder / source.name))
             continue
         places = (folder / _numbered(source, n) for n in count(1))
         free = (place for place in places if place not in taken)
@@ -93,21 +96,22 @@ def carry_out(steps: list[Step], target: Path, moving: bool, progress: Progress 
     """
     leftovers = list(target.glob(_LEFTOVERS))
     half_moved = _half_moved(leftovers) if moving else []
-    failures, unfinished = [], []
+    failures = []
     for number, (source, place) in enumerate(steps, 1):
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
             before = source.stat()
-            if _place_of(source, half_moved) == place:
+            begun, mark = _begun(source, half_moved)
+            if begun == place:
                 flush(place, place.parent)
                 _delete_moved(source, place, before)
+                mark.unlink(missing_ok=True)
             else:
                 with _written(source, place, moving):
                     if moving:
                         _delete_moved(source, place, before)
         except TridentError as error:
             failures.append(str(error))
-            unfinished.append(place)
         except OSError as error:
             known = {FileExistsError: "it already exists", FileNotFoundError: "it is no longer there"}
             why = known.get(type(error)) or error.strerror or error
@@ -115,25 +119,24 @@ def carry_out(steps: list[Step], target: Path, moving: bool, progress: Progress 
         if progress:
             progress(number, len(steps))
     for path in leftovers:
-        if not any(_same(path, place) for place in unfinished):
-            delete_leftover(path)
+        delete_leftover(path)
     return Sorted(len(steps) - len(failures), failures)
 
 
-def _half_moved(leftovers: Iterable[Path]) -> list[Path]:
-    """New files of moves that may not have deleted the old one yet: such a file has a temporary name, too."""
-    return [place for mark in leftovers for place in mark.parent.iterdir() if _same(place, mark)]
+def _half_moved(leftovers: Iterable[Path]) -> list[Step]:
+    """New files of moves that may not have deleted the old one yet, and the temporary names that these have, too."""
+    return [(place, mark) for mark in leftovers for place in mark.parent.iterdir() if _same(place, mark)]
 
 
-def _place_of(source: Path, half_moved: list[Path]) -> Path | None:
-    """Where this file has been moved to, if only its old name must still be deleted."""
-    for place in half_moved:
+def _begun(source: Path, half_moved: list[Step]) -> Step | tuple[None, Path]:
+    """Where this file has been moved to, if only its old name must still be deleted, and the temporary name there."""
+    for place, mark in half_moved:
         with suppress(OSError):
             # In one folder that is seen on two ways, the two names are one.
             elsewhere = _is_numbered(place, source) and not source.parent.samefile(place.parent)
-            if elsewhere and _copied(source, place):
-                return place
-    return None
+            if elsewhere and (_same if mark.suffix == ".link" else _copied)(source, place):
+                return place, mark
+    return None, source
 
 
 @contextmanager
@@ -141,7 +144,7 @@ def _written(source: Path, place: Path, moving: bool) -> Iterator[None]:
     """Give a file, or a copy of it, its new name. Beside this it has a temporary one until the end."""
     if moving and not os.access(source.parent, os.W_OK | os.X_OK):
         raise PermissionError(errno.EACCES, "the old file could not be deleted")
-    mark = temporary_path(place.parent)
+    mark = temporary_path(place.parent, "link")
     if moving and _linked(source, mark):
         try:
             with suppress(FileExistsError):  # some network disks say so of what they have just written
@@ -175,7 +178,7 @@ def _delete_moved(source: Path, place: Path, before: os.stat_result) -> None:
     """Delete the old name of a file that has the new one."""
     try:
         now = source.stat()
-        if (now.st_size, now.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
+        if any(getattr(now, one) != getattr(before, one) for one in ("st_dev", "st_ino", "st_size", "st_mtime_ns")):
             raise OSError(errno.EBUSY, "it has been changed meanwhile")
         source.unlink()
     except OSError as error:
