@@ -268,7 +268,8 @@ def test_mistakes(trident_here: Callable, tmp_path: Path) -> None:
     told("write", "--document", str(tmp_path / "notes.md"), words="is another document: it has no heading")
     assert (tmp_path / "notes.md").read_text() == "# Notes\n\n## Kept\n"
     (tmp_path / "notes.md").unlink()
-    told("write", "--figure", "x.svg", *kept, words="no figure: nothing was measured")
+    told("write", "--document", f"{tmp_path}/d.md", *kept, words=f"{tmp_path} has no results")
+    assert_one_line_error(trident_here("leaderboard", "write", "--page", "x.html"), "python -m studies.leaderboard")
     assert list(tmp_path.iterdir()) == []
     assert "mini-1-shot" in trident_here("leaderboard", "boards").stdout
     (tmp_path / "bms.json").write_text('{"glyphs": {"balanced": {}}}')

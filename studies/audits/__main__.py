@@ -1,21 +1,25 @@
-"""Audit all installed weights: `python -m studies.audits FOLDER STORE... [--names NAME...] [--device cuda]`.
+"""Audit all installed weights: `python -m studies.audits FOLDER STORE... [--name NAME]... [--device cuda]`.
 
 Each is measured on the test classes of the dataset that it was trained on; the glyphs need no store. The results go to
 FOLDER, a file for each; what is there is not measured again, so that several processes can share the work. Without
 stores and names, the files are printed as one document.
 """
 
-import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
+
+from trident.cli.app import main
+from trident.cli.options import Device, device_of
 from trident.data.glyphs import open_glyphs
 from trident.data.store import open_store
 from trident.files import atomic_file
 from trident.learning.checkpoint import load_checkpoint
 from trident.learning.frozen_weights import with_conv4
 from trident.measuring.audit import PROTOCOLS, audit
+from trident.settings import require
 from trident.weights import weight_names
 
 COLUMNS = {
@@ -50,27 +54,31 @@ batch norm out for them, and this tool joins the two files.
 """
 
 
-def main() -> None:
+study = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+
+@study.command()
+def audits(
+    folder: Annotated[Path, typer.Argument(help="Folder of the results, a file for each of the weights.")],
+    given: Annotated[list[Path] | None, typer.Argument(metavar="[STORE]...", help="Datasets to measure on.")] = None,
+    names: Annotated[list[str] | None, typer.Option("--name", help="Only these weights.")] = None,
+    tasks: Annotated[int, typer.Option(min=2, help="Tasks under each protocol.")] = 100,
+    device: Device = "auto",
+) -> None:
+    """Audit all installed weights on test classes, or without stores and names print the results as one document."""
     assert list(COLUMNS) == list(PROTOCOLS)[1:]
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("stores", nargs="*", type=Path)
-    parser.add_argument("--names", nargs="+")
-    parser.add_argument("--tasks", type=int, default=100)
-    parser.add_argument("--device", default="cpu")
-    asked = parser.parse_args()
-    if not asked.stores and not asked.names:
-        print(document(asked.folder), end="")
+    if not given and not names:
+        print(document(folder), end="")
         return
-    asked.folder.mkdir(parents=True, exist_ok=True)
-    stores = {store.dataset: store for store in [open_glyphs(), *map(open_store, asked.stores)]}
-    for name in asked.names or weight_names():
-        path, model = asked.folder / f"{name}.json", with_conv4(load_checkpoint(name))
+    stores = {store.dataset: store for store in [open_glyphs(), *map(open_store, given or [])]}
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names or weight_names():
+        path, model = folder / f"{name}.json", with_conv4(load_checkpoint(name))
         dataset = str(model.provenance["dataset"])
         dataset = FORMER_NAMES.get(dataset, dataset)
         if path.exists() or dataset not in stores:
             continue
-        found = audit(model, stores[dataset], split="test", tasks=asked.tasks, seed=0, device=asked.device)
+        found = audit(model, stores[dataset], split="test", tasks=tasks, seed=0, device=device_of(device))
         result = {"dataset": dataset, "episode": model.recipe.episode.describe()} | found.to_json()
         with atomic_file(path) as file:
             file.write((json.dumps(result, indent=1) + "\n").encode())
@@ -81,7 +89,8 @@ def document(folder: Path) -> str:
     """A table for each dataset and kind of task."""
     results = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
     tasks = {row["protocol"]["tasks"] for result in results.values() for row in result["rows"]}
-    assert len(tasks) == 1, f"the audits are of {tasks} tasks: one document needs one number"
+    require(bool(tasks), f"{folder} holds no audits: give the stores to measure on")
+    require(len(tasks) == 1, f"the audits in {folder} are of {tasks} tasks: one document needs one number")
     lines = [INTRODUCTION.format(tasks=tasks.pop())]
     for group in sorted({heading_of(result) for result in results.values()}):
         members = {name: one for name, one in results.items() if heading_of(one) == group}
@@ -118,4 +127,4 @@ def _row(*cells: str) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    main(study)

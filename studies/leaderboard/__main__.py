@@ -9,6 +9,7 @@ from studies.leaderboard.document import introduction_of, whole_document
 from studies.leaderboard.page import page as make_page
 from studies.leaderboard.plot import unequal_counts
 from trident.cli.app import main
+from trident.cli.console import stderr
 from trident.cli.leaderboard import Results
 from trident.errors import TridentError
 from trident.files import atomic_file, check_writable
@@ -33,6 +34,8 @@ def write(
     for path in (document, page):
         if path is not None:
             check_writable(path)
+    if not any((results or FOLDER).glob("*.json")):
+        raise TridentError(f"--results {results} has no results: 'trident leaderboard measure' makes them")
     boards = plotted_boards(results or FOLDER) if figure is not None else []
     if figure is not None and not boards:
         raise TridentError("no figure: nothing was measured with unequal class counts on miniImageNet yet")
@@ -46,6 +49,8 @@ def write(
             file.write(content.encode())
     if figure is not None:
         save_figure(unequal_counts(boards), figure)
+    for written in filter(None, (document, page, figure)):
+        stderr.print(f"wrote {written}", soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -103,7 +103,7 @@ def read_grid(name: str) -> tuple[GridFile, Path]:
     own = name.endswith(".toml")
     path = Path(name) if own else FOLDER / f"{name}.toml"
     require(path.is_file() or not own, f"no grid file at {path}")
-    require(path.is_file(), f"no grid is called '{name}'{did_you_mean(name, grid_names())}")
+    require(path.is_file(), f"no grid is called '{name}', and it is no TOML file{did_you_mean(name, grid_names())}")
     values = read_toml(path)
     with errors_in(path):
         return checked(GridFile, values), path

@@ -23,11 +23,12 @@ ORDER = (
     *("data", "cache", "export"),
 )
 
-MOVED = {  # what to use instead of earlier commands
-    "bench": "run 'python -m studies.speed' in a clone of the repository",
-    "paper": "run 'python -m studies.reproduction.paper' in a clone of the repository",
-    "reproduce": "run 'python -m studies.reproduction' in a clone of the repository",
-}
+IN_A_CLONE = "run 'python -m studies.{}' in the top folder of a clone of the repository"
+MOVED = {
+    "bench": "speed",
+    "paper": "reproduction.paper",
+    "reproduce": "reproduction",
+}  # studies now
 DISTRIBUTED = ("train", "evaluate", "audit")  # the commands that work on several processes
 PATIENCE = 10.0  # seconds that a failed process waits for torchrun to end it
 
@@ -38,7 +39,7 @@ class _Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] in MOVED:
-            raise TridentError(f"'trident {args[0]}' is no longer a command: {MOVED[args[0]]}")
+            raise TridentError(f"'trident {args[0]}' is no longer a command: {IN_A_CLONE.format(MOVED[args[0]])}")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
