@@ -176,9 +176,7 @@ def _connect(path: Path) -> sqlite3.Connection:
             database.executescript(_TABLES)
         elif version != _VERSION:
             raise OSError(f"another version of trident made it: its version is {version}, not {_VERSION}")
-        for (statement,) in database.execute(
-            "SELECT sql FROM sqlite_master WHERE sql NOTNULL AND name NOT GLOB 'sqlite_*'"
-        ):
+        for (statement,) in database.execute("SELECT sql FROM sqlite_master WHERE name NOT GLOB 'sqlite_*'"):
             if statement not in _TABLES.replace(" IF NOT EXISTS", ""):
                 raise sqlite3.DatabaseError("it has other tables")
     except BaseException:
