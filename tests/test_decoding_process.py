@@ -125,6 +125,22 @@ def test_large_pictures_wait_for_each_other(processes: DecodingProcesses) -> Non
     assert processes._room._free == MOST_PIXELS
 
 
+def test_a_very_large_picture_is_not_overtaken() -> None:
+    room, done = decoding_process._Room(), []
+
+    def take(pixels: int) -> None:
+        with room.taken(pixels):
+            done.append(pixels)
+
+    with ThreadPoolExecutor(2) as others, room.taken(2_000_000):
+        others.submit(take, MOST_PIXELS)
+        assert until(lambda: bool(room._changed._waiters))  # type: ignore[attr-defined]
+        others.submit(take, 2_000_001)
+        assert not until(lambda: bool(done), 0.02)
+        take(0)
+    assert done == [0, MOST_PIXELS, 2_000_001]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [

@@ -96,7 +96,7 @@ def test_only_the_user_can_read_it(tmp_path: Path) -> None:
         os.umask(before)
 
 
-@pytest.mark.parametrize("how", ["random bytes", "truncated", "first page", "schema", "another version", "another's"])
+@pytest.mark.parametrize("how", ["random bytes", "truncated", "first page", "schema", "another's"])
 def test_a_damaged_file_is_set_aside_and_made_anew(tmp_path: Path, how: str) -> None:
     said: list[str] = []
     cache = FeatureCache(tmp_path, say=said.append)
@@ -113,6 +113,33 @@ def test_a_damaged_file_is_set_aside_and_made_anew(tmp_path: Path, how: str) -> 
     cache.clear()
     assert [path.name for path in tmp_path.iterdir()] == ["features.sqlite"]
     assert (len(said), cache.size(), cache.problem) == (2, (0, 0), None)
+
+
+def test_the_cache_of_another_version_is_left_alone(tmp_path: Path) -> None:
+    FeatureCache(tmp_path)
+    damage(tmp_path / "features.sqlite", "another version")
+    content = (tmp_path / "features.sqlite").read_bytes()
+    problem = FeatureCache(tmp_path).problem
+    assert problem is not None and "cannot be used (another version of trident made it: its version is 99" in problem
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [content]
+
+
+def test_the_statistics_of_sqlite_are_no_damage(tmp_path: Path) -> None:
+    FeatureCache(tmp_path).put("a", rows(1))
+    with sqlite3.connect(tmp_path / "features.sqlite") as database:
+        database.execute("ANALYZE")
+    assert numbers_in(FeatureCache(tmp_path)) == [1]
+
+
+def test_a_file_that_may_not_be_written_is_not_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = FeatureCache(tmp_path)
+    content = bytearray(cache.path.read_bytes())
+    content[18] = 9  # SQLite takes this for read-only, too
+    cache.path.write_bytes(content)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    cache.put("a", rows(1))
+    assert cache.problem is not None and "cannot be used (attempt to write a readonly database)" in cache.problem
+    assert [path.name for path in tmp_path.iterdir()] == ["features.sqlite"]
 
 
 def test_without_anybody_to_tell_it_is_a_warning(tmp_path: Path) -> None:

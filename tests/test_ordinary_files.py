@@ -11,6 +11,8 @@ from studies.documents import introduction_before
 from trident.backbones.pretrained import find_backbone
 from trident.data.piles import find_pile
 from trident.data.readers import read_split_file
+from trident.data.tars import TarPicture, tar_pictures
+from trident.data.unpickle import load_pickle
 from trident.errors import TridentError
 from trident.files import UnopenedError, open_regular, read_regular, short_digest
 from trident.learning.weights_header import check_file
@@ -63,6 +65,11 @@ def test_archives_that_are_no_files_are_left_out(tmp_path: Path) -> None:
     for name in ("a.tar", "b.parquet"):
         os.mkfifo(tmp_path / name)
     assert find_pile(tmp_path) == ([], {})
+    _, unread = tar_pictures([tmp_path / "a.tar"])
+    assert "it is not an ordinary file" in unread[str(tmp_path / "a.tar")]
+    for read in (load_pickle, lambda path: TarPicture(path, "a.png", 0, 1).content()):
+        with pytest.raises(TridentError, match="not an ordinary file"):
+            read(tmp_path / "a.tar")
 
 
 def test_a_large_list_and_a_large_document(tmp_path: Path) -> None:

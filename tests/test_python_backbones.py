@@ -4,6 +4,7 @@ import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -112,6 +113,29 @@ def test_the_fingerprint_covers_what_the_code_imports(write: Write, tmp_path: Pa
     assert find_backbone(write(code)).fingerprint != first
 
 
+def test_the_fingerprint_covers_compiled_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may lie beside its source, and then it is what runs."""
+    files = {
+        "users_lib": "users_lib/__init__.cpython-311-x86_64-linux-gnu.so",
+        "users_lib.net": "users_lib/net.pyc",
+        "users_both": "users_both.cpython-311-x86_64-linux-gnu.so",
+        "users_away": "elsewhere/users_away.pyc",
+    }
+    for name, file in files.items():
+        module = ModuleType(name)
+        module.__file__ = str(tmp_path / file)
+        monkeypatch.setitem(sys.modules, name, module)
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_bytes(b"\0" + name.encode())
+    (tmp_path / "users_both.py").write_text("import users_away")
+    assert imported_code("users_lib.net", ["users_both"]) == {
+        "users_lib": b"\0users_lib",
+        "users_lib.net": b"\0users_lib.net",
+        "users_both": b"import users_away\0users_both",
+    }
+    assert imported_code("users_lib").keys() == {"users_lib"}
+
+
 def test_the_fingerprint_covers_what_comes_out_for_a_fixed_picture(write: Write, tmp_path: Path) -> None:
     """Weights that are no parameters, in another file, would change features unnoticed."""
     body = f"return x.mean((2, 3)) * torch.tensor([float(one) for one in open({str(tmp_path / 'scale')!r}).read()])"
@@ -138,6 +162,7 @@ def test_the_probe_does_not_feel_rounding(seed: int) -> None:
         assert (probe(network, facts) == first) is same
         weight.data = before
     assert probe(torch.nn.Flatten(0, 5), facts) == b""  # cannot be computed: said elsewhere
+    assert probe(torch.nn.Unflatten(0, (BATCH, 1)), facts)  # takes full batches only
 
 
 def test_a_module_with_decisions_is_not_traced_wrongly(write: Write) -> None:

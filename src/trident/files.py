@@ -26,6 +26,7 @@ LONGEST_NAME = 255  # bytes, on all common file systems
 _TEMPORARY = re.compile(r"\.trident-([0-9a-f]{8})-[0-9a-f]{16}\.(part|link)")
 _DAY = 24 * 60 * 60  # seconds
 MOST_TEXT = 2**28  # bytes of lists, logs, results and the like
+MOST_DATA = 2**50  # bytes of stores and archives, of which only parts are in memory
 MOST_WEIGHTS = 2**32  # bytes: enough for the largest network that is allowed and Adam's two moments
 
 

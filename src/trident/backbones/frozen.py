@@ -54,7 +54,7 @@ class FrozenBackbone(Backbone):
                 f"the store of {store.dataset} holds {found}, but the recipe takes features of {self.of}: make them "
                 f"with 'trident data prepare --features {self.of}'"
             )
-        self.check_fingerprint(store.features_fingerprint, f"in the store of {store.dataset}")
+        self.check_fingerprint(store.features_fingerprint, f"the store of {store.dataset} was made with")
         if store.images.shape[1] != self.size:
             raise TridentError(
                 f"the store of {store.dataset} has {store.images.shape[1]} features for each image, but "
@@ -64,8 +64,8 @@ class FrozenBackbone(Backbone):
     def check_fingerprint(self, found: str, where: str) -> None:
         if found != self.fingerprint and "" not in (found, self.fingerprint):
             raise TridentError(
-                f"features of {self.of} {where} have the fingerprint {found[:12]}, but {self.fingerprint[:12]} is "
-                f"needed: {self.of} has changed, so make again what is older"
+                f"{where} another version of {self.of} ({found[:12]}, not {self.fingerprint[:12]}). Make the store "
+                "again, or train again if the run is older."
             )
 
     def initial(self, generator: torch.Generator) -> Parameters:

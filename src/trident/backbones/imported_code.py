@@ -6,16 +6,17 @@ from collections.abc import Iterable, Iterator
 from importlib.util import resolve_name
 from pathlib import Path
 
-from trident.files import read_regular
+from trident.files import MOST_WEIGHTS, read_regular
 
 
 def imported_code(name: str, others: Iterable[str] = ()) -> dict[str, bytes]:
     """The code of a loaded module, of `others` and of all that they import, directly or not, by the modules' names.
 
-    Only what lies in the folder where Python found the module; for an installed one, only what is in its package.
+    Only what lies in the folder where Python found the module; for an installed one, only what is in its package. Of
+    compiled code, the file that was loaded, but not what it imports.
     """
     file = Path(getattr(sys.modules.get(name), "__file__", None) or "")
-    root = file.parents[name.count(".") + (file.stem == "__init__")] if file.name else file
+    root = file.parents[name.count(".") + (file.name.partition(".")[0] == "__init__")] if file.name else file
     package = name.partition(".")[0] if {"site-packages", "dist-packages"} & {*root.parts} else None
     found: dict[str, bytes] = {}
     waiting = [file.stem if name == "__main__" else name, *others] if file.name else []
@@ -23,10 +24,15 @@ def imported_code(name: str, others: Iterable[str] = ()) -> dict[str, bytes]:
         one = waiting.pop()
         parent, path = one.rpartition(".")[0], root.joinpath(*one.split("."))
         if one and one not in found and package in (None, one.partition(".")[0]):
-            for place, base in ((path / "__init__.py", one), (path.with_name(f"{path.name}.py"), parent)):
+            places = {path / "__init__.py": one, path.with_name(f"{path.name}.py"): parent}
+            loaded = Path(getattr(sys.modules.get(one), "__file__", None) or "")
+            if loaded.parent in (path, path.parent):
+                places.setdefault(loaded, parent)
+            for place, base in places.items():
                 if place.is_file():
-                    found[one] = read_regular(place)
-                    waiting += [parent, *_imported(found[one], base)]
+                    code = read_regular(place, MOST_WEIGHTS)
+                    found[one] = found.get(one, b"") + code
+                    waiting += [parent, *_imported(code, base)]
     return found
 
 

@@ -1,7 +1,7 @@
 """Options that the commands share, and how they become settings, data and devices."""
 
-from contextlib import suppress
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -169,12 +169,17 @@ def open_for(
 
     if store.features_of:
         if not store.features_fingerprint and backbone.of not in BACKBONES:
-            unknown = f"an older one, so it cannot be checked that {backbone.of} is still the same"
-            stderr.print(f"the store of {store.dataset} is {unknown}", soft_wrap=True)
-        elif not backbone.fingerprint and backbone.of.startswith(("weights:", "onnx:")):
-            with suppress(TridentError):  # it is not here, so it cannot be compared
-                backbone = replace(backbone, fingerprint=find_backbone(backbone.of).network_fingerprint)
+            stderr.print(
+                f"The store of {store.dataset} does not record which version of {backbone.of} made it, so a change of "
+                f"{backbone.of} would not be noticed. Make it again to be sure.",
+                soft_wrap=True,
+            )
+        elif not backbone.fingerprint and backbone.of.startswith("python:"):
             backbone.check_store(store)
+            stored = f"The features of {backbone.of} in the store of {store.dataset}"
+            stderr.print(f"{stored} are not compared: python: backbones are not run here.", soft_wrap=True)
+        elif not backbone.fingerprint and _is_here(backbone.of):
+            replace(backbone, fingerprint=find_backbone(backbone.of).network_fingerprint).check_store(store)
         return store
     if not backbone.of.startswith("weights:"):
         return store
@@ -182,6 +187,15 @@ def open_for(
     network = find_backbone(backbone.of, device_of("auto"))
     with counting("computing features") as progress:
         return features_of_store(store, network, progress, [one for one in SPLITS if split is None or one in splits])
+
+
+def _is_here(backbone: str) -> bool:
+    """Whether there is a file of weights, and what is needed to read it."""
+    from trident.weights import weight_names
+
+    prefix, _, name = backbone.partition(":")
+    there = prefix in ("weights", "onnx") and (Path(name).exists() or name in weight_names())
+    return there and (prefix == "weights" or find_spec("onnxruntime") is not None)
 
 
 def open_data(source: str, store_on: str = "auto") -> "ImageStore":

@@ -22,7 +22,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -47,7 +47,7 @@ from trident.errors import TridentError
 # transparent PNG, and five copies with 4 bytes each while such a picture is turned and made opaque.
 _SECONDS, _SECONDS_PER_PIXEL = 2.0, 0.15e-6  # of processor time
 _BYTES, _BYTES_PER_PIXEL = 2**27, 24
-_SMALL = 2**20  # pixels; larger pictures that are decoded at the same time have MOST_PIXELS together
+_SMALL = 2**20  # pixels; larger pictures wait until all that are being decoded have at most MOST_PIXELS in total
 _WALL = 15  # times as long it may take if other programs need the processor, or the disk is slow
 
 _PROGRAM = "from trident.data.decoding_process import serve; serve()"
@@ -85,13 +85,13 @@ class _Room:
     """The pixels that all processes together may decode at a time. A picture that does not fit waits for others."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._changed, self._next = threading.Condition(), threading.Lock()
         self._free = MOST_PIXELS
 
     @contextmanager
     def taken(self, pixels: int) -> Iterator[None]:
         pixels = min(pixels, MOST_PIXELS)
-        with self._changed:
+        with self._next if pixels else nullcontext(), self._changed:  # the next one waits, and later ones behind it
             self._changed.wait_for(lambda: self._free >= pixels)
             self._free -= pixels
         try:

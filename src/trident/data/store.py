@@ -29,7 +29,7 @@ from trident.data.store_format import SPLITS as SPLITS
 from trident.data.store_format import ClassEntry as ClassEntry
 from trident.data.store_writer import StoreWriter, check_space
 from trident.errors import TridentError
-from trident.files import atomic_file
+from trident.files import MOST_DATA, atomic_file, open_regular
 
 PLACES = ("auto", "device", "host")
 
@@ -117,7 +117,7 @@ def open_store(path: Path) -> ImageStore:
         what = f"{path} is a folder, not a store" if path.is_dir() else f"no store at {path}"
         raise TridentError(f"{what}: make one with 'trident data prepare'")
     try:
-        with path.open("rb") as file:
+        with open_regular(path, MOST_DATA) as file:
             (length,) = struct.unpack("<Q", file.read(8))
             if length > min(path.stat().st_size, MOST_HEADER):
                 raise ValueError("its header is longer than the file, or than that of a store can be")

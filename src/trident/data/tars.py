@@ -4,14 +4,16 @@ An archive is read once from start to end, header by header, to know where its p
 when it is needed. A member's name is only a name: no file is ever made from it, so it can do no harm.
 """
 
+import os
 import tarfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from io import FileIO
+from io import BufferedReader
 from pathlib import Path, PurePosixPath
 
 from trident.data.images import IMAGE_SUFFIXES, MOST_BYTES, ImageBytes
 from trident.data.pictures import UniqueNames
+from trident.files import MOST_DATA, open_regular
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 _LARGEST_HEADER = 2**20  # bytes; long names and attributes of a member are in further headers
@@ -34,7 +36,7 @@ class TarPicture(ImageBytes):
     def content(self) -> bytes:
         if self.size > MOST_BYTES:
             raise ValueError(f"it has {self.size} bytes: {MOST_BYTES} at most can be read from an archive")
-        with self.archive.open("rb") as file:
+        with open_regular(self.archive, MOST_DATA) as file:
             file.seek(self.offset)
             content = file.read(self.size)
         if len(content) < self.size:
@@ -62,19 +64,20 @@ def tar_pictures(archives: Iterable[Path]) -> tuple[list[TarPicture], dict[str, 
     return pictures, unread
 
 
-class _Headers(FileIO):
+class _Headers(BufferedReader):
     """An archive as tarfile reads it here: only headers, which are small, whatever size they state."""
 
     def read(self, size: int | None = -1, /) -> bytes:
         if size is None or not 0 <= size <= _LARGEST_HEADER:
             raise tarfile.ReadError(f"it has a header of {size} bytes")
-        return super().read(size) or b""
+        return super().read(size)
 
 
 def _members(archive: Path) -> Iterator[tarfile.TarInfo]:
     """The pictures among the members. Links, folders, other files and hidden ones are skipped."""
-    size = archive.stat().st_size
-    with _Headers(archive) as raw, tarfile.open(fileobj=raw, mode="r:", errorlevel=1) as file:
+    raw = _Headers(open_regular(archive, MOST_DATA).detach())
+    with raw, tarfile.open(fileobj=raw, mode="r:", errorlevel=1) as file:
+        size = os.fstat(raw.fileno()).st_size
         for member in file:
             file.members.clear()  # type: ignore[attr-defined]  # tarfile would keep them all
             path = PurePosixPath(member.name)

@@ -14,6 +14,7 @@ result, counted as if nothing were shared. Keys of dicts and members of sets are
 tuples of tuples could take for ever.
 """
 
+import os
 import pickle
 import re
 import struct
@@ -27,6 +28,7 @@ import numpy as np
 
 from trident.data.pickle_extent import TooLargeError, check_extent
 from trident.errors import TridentError
+from trident.files import open_regular
 
 _DATA_INSTRUCTIONS = (
     "PROTO FRAME STOP MARK POP POP_MARK DUP NONE NEWTRUE NEWFALSE "
@@ -314,11 +316,8 @@ class _PlainUnpickler(pickle._Unpickler):
 def load_pickle(path: Path) -> Any:
     """Read a pickle of numpy arrays and plain containers, written by Python 2 or 3. Anything else is an error."""
     try:
-        size = Path(path).stat().st_size
-        if size > _MOST_BYTES:
-            raise TooLargeError(f"more than {_MOST_BYTES} bytes")
-        with Path(path).open("rb") as file:
-            content = _PlainUnpickler(file, size).load()
+        with open_regular(path, _MOST_BYTES) as file:
+            content = _PlainUnpickler(file, os.fstat(file.fileno()).st_size).load()
         check_extent(content)
         return content
     except TooLargeError as error:

@@ -47,7 +47,7 @@ PRAGMA user_version = {_VERSION};
 COMMIT;
 """
 # Errors that come from outside the file: the disk, permissions, other processes. All others mean that it is damaged,
-# also that it may not be written: where this is true, it cannot be set aside either.
+# also that it is read-only, if it may be written.
 _FROM_OUTSIDE = {
     sqlite3.SQLITE_BUSY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_LOCKED,
     sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_PERM, sqlite3.SQLITE_PROTOCOL,
@@ -127,7 +127,9 @@ class FeatureCache:
             except (sqlite3.Error, ValueError, TypeError, OverflowError) as error:
                 reason = " ".join(str(error).split())
                 code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
-                if last or before is None or code in _FROM_OUTSIDE:
+                places = (place for place in (self.path, self.path.parent) if place.exists())
+                writable = all(os.access(place, os.W_OK) for place in places)
+                if last or before is None or code in _FROM_OUTSIDE or not writable:
                     self._not_usable(reason)
                 else:
                     self._replace(before, reason)
@@ -173,8 +175,8 @@ def _connect(path: Path) -> sqlite3.Connection:
         if version == 0:
             database.executescript(_TABLES)
         elif version != _VERSION:
-            raise sqlite3.DatabaseError(f"its version is {version}, not {_VERSION}")
-        for (statement,) in database.execute("SELECT sql FROM sqlite_master WHERE sql NOTNULL"):
+            raise OSError(f"another version of trident made it: its version is {version}, not {_VERSION}")
+        for (statement,) in database.execute("SELECT sql FROM sqlite_master WHERE name NOT GLOB 'sqlite_*'"):
             if statement not in _TABLES.replace(" IF NOT EXISTS", ""):
                 raise sqlite3.DatabaseError("it has other tables")
     except BaseException:

@@ -91,7 +91,9 @@ def with_conv4(checkpoint: Checkpoint) -> Checkpoint:
             f"weights of {checkpoint.recipe.name} classify stored features of {backbone.of}, not pictures: to label "
             f"pictures by such features, give the backbone {backbone.of} instead of weights"
         )
-    backbone.check_fingerprint(frozen_conv4(whole).fingerprint, f"for weights of {checkpoint.recipe.name}")
+    backbone.check_fingerprint(
+        frozen_conv4(whole).fingerprint, f"for weights of {checkpoint.recipe.name} there is only"
+    )
     conv4 = conv4_of(whole.recipe.backbone, f"computing the features of {backbone.of}")
     protocol = replace(checkpoint.recipe.protocol, batch_norm="running")
     return replace(

@@ -27,7 +27,10 @@ def in_shares(work: Callable[[slice], Result], n: int) -> list[Result]:
 
 
 def torch_threads() -> int:
-    """`torch.get_num_threads()`, which in a new thread is that of the whole process from then on."""
+    """The number of torch threads.
+
+    Takes the lock, because a new thread would otherwise keep the 1 that is set for a moment.
+    """
     with _lock:
         return torch.get_num_threads()
 
