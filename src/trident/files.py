@@ -155,11 +155,9 @@ def delete_leftover(path: Path) -> None:
         return
     with suppress(OSError), path.open("rb") as file:
         about = os.fstat(file.fileno())
-        if name[2] == "link":  # a further name of a file that is moved, which has an old and a new one, too
-            free, unneeded = True, about.st_nlink <= 2
-        else:
-            free = locked(file, fcntl.LOCK_SH)
-            unneeded = bool(free) and name[1] == _this_machine() and about.st_nlink == 1
+        link = name[2] == "link"  # a further name of a file that is moved, which has an old and a new one, too
+        free = link or locked(file, fcntl.LOCK_SH)
+        unneeded = about.st_nlink <= 2 if link else free and name[1] == _this_machine() and about.st_nlink == 1
         if free is not False and (unneeded or time.time() - about.st_ctime > _DAY):
             path.unlink()
 
