@@ -120,7 +120,7 @@ def test_the_cache_of_another_version_is_left_alone(tmp_path: Path) -> None:
     damage(tmp_path / "features.sqlite", "another version")
     content = (tmp_path / "features.sqlite").read_bytes()
     problem = FeatureCache(tmp_path).problem
-    assert problem is not None and "cannot be used (another version of trident made it: its version is 99" in problem
+    assert problem is not None and "cannot be used (its version is 99, not 1: delete it" in problem
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [content]
 
 

@@ -175,7 +175,7 @@ def _connect(path: Path) -> sqlite3.Connection:
         if version == 0:
             database.executescript(_TABLES)
         elif version != _VERSION:
-            raise OSError(f"another version of trident made it, {version}, not {_VERSION}: delete it if you do not use that version")
+            raise OSError(f"its version is {version}, not {_VERSION}: delete it if you use no other trident")
         for (statement,) in database.execute("SELECT sql FROM sqlite_master WHERE name NOT GLOB 'sqlite_*'"):
             if statement not in _TABLES.replace(" IF NOT EXISTS", ""):
                 raise sqlite3.DatabaseError("it has other tables")
