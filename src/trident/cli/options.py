@@ -184,6 +184,13 @@ def open_for(
         return features_of_store(store, network, progress, [one for one in SPLITS if split is None or one in splits])
 
 
+def print_caution(checkpoint: "Checkpoint", store: "ImageStore", split: str) -> None:
+    from trident.cli.console import stderr
+
+    if caution := checkpoint.caution(store, split):
+        stderr.print(caution, soft_wrap=True)
+
+
 def open_data(source: str, store_on: str = "auto") -> "ImageStore":
     if source == "glyphs":
         from trident.data.glyphs import open_glyphs
