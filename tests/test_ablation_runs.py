@@ -26,6 +26,7 @@ from ablation_grids import (
     trained_steps,
 )
 from conftest import assert_one_line_error, tiny_store
+from studies.ablation import measure_unlabelled
 from trident.cli import main
 from trident.cli.console import TrainingProgress
 from trident.data.store import write_store
@@ -285,3 +286,22 @@ def test_a_damaged_result_is_told(
     result["evaluation"] = {} if change == "evaluation" else result["evaluation"]
     path.write_text({"nothing": "{}", "text": "not JSON", "list": "[]"}.get(change, json.dumps(result)))
     assert_one_line_error(ablate(*trained, "--show"), str(Path("d") / CELLS[0] / "result.json"), words)
+
+
+def test_ways_to_use_unlabelled_images_are_compared_on_validation_classes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = ["--images", "1", "--queries", "1", "--tasks", "2", "--ways", "refinement"]
+    words = [
+        "measure_unlabelled",
+        str(tmp_path / "found.json"),
+        "glyphs",
+        "--weights",
+        "glyphs-protonet",
+        "--shots",
+        "1",
+    ]
+    monkeypatch.setattr(sys, "argv", [*words, *few])
+    measure_unlabelled.main()
+    found = json.loads((tmp_path / "found.json").read_text("utf-8"))
+    assert len(found) == 3 and all(result["protocol"].startswith("glyphs val, ") for result in found.values())

@@ -369,6 +369,21 @@ def test_across_domains(here: Here, tmp_path: Path, weights: Path, store: Path) 
     assert_one_line_error(lost, "noise.store", "--temperature-data")
 
 
+@pytest.mark.parametrize("command", ["evaluate", "audit", "calibrate"])
+def test_accuracy_on_the_classes_that_chose_the_weights_is_not_final(
+    here: Here, weights: Path, store: Path, command: str
+) -> None:
+    untrained, noise = load_checkpoint(weights), open_store(store)
+    trained = replace(untrained, best={"step": 0, "accuracy": 50.0, "ci95": 1.0, "tasks": 2})
+    save_checkpoint(weights, trained)
+    said = here(command, weights, "--tasks", "2", "--json")
+    assert said.stderr.splitlines() == ["these classes chose the weights; --split test gives the final number"]
+    assert json.loads(said.stdout)["weights"]
+    other = replace(noise, dataset="other", fingerprint="another")
+    assert trained.caution(noise, "val") and trained.caution(replace(other, dataset="noise"), "val")
+    assert not (trained.caution(noise, "test") or trained.caution(other, "val") or untrained.caution(noise, "val"))
+
+
 def test_exported_weights_are_calibrated_by_the_store_at_hand_if_it_is_theirs(
     here: Here, tmp_path: Path, weights: Path, store: Path
 ) -> None:
@@ -377,7 +392,8 @@ def test_exported_weights_are_calibrated_by_the_store_at_hand_if_it_is_theirs(
     assert load_checkpoint(tmp_path / "shared.safetensors").provenance["data"] is None
     few = ["--tasks", "4", "--temperature-tasks", "3", "--json"]
     own = json.loads(here("calibrate", "shared.safetensors", "--data", store, *few).stdout)
-    assert own["with_temperature"]["fitted_tasks"] == "noise val, 3 tasks, seed 0"
+    others = "noise val, 3 other tasks of the classes that are scored, seed 0"
+    assert own["with_temperature"]["fitted_tasks"] == others
     other = tiny_store(images_per_class=9)
     write_store(tmp_path / "other.store", "other", other.classes, iter(other.images))
     unknown = here("calibrate", "shared.safetensors", "--data", "other.store", *few)

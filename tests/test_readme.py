@@ -4,6 +4,7 @@ import contextlib
 import io
 import re
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -141,6 +142,14 @@ def test_files_that_are_named_exist(document: str) -> None:
     if document not in ("docs/extending.md", "docs/log.md"):
         for name in re.findall(r"`([\w-]+/[\w/.-]+\.py)`", (ROOT / document).read_text("utf-8")):
             assert (ROOT / name).exists() or (ROOT / "src" / "trident" / name).exists(), name
+    if document != "docs/log.md":
+        for module in re.findall(r"python -m (studies[\w.]*\w)", (ROOT / document).read_text("utf-8")):
+            assert find_spec(module), module
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_examples_leave_the_test_classes_alone(document: str) -> None:
+    assert document == "docs/log.md" or 'split="test"' not in (ROOT / document).read_text("utf-8")
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

@@ -74,6 +74,8 @@ def test_a_report_says_what_the_parts_say(folder: Path) -> None:
         report["protocol"]["fingerprint"],
         "shuffled queries, balanced",
         "the very predictions that are scored",
+        "other tasks of the classes that are scored",
+        "these classes chose the weights",
         "Davies-Bouldin",
         "training.tasks_per_step",
         "semantic_encoder",

@@ -36,7 +36,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("store", nargs="?", type=Path)
-    parser.add_argument("--split", default="test")
+    parser.add_argument("--split", default="val")
     parser.add_argument("--shots", nargs="+", type=int, default=list(WEIGHTS))
     parser.add_argument("--weights", help="of another model, for any number of shots, such as mini-ensemble")
     parser.add_argument("--images", nargs="+", type=int, default=[20, 50, 100], help="unlabelled images of each class")

@@ -22,6 +22,7 @@ from trident.cli.options import (
     load_for_measuring,
     open_fitting_data,
     open_for,
+    print_caution,
     sample_of,
 )
 from trident.cli.processes import on_processes
@@ -65,11 +66,7 @@ def audit(
         checkpoint, store = here.measured(load, data, "auto", split)
         sample = sample_of(split, tasks, seed, here.device, tasks_per_chunk)
         with counting("protocols") as progress:
-
-            def on_task(name: str, done: int, total: int) -> None:
-                progress(done, total, name)
-
-            result = measure(checkpoint, store, progress=on_task, **sample, processes=here.processes)
+            result = measure(checkpoint, store, progress=progress.stage, **sample, processes=here.processes)
     if not here.processes.first:
         return
     if as_json:
@@ -123,6 +120,7 @@ def calibrate(
     checkpoint = load_for_measuring(run, settings)
     store = open_for(checkpoint.recipe, data, checkpoint)
     fitting_store = open_fitting_data(temperature_data, checkpoint, store) if temperature == "validation" else None
+    print_caution(checkpoint, store, split)
     sample = sample_of(split, tasks, seed, device, tasks_per_chunk)
     with counting("evaluating tasks") as progress:
         result = measure(checkpoint, store, temperature, fitting_store, temperature_tasks, progress, **sample)

@@ -75,6 +75,9 @@ class Counter:
             self._said = monotonic()
             stderr.print(f"{description or self._description}: {done} of {total}", soft_wrap=True)
 
+    def stage(self, name: str, done: int, total: int) -> None:
+        self(done, total, name)
+
 
 class TrainingProgress:
     """A bar with loss parts, accuracy and speed, and a line for each validation."""

@@ -198,6 +198,13 @@ def _is_here(backbone: str) -> bool:
     return there and (prefix == "weights" or find_spec("onnxruntime") is not None)
 
 
+def print_caution(checkpoint: "Checkpoint", store: "ImageStore", split: str) -> None:
+    from trident.cli.console import stderr
+
+    if caution := checkpoint.caution(store, split):
+        stderr.print(caution, soft_wrap=True)
+
+
 def open_data(source: str, store_on: str = "auto") -> "ImageStore":
     if source == "glyphs":
         from trident.data.glyphs import open_glyphs

@@ -18,6 +18,7 @@ from trident.cli.options import (
     load_for_measuring,
     open_fitting_data,
     open_for,
+    print_caution,
     sample_of,
 )
 from trident.errors import TridentError, one_line
@@ -56,13 +57,10 @@ def report(
     check_extras()
     store = open_for(checkpoint.recipe, data, checkpoint)
     fitting_store = open_fitting_data(temperature_data, checkpoint, store)
+    print_caution(checkpoint, store, split)
     sample = sample_of(split, tasks, seed, device, tasks_per_chunk)
     with counting("report") as progress:
-
-        def on_task(stage: str, done: int, total: int) -> None:
-            progress(done, total, stage)
-
-        content = make_report(checkpoint, store, fitting_store, audit_tasks, on_task, **sample)
+        content = make_report(checkpoint, store, fitting_store, audit_tasks, progress.stage, **sample)
     with atomic_file(page) as file:
         file.write(report_page(content).encode())
     if as_json:
@@ -105,11 +103,7 @@ def compare(
     stores = [open_for(entry.recipe, data, entry) for entry in checkpoints]
     sample = sample_of(split, tasks, seed, device, tasks_per_chunk)
     with counting("comparing") as progress:
-
-        def on_task(name: str, done: int, total: int) -> None:
-            progress(done, total, name)
-
-        result = measure(checkpoints, stores, on_task, **sample)
+        result = measure(checkpoints, stores, progress.stage, **sample)
     if out is not None:
         content = comparison_page(result).encode()
         with atomic_file(out) as file:

@@ -23,7 +23,9 @@ class Measured:
     temperature: float  # fitted on balanced tasks of the validation classes
     tasks: int
     hits: str  # queries that are right in each task, see measuring/hits.py
-    milliseconds: float  # for a task, without features computed before; on a CPU its computing time, so not for tables
+    # For a task, without features computed before. On a CPU this is processor time, on a GPU wall time; do not compare
+    # them.
+    milliseconds: float
     device: str
     parameters: int  # the backbone's included
     protocol: str

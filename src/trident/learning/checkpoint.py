@@ -16,6 +16,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from trident.data.checksums import digest_of
+from trident.data.store import ImageStore
 from trident.errors import TridentError, one_line
 from trident.files import atomic_file
 from trident.learning import weights_header
@@ -95,6 +96,13 @@ class Checkpoint:
         first = f"{' and '.join(self.trained_on_before)}, then on " if self.trained_on_before else ""
         before = f", after {self.steps_before} steps of the run it started from" if self.steps_before else ""
         return one_line(f"recipe {about['recipe']}, trained on {first}{trained_on} for {self.step} steps{before}")
+
+    def caution(self, store: ImageStore, split: str) -> str:
+        """What to say beside accuracy and calibration on the very classes that the best weights were chosen on."""
+        own = (self.provenance.get("dataset"), self.provenance.get("fingerprint"))
+        if split != "val" or not self.best or (store.dataset != own[0] and store.fingerprint != own[1]):
+            return ""
+        return "these classes chose the weights; --split test gives the final number"
 
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:

@@ -110,7 +110,9 @@ def calibrate(
         own = "temperature" if sample["split"] == "val" else None  # never the very tasks that are scored
         fitted = measured(fitting_store, sample["tasks"], {**sample, "split": "val", "tasks": fitting_tasks}, own)
     value = fit_temperature(fitted.predictions)
-    where = f"{fitted.dataset} {fitted.split}, {fitted.tasks} tasks, seed {fitted.seed}"
+    same = temperature == "validation" and (fitted.fingerprint, "val") == (evaluation.fingerprint, evaluation.split)
+    kind = "other tasks of the classes that are scored" if same else "tasks"
+    where = f"{fitted.dataset} {fitted.split}, {fitted.tasks} {kind}, seed {fitted.seed}"
     return CalibrationResult(evaluation, plain, calibration(evaluation.predictions, value, temperature, where))
 
 

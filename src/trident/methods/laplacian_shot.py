@@ -26,11 +26,11 @@ class LaplacianShot(NormalisedHead):
 
         q_ic ~ exp(-||f_i - w_c||^2 + smoothness * sum_j W_ij q_jc)
 
-    starting without the sum. The shift makes the queries' mean that of the support set, so queries classified alone
-    all get the same class. Without it (`compare_shifted=false`), Conv4 features of miniImageNet's validation classes
-    gained 0.2 ± 0.2 and 0.0 ± 0.1 points (1 and 5 shots, 1,000 balanced tasks), 1.2 ± 0.3 and 2.3 ± 0.2 on Dirichlet
-    tasks. The published code stops when
-    the objective no longer changes, and takes smoothness from validation: 0.7 for one shot, 0.3 for five.
+    starting without the sum. The shift moves the queries' mean onto the support set's. A single query is moved exactly
+    there, so every single query gets the same class. `compare_shifted=false` raised accuracy by 0.2 ± 0.2 points with
+    one shot and 0.0 ± 0.1 with five (1,000 balanced tasks, Conv4 features of miniImageNet's validation classes), and by
+    1.2 ± 0.3 and 2.3 ± 0.2 on Dirichlet tasks. The published code stops when the objective no longer changes, and takes
+    smoothness from validation: 0.7 for one shot, 0.3 for five.
     """
 
     about = About(

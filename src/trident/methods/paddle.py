@@ -24,8 +24,8 @@ class Paddle(HeadOnFeatures):
         share_c          = mean of u_ic over the queries + 10^-6
         class means  w_c = mean of the support images of c and of all queries, weighted by u_ic
 
-    With the range over all images (`range_over=all`), Conv4 features of miniImageNet's validation classes gained 3.9 ±
-    0.7 points with one shot and 0.7 ± 0.3 with five (400 balanced tasks).
+    `range_over=all` raised accuracy by 3.9 ± 0.7 points with one shot and 0.7 ± 0.3 with five (400 balanced tasks,
+    Conv4 features of miniImageNet's validation classes).
     """
 
     about = About(

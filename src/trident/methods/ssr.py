@@ -41,8 +41,8 @@ class SelfSupervisedReranking(FixedShapeHead):
 
     The published derivatives go on through the last turn of the others: `through_turns=true`. Training then takes four
     times as long. On 300 tasks of miniImageNet's validation classes it gave 72.7 ± 1.0 % instead of 72.5 ± 1.0 % (five
-    shots). Weights need the derivatives that they were trained with. Published with a `width` of 4,096, and with
-    features of any length; here they have unit length, so that the rate does not depend on their scale.
+    shots). Use the same value in training and testing. Published with a `width` of 4,096, and with features of any
+    length; here they have unit length, so that the rate does not depend on their scale.
     """
 
     about = About(
