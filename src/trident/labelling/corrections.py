@@ -82,10 +82,8 @@ def _rows(text: TextIO, columns: set[str]) -> Iterator[tuple[str, str, str]]:
         line = text.readline()
         if line.lstrip('"').casefold().startswith("sep="):
             line = text.readline()
-        if line.startswith("{"):
-            yield from _json_rows(line + text.read(), columns)
-        else:
-            yield from _csv_rows(line, text, columns)
+        is_json = line.startswith("{")
+        yield from _json_rows(line + text.read(), columns) if is_json else _csv_rows(line, text, columns)
     except (csv.Error, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise TridentError(f"it is another file, or not a whole one ({error})") from error
 
