@@ -37,6 +37,12 @@ def test_a_picture_belongs_to_one_class() -> None:
         check_one_class_each([(b"1", "red", "a"), (b"2", "blue", "b"), (b"1", "blue", "d")])
 
 
+def test_the_classifier_takes_a_picture_in_one_class() -> None:
+    model = TridentClassifier(backbone=NAME, cache=False)
+    with pytest.raises(ValueError, match="image 0 in class 'cat' and image 1 in class 'dog' are the same picture"):
+        model.fit([picture("red", 0)] * 2, ["cat", "dog"])
+
+
 @pytest.mark.parametrize(("labels", "words"), [(["", "b"], "1 to 200"), (["a", "a "], "differ only in their spaces")])
 def test_labels_of_the_classifier(labels: list[str], words: str) -> None:
     model = TridentClassifier(backbone=NAME, cache=False)

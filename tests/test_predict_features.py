@@ -248,8 +248,13 @@ NOT_REPLACED = {
     "no class": (b"path,correction\na,\x07\n", "a class cannot be called"),
     "JSON": (b'{"pictures": [{"path": "a", "correction": "red"}]}', "would be lost (1, the first for a)"),
     "half of JSON": (b'{"pictures": [{"path": "a"', "not a whole one"),
-    "other JSON": (b'{"a": 1}', "not a table of 'trident predict'"),
-    "JSON with a number": (b'{"pictures": [{"path": "a", "correction": 3}]}', "not a table of 'trident predict'"),
+    "other JSON": (b'{"a": 1}', "cannot be read as a table of 'trident predict'"),
+    "JSON with a number": (b'{"pictures": [{"path": "a", "correction": 3}]}', "other values than texts"),
+    "JSON with zero": (b'{"pictures": [{"path": "a", "correction": 0}]}', "other values than texts"),
+    "JSON with false": (b'{"pictures": [{"path": "a", "correction": false}]}', "other values than texts"),
+    "notes": (b"path,correction,notes\na,,ask Ann\n", "a column that would be lost, 'notes'"),
+    "a column without a name": (b"path,correction,\na,,ask Ann\n", "a column that would be lost, ''"),
+    "notes in JSON": (b'{"pictures": [{"path": "a", "notes": "ask Ann"}]}', "a column that would be lost, 'notes'"),
 }
 
 
@@ -260,6 +265,24 @@ def test_what_is_no_table_or_loses_corrections_is_not_replaced(predict: Here, fo
         (folders / table).write_bytes(content)
         assert_one_line_error(predict("--support", "support", "--out", table), table, words, "another --out")
         assert (folders / table).read_bytes() == content
+
+
+@pytest.mark.parametrize("table", ["table.csv", "table.json"])
+def test_tables_of_all_classes_and_of_older_versions_are_replaced(predict: Here, folders: Path, table: str) -> None:
+    (folders / table).write_text("path,label,p(red),correction\n")
+    for _ in range(2):  # the second time, it has the probabilities of all classes
+        found = predict("--support", "support", "--all", "--out", table)
+        assert found.returncode == 0, found.stderr
+
+
+def test_what_is_said_of_another_file_is_short(predict: Here, folders: Path) -> None:
+    (folders / "q.csv").write_text("name,price\nbread,3\n")
+    said = (
+        "q.csv cannot be read as a table of 'trident predict': it has no columns 'path' and 'correction', one of each"
+    )
+    found = predict("--support", "support", "--out", "q.csv")
+    assert found.stderr.strip().endswith(f"{said}; so it is kept: give another --out")
+    assert found.stderr.count("q.csv") == 1
 
 
 def test_a_narrower_pile_does_not_drop_the_other_corrections(predict: Here, folders: Path) -> None:
@@ -295,17 +318,29 @@ def test_corrections_of_another_pile_with_the_same_names(predict: Here, folders:
     found = predict("--support", "support", "--corrections", table)
     words = [f"table.csv corrects another picture than {names[0]}", "2 such pictures", "clear its 'picture' cells"]
     assert_one_line_error(found, *words)
+    (folders / "old.csv").write_text(f"path,correction\n{names[0]},green\n{names[1]},green\n")
+    found = predict("--support", "support", "--corrections", "old.csv", "--out", table)
+    assert found.returncode == 2 and f"would be lost (2, the first for {names[0]})" in found.stderr
+    assert "old.csv has no column 'picture', so it cannot be checked that these are the same pictures" in found.stderr
     marks = {row["picture"] for row in rows_of(table.read_text())}
     table.write_text(re.sub("|".join(marks), "", table.read_text()))
-    assert predict("--support", "support", "--corrections", table).returncode == 0
+    found = predict("--support", "support", "--corrections", table)
+    assert found.returncode == 0 and "has no column" not in found.stderr
 
 
-def test_the_same_picture_in_two_classes_is_refused(predict: Here, folders: Path) -> None:
+def test_the_same_picture_in_two_classes_is_refused(predict: Here, trident_here: Here, folders: Path) -> None:
     first = "support/red/red-000.png"
     shutil.copy(first, "pile/copy.png")
-    (folders / "right.csv").write_text("path,correction\npile/copy.png,blue\n")
-    found = predict("--support", "support", "--corrections", "right.csv")
-    said = f"pile/copy.png in class 'blue' and {first} in class 'red' are the same picture"
+    for name in ("blue", NONE):
+        (folders / "right.csv").write_text(f"path,correction\npile/copy.png,{name}\n")
+        found = predict("--support", "support", "--corrections", "right.csv")
+        said = f"{first} in class 'red' and pile/copy.png in class '{name}' are the same picture"
+        assert found.returncode == 2 and said in found.stderr
+    shutil.copy(first, "pile/again.png")
+    (folders / "two.csv").write_text("path,correction\npile/again.png,red\npile/copy.png,blue\n")
+    assert trident_here("fit", "--support", "support", "--out", "c.trident", "--backbone", NAME).returncode == 0
+    found = predict("--model", "c.trident", "--corrections", "two.csv")
+    said = "pile/again.png in class 'red' and pile/copy.png in class 'blue' are the same picture"
     assert found.returncode == 2 and said in found.stderr
     shutil.copy(first, "support/red/again.png")
     (folders / "right.csv").write_text("path,correction\npile/copy.png,red\n")
@@ -325,7 +360,7 @@ def test_folders_whose_names_look_alike_are_named(
         Path("old", f"red-00{place}.png").rename(Path("support", name, "0.png"))
     found = predict("--support", "support", "--all")
     one, other = sorted(names)
-    assert f"support: the folders {one!a} and {other!a} are {number}\n" in found.stderr
+    assert f"support: the folders {one!a} and {other!a} are {number}" in found.stderr
     columns = [column for column in rows_of(found.stdout)[0] if column.startswith("p(")]
     assert len(columns) == (3 if number == "one class" else 4)
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from trident.cli.label_tables import Row, as_csv, as_json
+from trident.cli.label_tables import COLUMNS, Row, as_csv, as_json
 from trident.errors import one_line
 from trident.labelling.class_names import NONE
 from trident.labelling.corrections import read_corrections
@@ -112,10 +112,9 @@ def test_csv_and_json_tables_are_read_alike(tmp_path: Path) -> None:
     ]
     for place, text in enumerate((as_csv(rows, ("red",), every=True), as_json(rows, ("red",), True, {}))):
         (tmp_path / str(place)).write_text(text, errors="surrogateescape")
-        assert read_corrections(tmp_path / str(place)) == (
-            {"=a.png": NONE, "caf\udce9.png": "red"},
-            {"=a.png": "id-1e5"},
-        )
+        found = read_corrections(tmp_path / str(place))
+        assert found.labels == {"=a.png": NONE, "caf\udce9.png": "red"} and found.marks == {"=a.png": "id-1e5"}
+        assert found.columns - {"p(red)"} == set(COLUMNS)
 
 
 def test_a_million_corrections_are_read_in_seconds(tmp_path: Path) -> None:
@@ -124,6 +123,6 @@ def test_a_million_corrections_are_read_in_seconds(tmp_path: Path) -> None:
     head = "path,label,probability,runner_up,runner_up_probability,best_guess,none_of_these,typicality,picture,"
     (tmp_path / "a.csv").write_text(f"{head}correction\n" + "".join(lines))
     began = time.process_time()
-    labels, marks = read_corrections(tmp_path / "a.csv")
+    labels, marks, _ = read_corrections(tmp_path / "a.csv")
     assert len(labels) == len(marks) == 10_000
     assert time.process_time() - began < 0.3

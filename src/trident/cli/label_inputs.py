@@ -1,7 +1,7 @@
 """What the labelling commands read: labelled pictures, a pile, a saved classifier, corrections."""
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -82,8 +82,9 @@ def labelled_pictures(support: Path) -> "tuple[dict[str, list[ImageFile]], dict[
             name = class_name(folder.name)
         other = folders.setdefault(name.casefold(), folder.name)
         if other != folder.name:
-            number = "one class" if class_name(other) == name else "two classes"
-            stderr.print(f"{support}: the folders {other!a} and {folder.name!a} are {number}", soft_wrap=True)
+            same = class_name(other) == name
+            told = "are one class" if same else "are two classes: rename one if they should be one"
+            stderr.print(f"{support}: the folders {other!a} and {folder.name!a} {told}", soft_wrap=True)
         pictures, lines = find_pictures(folder)
         by_class.setdefault(name, []).extend(pictures)
         unread |= lines
@@ -133,18 +134,25 @@ def check_one_source(support: Path | None, model: Path | None) -> None:
 
 
 def corrected_pictures(
-    corrections: Path | None, pile: "Sequence[ImageSource]", classes: Iterable[str]
+    corrections: Path | None, pile: "Sequence[ImageSource]", by_class: "Mapping[str, Sequence[ImageSource]]"
 ) -> "dict[ImageSource, str]":
     """The pictures of the pile that a table corrects, with their right class.
 
-    Says how many there are, and which of their classes are not among `classes`. A saved classifier names new classes
-    itself; there are no `classes` then.
+    Says how many there are, and which of their classes are not in `by_class`, the labelled pictures. A saved classifier
+    names new classes itself; `by_class` is empty then. A picture with two classes, `NONE` included, is an error.
     """
+    right = {} if corrections is None else _read_corrected(corrections, pile, by_class)
+    labelled = [*((one, name) for name, sources in by_class.items() for one in sources), *right.items()]
+    check_one_class_each((mark_of(one) or one.name, name, one.name) for one, name in labelled)
+    return right
+
+
+def _read_corrected(
+    corrections: Path, pile: "Sequence[ImageSource]", known: Collection[str]
+) -> "dict[ImageSource, str]":
     from trident.cli.console import stderr
 
-    if corrections is None:
-        return {}
-    found, marks = read_corrections(corrections)
+    found, marks, columns = read_corrections(corrections)
     by_path = {source.name: source for source in pile}
     missing = [path for path in found if path not in by_path]
     # A path that is not UTF-8 was read with characters that cannot be written as such.
@@ -162,6 +170,9 @@ def corrected_pictures(
         text = f"{corrections} has no corrections: write the right class into the column '{COLUMN}'"
         stderr.print(f"{text}; no other column is read", soft_wrap=True)
         return {}
+    if MARK not in columns:
+        text = f"{corrections} has no column '{MARK}', so it cannot be checked that these are the same pictures"
+        stderr.print(text, soft_wrap=True)
     right = {by_path[path]: name for path, name in found.items() if path in by_path}
     others = [path for path in marks if path in by_path and mark_of(by_path[path]) not in ("", marks[path])]
     if others:
@@ -169,7 +180,6 @@ def corrected_pictures(
             f"{corrections} corrects another picture than {others[0]}, which is in the pile now ({len(others)} such "
             f"pictures): give the pile of that table; or, if its corrections are still right, clear its '{MARK}' cells"
         )
-    known = list(classes)
     new = new_classes(right.values(), known) if known else ""
     stderr.print(f"corrections taken from {corrections}: {len(right)}{new}", soft_wrap=True, markup=False)
     return right
@@ -197,7 +207,6 @@ def labeller_from_pictures(
     """Makes the labeller and says on standard error what it is, and what would be better."""
     from trident.cli.console import stderr
 
-    check_one_class_each((source.key(), label, source.name) for label in by_class for source in by_class[label])
     if method is not None:
         from trident.labelling.by_method import labeller_by_method
 
@@ -243,9 +252,10 @@ def labeller_from_file(
 
 def new_classes(names: Iterable[str], known: Iterable[str]) -> str:
     """Names those that are not known, for a message; and the most similar known one, if it may have been meant."""
+    known = {*known, NONE}
     written = {name.casefold(): name for name in known}
     found = []
-    for name in sorted(set(names) - set(written.values()) - {NONE}):
+    for name in sorted(set(names) - known):
         close = difflib.get_close_matches(name.casefold(), written, n=1)
         found.append(one_line(name) + (f" (there is {one_line(written[close[0]])} too)" if close else ""))
     return f"; new classes: {', '.join(found)}" if found else ""

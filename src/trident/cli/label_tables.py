@@ -35,7 +35,7 @@ class Row:
     probabilities: dict[str, float]
 
 
-_COLUMNS = [column.name for column in fields(Row)][:-1]
+COLUMNS = [column.name for column in fields(Row)][:-1]
 
 
 def rows_of(
@@ -83,9 +83,9 @@ def as_csv(rows: list[Row], classes: tuple[str, ...], every: bool, shown: Callab
             return "yes" if value else ""
         return "" if value is None else f"{value:.{digits}f}"
 
-    lines = [_line([*_COLUMNS, *(cell(f"p({name})") for name in classes if every)])]
+    lines = [_line([*COLUMNS, *(cell(f"p({name})") for name in classes if every)])]
     for row in rows:
-        cells = [cell(getattr(row, name), 3 if name == "typicality" else 4) for name in _COLUMNS]
+        cells = [cell(getattr(row, name), 3 if name == "typicality" else 4) for name in COLUMNS]
         lines.append(_line([*cells, *(cell(row.probabilities[name]) for name in classes if every)]))
     return "".join(lines)
 
@@ -99,7 +99,7 @@ def _line(cells: list[str]) -> str:
 def as_json(rows: list[Row], classes: tuple[str, ...], every: bool, skipped: dict[str, str]) -> str:
     pictures = []
     for row in rows:
-        values: dict[str, Any] = {name: getattr(row, name) for name in _COLUMNS}
+        values: dict[str, Any] = {name: getattr(row, name) for name in COLUMNS}
         values |= {name: values[name] or None for name in ("label", COLUMN)}
         pictures.append(values | ({"probabilities": row.probabilities} if every else {}))
     failures = [{"path": path, "error": why} for path, why in skipped.items()]

@@ -24,10 +24,10 @@ from trident.cli.label_inputs import (
     labeller_from_pictures,
     pile_of,
 )
-from trident.cli.label_tables import Row, as_csv, as_json, rows_of, write
+from trident.cli.label_tables import COLUMNS, Row, as_csv, as_json, rows_of, write
 from trident.cli.options import Device, Json, device_of
-from trident.errors import NotFiniteError, TridentError, errors_in, one_line
-from trident.labelling.corrections import read_corrections
+from trident.errors import NotFiniteError, TridentError, one_line
+from trident.labelling.corrections import mark_of, read_corrections
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -115,7 +115,7 @@ def predict(
         if support is not None:
             _check_apart(target, support, by_class)
     corrected = corrected_pictures(corrections, pile, by_class)
-    known = {source.name: name for source, name in corrected.items()}
+    known = {source.name: (name, mark_of(source)) for source, name in corrected.items()} if out is not None else {}
     _check_kept(out, known)
     pile = [source for source in pile if source not in corrected]
     decoders.start()  # while torch is imported
@@ -142,7 +142,7 @@ def predict(
         on_terminal = out is None and sys.stdout.isatty()
         write(as_csv(rows, labelled.classes, every, one_line if on_terminal else str), out)
     if out is not None:
-        stderr.print(_summary(rows, len(pile) + len(known), out), soft_wrap=True)
+        stderr.print(_summary(rows, len(pile) + len(corrected), out), soft_wrap=True)
     complete = target is None or _sort(rows, target, moving=move is not None, really=really)
     for why in skipped.values():
         print(f"trident: skipped {one_line(why)}", file=sys.stderr)
@@ -223,13 +223,25 @@ def _labelled(labeller: "PictureLabeller", pile: "Sequence[ImageSource]", cluste
         raise typer.Exit(130) from None
 
 
-def _check_kept(out: Path | None, taken: dict[str, str]) -> None:
-    """Corrections are work by hand: a file is only replaced by a table that has all of its corrections."""
+def _check_kept(out: Path | None, taken: dict[str, tuple[str, str]]) -> None:
+    """Hand work is not lost: a file is only replaced by a table with all of its columns, and of its corrections.
+
+    `taken` has the right class and the mark of each corrected picture.
+    """
     if out is None or not out.exists() or not out.stat().st_size:
         return
-    with errors_in(f"give another --out, or delete {out}"):
-        there = read_corrections(out)[0]
-    lost = [path for path, name in there.items() if taken.get(path) != name]
+    try:
+        there = read_corrections(out)
+    except TridentError as error:
+        raise TridentError(f"{error}; so it is kept: give another --out") from None
+    others = sorted(name for name in there.columns.difference(COLUMNS) if not (name[:2] == "p(" and name[-1] == ")"))
+    if others:
+        raise TridentError(f"{out} has a column that would be lost, '{others[0]}': give another --out")
+    lost = []
+    for path, name in there.labels.items():
+        right, mark = taken.get(path, (None, ""))
+        if right != name or there.marks.get(path, mark) != mark:
+            lost.append(path)
     if lost:
         raise TridentError(
             f"{out} has corrections that would be lost ({len(lost)}, the first for {lost[0]}): add --corrections {out} "

@@ -9,7 +9,7 @@ from trident.data.images import ImageSource, UnreadableImageError
 from trident.data.pictures import sources_of
 from trident.engines.execution import usable_device
 from trident.errors import BadValueError, TridentError
-from trident.labelling.class_names import class_name
+from trident.labelling.class_names import check_one_class_each, class_name
 from trident.labelling.feature_labeller import FeatureLabeller
 from trident.labelling.labelled import Labelled
 from trident.labelling.making import make_labeller, open_cache
@@ -78,6 +78,7 @@ class TridentClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         }
         if len(by_class) < len(classes):
             raise BadValueError("two labels differ only in their spaces or Unicode form: write both in the same way")
+        check_one_class_each((one.key(), name, one.name) for name, found in by_class.items() for one in found)
         device = usable_device(self.device)
         labeller = make_labeller(by_class, self.backbone, self.weights, device, open_cache(self.cache))
         self.classes_, self.labeller_ = classes, labeller  # set only if nothing failed

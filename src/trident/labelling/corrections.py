@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 from trident.errors import TridentError, errors_in
 from trident.files import open_regular
@@ -24,6 +24,14 @@ MARK = "picture"  # the column that tells pictures of the same name apart
 _MOST_BYTES = 2**30
 
 
+class Corrections(NamedTuple):
+    """A table: the right class and the mark of each corrected picture, by path, and the names of all columns."""
+
+    labels: dict[str, str]
+    marks: dict[str, str]
+    columns: frozenset[str]
+
+
 def mark_of(source: "ImageSource", key: bytes | None = None) -> str:
     """Tells a picture's content in a table; empty if it cannot be read. Spreadsheets do not take it for a number."""
     try:
@@ -32,8 +40,8 @@ def mark_of(source: "ImageSource", key: bytes | None = None) -> str:
         return ""
 
 
-def read_corrections(path: Path) -> tuple[dict[str, str], dict[str, str]]:
-    """The right classes in a CSV or JSON table, and the marks of these pictures, by path as it is written there.
+def read_corrections(path: Path) -> Corrections:
+    """Read a CSV or JSON table.
 
     All of it is read, or it is an error. Spreadsheets may use `sep=`, other separators, UTF-16 and capital letters.
     """
@@ -43,14 +51,16 @@ def read_corrections(path: Path) -> tuple[dict[str, str], dict[str, str]]:
 
 
 @lru_cache(2)  # the table that is read and the one that is replaced are often the same, and may be large
-def _read(path: Path, number: int, size: int, changed: int) -> tuple[dict[str, str], dict[str, str]]:
+def _read(path: Path, number: int, size: int, changed: int) -> Corrections:
     labels: dict[str, str] = {}
     marks: dict[str, str] = {}
-    with open_regular(path, _MOST_BYTES) as file, errors_in(path):
+    columns: set[str] = set()
+    where = f"{path} cannot be read as a table of 'trident predict'"
+    with open_regular(path, _MOST_BYTES) as file, errors_in(where):
         utf_16 = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
         file.seek(0)
         text = io.TextIOWrapper(file, "utf-16" if utf_16 else "utf-8-sig", "surrogateescape", newline="")
-        for name, written, mark in _rows(text):
+        for name, written, mark in _rows(text, columns):
             if not written.strip():
                 continue
             label = _label(written)
@@ -58,7 +68,7 @@ def _read(path: Path, number: int, size: int, changed: int) -> tuple[dict[str, s
                 raise TridentError(f"it corrects {name} twice: to '{labels[name]}' and to '{label}'")
             if mark:
                 marks[name] = mark
-    return labels, marks
+    return Corrections(labels, marks, frozenset(columns))
 
 
 @lru_cache(10_000)
@@ -66,35 +76,37 @@ def _label(written: str) -> str:
     return NONE if is_none(written) else class_name(written)
 
 
-def _rows(text: TextIO) -> Iterator[tuple[str, str, str]]:
-    """Path, correction and mark of each picture."""
+def _rows(text: TextIO, columns: set[str]) -> Iterator[tuple[str, str, str]]:
+    """Path, correction and mark of each picture. The names of the columns are added to `columns`."""
     try:
         line = text.readline()
         if line.lstrip('"').casefold().startswith("sep="):
             line = text.readline()
-        yield from _json_rows(line + text.read()) if line.startswith("{") else _csv_rows(line, text)
+        is_json = line.startswith("{")
+        yield from _json_rows(line + text.read(), columns) if is_json else _csv_rows(line, text, columns)
     except (csv.Error, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise TridentError(f"it is not a table of 'trident predict', or not a whole one ({error})") from error
+        raise TridentError(f"it is another file, or not a whole one ({error})") from error
 
 
-def _json_rows(text: str) -> Iterator[tuple[str, str, str]]:
-    for row in json.loads(text)["pictures"]:
-        name, written, mark = (row.get(key) or "" for key in ("path", COLUMN, MARK))
-        if not isinstance(name + written + mark, str):
+def _json_rows(text: str, columns: set[str]) -> Iterator[tuple[str, str, str]]:
+    table = json.loads(text)
+    columns |= table.keys() - {"classes", "pictures", "skipped"}
+    for row in table["pictures"]:
+        columns |= row.keys() - {"probabilities"}
+        name, written, mark = ("" if row.get(key) is None else row[key] for key in ("path", COLUMN, MARK))
+        if not all(isinstance(value, str) for value in (name, written, mark)):
             raise TypeError(f"{row} has other values than texts")
         yield name, written, mark
 
 
-def _csv_rows(line: str, text: TextIO) -> Iterator[tuple[str, str, str]]:
+def _csv_rows(line: str, text: TextIO, columns: set[str]) -> Iterator[tuple[str, str, str]]:
     csv.field_size_limit(_MOST_BYTES)  # the file is no larger
     separator = max(",;\t|", key=line.split("p(")[0].count)  # names of classes may have others
     table = csv.reader(chain([line], text), delimiter=separator, strict=True)
     head = [cell.strip().casefold() for cell in next(table, [])]
     if head.count("path") != 1 or head.count(COLUMN) != 1:
-        raise TridentError(
-            f"it has no columns 'path' and '{COLUMN}', one of each: it must be a table that 'trident predict' wrote, "
-            f"with the right class in '{COLUMN}' where the label is wrong"
-        )
+        raise TridentError(f"it has no columns 'path' and '{COLUMN}', one of each")
+    columns.update(head)
     width, path, correction = len(head), head.index("path"), head.index(COLUMN)
     mark = head.index(MARK) if MARK in head else None
     for row in table:
