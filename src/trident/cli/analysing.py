@@ -69,6 +69,7 @@ def audit(
             result = measure(checkpoint, store, progress=progress.stage, **sample, processes=here.processes)
     if not here.processes.first:
         return
+    print_caution(checkpoint, store, split)
     if as_json:
         print(json.dumps({**result.to_json(), "weights": checkpoint.summary()}, allow_nan=False))
         return
@@ -120,10 +121,10 @@ def calibrate(
     checkpoint = load_for_measuring(run, settings)
     store = open_for(checkpoint.recipe, data, checkpoint)
     fitting_store = open_fitting_data(temperature_data, checkpoint, store) if temperature == "validation" else None
-    print_caution(checkpoint, store, split)
     sample = sample_of(split, tasks, seed, device, tasks_per_chunk)
     with counting("evaluating tasks") as progress:
         result = measure(checkpoint, store, temperature, fitting_store, temperature_tasks, progress, **sample)
+    print_caution(checkpoint, store, split)
     if out is not None:
         from trident.report.figures import reliability_diagram, save_figure
 

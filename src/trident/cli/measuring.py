@@ -18,6 +18,7 @@ from trident.cli.options import (
     StoreOn,
     Tasks,
     load_for_measuring,
+    print_caution,
     sample_of,
 )
 from trident.cli.processes import on_processes
@@ -54,6 +55,7 @@ def evaluate(
             result = measure(checkpoint, store, progress=progress, **sample, processes=here.processes)
     if not here.processes.first:
         return
+    print_caution(checkpoint, store, split)
     if as_json:
         print(json.dumps({**result.to_json(), "weights": checkpoint.summary()}, allow_nan=False))
     else:

@@ -23,13 +23,12 @@ class ThisProcess(NamedTuple):
         self, load: Callable[[], "Checkpoint"], data: str | None, store_on: str, split: str
     ) -> tuple["Checkpoint", "ImageStore"]:
         """The checkpoint to measure, which the first process loads, and the store, which each opens."""
-        from trident.cli.options import open_for, print_caution
+        from trident.cli.options import open_for
         from trident.learning.distributed import check_same_inputs, checkpoint_from_first
 
         checkpoint = checkpoint_from_first(self.processes, load)
         store = self.processes.on_each(lambda: open_for(checkpoint.recipe, data, checkpoint, store_on, split))
         check_same_inputs(self.processes, checkpoint.recipe, store)
-        print_caution(checkpoint, store, split)
         return checkpoint, store
 
 

@@ -57,10 +57,10 @@ def report(
     check_extras()
     store = open_for(checkpoint.recipe, data, checkpoint)
     fitting_store = open_fitting_data(temperature_data, checkpoint, store)
-    print_caution(checkpoint, store, split)
     sample = sample_of(split, tasks, seed, device, tasks_per_chunk)
     with counting("report") as progress:
         content = make_report(checkpoint, store, fitting_store, audit_tasks, progress.stage, **sample)
+    print_caution(checkpoint, store, split)
     with atomic_file(page) as file:
         file.write(report_page(content).encode())
     if as_json:
