@@ -131,7 +131,7 @@ def test_it_trains_on_its_glyphs_and_reports(run: Run, tmp_path: Path) -> None:
     run("-m", "trident", "report", "run", "--tasks", "2", "--audit-tasks", "2")
     page = (tmp_path / "run" / "report.html").read_text("utf-8")
     assert page.rstrip().endswith("</html>")
-    assert "glyphs test, 5-way 1-shot" in page
+    assert "glyphs val, 5-way 1-shot" in page
 
 
 def test_it_serves_its_page(installed: Path, tmp_path: Path) -> None:
