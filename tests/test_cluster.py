@@ -235,6 +235,7 @@ def workers() -> list[int]:
 
 
 @pytest.mark.cluster
+@pytest.mark.soak
 def test_workers_and_the_command_are_killed_at_random(
     trident_here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, local_cluster: LocalCluster
 ) -> None:
