@@ -175,7 +175,7 @@ def locked(file: BinaryIO, how: int = fcntl.LOCK_EX) -> bool | None:
 
 @cache
 def _this_machine() -> str:
-    """Tells machines apart, and the starts of one. Containers of one machine share it, and its locks."""
+    """An id of this machine since its last start. Containers of one machine share it, and see each other's locks."""
     start = Path("/proc/sys/kernel/random/boot_id")
     known = start.read_text() if start.exists() else socket.gethostname()
     return hashlib.sha256(known.encode()).hexdigest()[:8]

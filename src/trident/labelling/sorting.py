@@ -1,9 +1,9 @@
 """Sorts files into class folders. Never overwrites a file, and never loses one, also if others sort the same files.
 
-A file that is moved gets its new name before it loses the old one, and the new name is never deleted again: for all
-that this process knows, it is the last one. Until the old name is gone, the file has a temporary name beside the new
-one, too. If a move is killed, the next run recognises this by the temporary name, and deletes the old one, whatever
-its label is then.
+A file that is moved gets its new name before it loses the old one. The new name is never deleted again, because another
+process may have deleted the old one meanwhile. Until the old name is gone, the file also has a temporary name beside
+the new one (where the file system has hard links). If a move is killed, the next run finds the temporary name and
+deletes the old one, whatever its label is then.
 """
 
 import errno
