@@ -27,7 +27,7 @@ test-soak: .venv/.installed-dev
 	$(PYTEST) -m soak
 
 test-cluster: .venv/.installed-cluster
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_cluster.py tests/test_piles.py -k "cluster or parquet" -m "not soak"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/distributed/test_cluster.py tests/data/test_piles.py -k "cluster or parquet" -m "not soak"
 
 test-all: .venv/.installed-dev
 	$(PYTEST)

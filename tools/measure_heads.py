@@ -19,7 +19,7 @@ from trident.backbones.pretrained import DEFAULT
 from trident.data.store import ImageStore, open_store
 from trident.learning.checkpoint import load_checkpoint
 from trident.measuring.evaluate import Evaluation, evaluate, mean_and_interval
-from trident.methods.trident_features import TridentOnFeatures
+from trident.methods.trident.features import TridentOnFeatures
 
 PILES: dict[str, dict[str, Any]] = {
     "balanced": {"balance": "balanced"},

@@ -28,7 +28,7 @@ from trident.labelling.suggesting import suggest
 from trident.labelling.typicality import LEAST_TYPICAL, normalised
 from trident.measuring.calibration import softmax
 from trident.measuring.evaluate import mean_and_interval
-from trident.methods.soft_kmeans import SoftKMeans
+from trident.methods.transductive.soft_kmeans import SoftKMeans
 
 TASKS, WAYS, SEED = 200, 5, 0
 SEED_TO_FIT, TASKS_TO_FIT = 1, 60  # for each number of shots

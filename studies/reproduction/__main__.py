@@ -186,7 +186,7 @@ def _train(models: "list[Model]", runner: "Runner", cluster: str | None) -> "Ite
     if cluster is None:
         run.check()
     else:
-        from trident.ablations.on_cluster import run_on_cluster
+        from trident.grids.on_cluster import run_on_cluster
 
         _resume_later(run_on_cluster(run, cluster, open_data), runner)
     for model, cell in zip(models, run.grid.cells, strict=True):

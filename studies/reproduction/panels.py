@@ -5,8 +5,8 @@ from functools import cache
 from pathlib import Path
 
 from studies.reproduction.paper_results import PaperResult, paper_table, paper_training
-from trident.ablations.files import checked
 from trident.errors import did_you_mean, errors_in
+from trident.grids.files import checked
 from trident.recipes.files import read_toml
 from trident.recipes.loading import formatted, load_recipe, setting_of
 from trident.recipes.recipe import Recipe

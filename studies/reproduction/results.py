@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import trident
-from trident.ablations.files import read_json
 from trident.files import atomic_file
+from trident.grids.files import read_json
 
 FOLDER = Path(__file__).with_name("results")
 ORDERS = ("class_sorted", "shuffled")  # of the queries

@@ -12,12 +12,12 @@ from studies.reproduction.paper_results import paper_training
 from studies.reproduction.results import FOLDER, ModelResults, Part, part_of, read, update_results
 from studies.reproduction.states import is_complete
 from studies.reproduction.training_time import training_seconds
-from trident.ablations.files import Paper
-from trident.ablations.grid import Cell, Grid
-from trident.ablations.results import RESULT, read_results
-from trident.ablations.running import GridRun
 from trident.data.store import ImageStore
 from trident.files import short_digest
+from trident.grids.files import Paper
+from trident.grids.grid import Cell, Grid
+from trident.grids.results import RESULT, read_results
+from trident.grids.running import GridRun
 from trident.learning.checkpoint import BEST, LAST, Checkpoint, load_checkpoint
 from trident.learning.training import Observer
 from trident.nn.parameters import count

@@ -13,8 +13,8 @@ from trident.cli.tables import aligned
 from trident.errors import TridentError
 
 if TYPE_CHECKING:
-    from trident.ablations.grid import Grid
-    from trident.ablations.tables import Results
+    from trident.grids.grid import Grid
+    from trident.grids.tables import Results
 
 
 @app.command(context_settings=SETTINGS, short_help="Train a grid of settings.")
@@ -76,7 +76,7 @@ def ablate(
         return
     if grid is None or "=" in grid or grid.startswith("-"):
         raise TridentError("which grid? Name it before the settings; 'trident ablate' lists the grids")
-    from trident.ablations.grid import load_grid
+    from trident.grids.grid import load_grid
 
     loaded = load_grid(grid, overrides_of(settings), recipe, split=split, tasks=tasks)
     if out is None:
@@ -96,8 +96,8 @@ def _run(grid: "Grid", source: str, out: Path, device: str, cluster: str | None)
 
         check_cluster(cluster)
     store, device = open_data(source), device_of(device)
-    from trident.ablations.running import GridRun
     from trident.cli.console import TrainingProgress, counting, stderr
+    from trident.grids.running import GridRun
 
     def say(text: str) -> None:
         stderr.print(text, soft_wrap=True)
@@ -106,7 +106,7 @@ def _run(grid: "Grid", source: str, out: Path, device: str, cluster: str | None)
     if cluster is None:
         stopped = run.run()
     else:
-        from trident.ablations.on_cluster import run_on_cluster
+        from trident.grids.on_cluster import run_on_cluster
 
         stopped = run_on_cluster(run, cluster, open_data)
     if stopped is not None:
@@ -116,9 +116,9 @@ def _run(grid: "Grid", source: str, out: Path, device: str, cluster: str | None)
 
 def _report(grid: "Grid", out: Path, as_json: bool, show: bool) -> None:
     """Print the finished cells. If all are finished, or with --show, also write the table and the plot."""
-    from trident.ablations.results import read_results
-    from trident.ablations.tables import as_markdown
     from trident.files import atomic_file
+    from trident.grids.results import read_results
+    from trident.grids.tables import as_markdown
 
     results = read_results(grid, out)
     if show and not results:
@@ -130,7 +130,7 @@ def _report(grid: "Grid", out: Path, as_json: bool, show: bool) -> None:
         if importlib.util.find_spec("matplotlib") is None:
             typer.echo("no plot: it needs matplotlib: pip install 'trident-fewshot[analysis]'", err=True)
         else:
-            from trident.ablations.plot import grid_chart
+            from trident.grids.plot import grid_chart
             from trident.report.figures import save_figure
 
             save_figure(grid_chart(grid, results), out / "plot.svg")
@@ -142,14 +142,14 @@ def _report(grid: "Grid", out: Path, as_json: bool, show: bool) -> None:
 
 
 def _print_table(grid: "Grid", results: "Results", as_json: bool) -> None:
-    from trident.ablations.tables import as_values, footnotes, table_rows
+    from trident.grids.tables import as_values, footnotes, table_rows
 
     lines = [f"{grid.name}: {grid.summary}", "", *aligned(table_rows(grid, results)), "", *footnotes(grid, results)]
     print(json.dumps(as_values(grid, results)) if as_json else "\n".join(lines))
 
 
 def _print_names(as_json: bool) -> None:
-    from trident.ablations.files import grid_names, read_grid
+    from trident.grids.files import grid_names, read_grid
 
     rows = [(name, file.n_cells, file.summary) for name in grid_names() for file, _ in [read_grid(name)]]
     if as_json:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from trident.methods.base import Losses, Model
-from trident.methods.inner_loop import Encodings
+from trident.methods.inner_loop.base import Encodings
 from trident.nn.batch_norm import BatchNormStatistics
 from trident.nn.parameters import Parameters
 from trident.tasks.task import Batch, Task

@@ -23,9 +23,9 @@ from trident.labelling.picture_features import features_of, readable_features
 from trident.labelling.typicality import LEAST_TYPICAL, normalise_in_place, normalised, typicality, typicality_alone
 from trident.measuring.calibration import softmax
 from trident.methods.base import HeadOnFeatures
-from trident.methods.nearest_mean import NearestMean
-from trident.methods.scikit_learn import LogisticRegressionHead
-from trident.methods.soft_kmeans import SoftKMeans
+from trident.methods.metric.nearest_mean import NearestMean
+from trident.methods.metric.scikit_learn import LogisticRegressionHead
+from trident.methods.transductive.soft_kmeans import SoftKMeans
 from trident.progress import Progress
 from trident.tasks.task import Task
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from trident.backbones.frozen import FrozenBackbone
 from trident.learning.checkpoint import load_checkpoint
 from trident.methods.base import HeadModel
-from trident.methods.trident_features import IMAGES_AT_ONCE, TridentOnFeatures, scaled
+from trident.methods.trident.features import IMAGES_AT_ONCE, TridentOnFeatures, scaled
 from trident.nn.parameters import Parameters
 from trident.recipes.loading import load_recipe
 from trident.tasks.task import Task

@@ -29,7 +29,7 @@ from trident.measuring.calibration import softmax
 from trident.measuring.prediction import encode_support, predict, predict_one_by_one
 from trident.measuring.subject import default_chunk
 from trident.methods.base import Method
-from trident.methods.inner_loop import Encodings
+from trident.methods.inner_loop.base import Encodings
 from trident.nn.parameters import Parameters, on_device
 from trident.progress import Progress
 from trident.recipes.recipe import Recipe

@@ -23,8 +23,8 @@ from trident.labelling.class_names import class_name
 from trident.labelling.feature_cache import FeatureCache
 from trident.labelling.feature_labeller import FeatureLabeller
 from trident.labelling.label_latents import LabelLatents
-from trident.methods.soft_kmeans import SoftKMeans
-from trident.methods.trident_features import TridentOnFeatures
+from trident.methods.transductive.soft_kmeans import SoftKMeans
+from trident.methods.trident.features import TridentOnFeatures
 from trident.nn.parameters import Parameters
 from trident.recipes.loading import method_from
 

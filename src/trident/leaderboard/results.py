@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from trident.ablations.files import read_json
 from trident.files import atomic_file
+from trident.grids.files import read_json
 from trident.measuring.evaluate import mean_and_interval
 from trident.measuring.hits import unpacked
 

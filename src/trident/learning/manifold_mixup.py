@@ -7,9 +7,9 @@ from torch import Tensor
 
 from trident.backbones.conv4 import first_layer_input, single_conv4
 from trident.engines.learner import accuracy_of
-from trident.learning.heads import HeadLearner, TrainingStep
+from trident.engines.plain.heads import HeadLearner, TrainingStep
 from trident.methods.base import cross_entropy
-from trident.methods.s2m2 import MIXING, ROTATIONS, S2M2
+from trident.methods.metric.s2m2 import MIXING, ROTATIONS, S2M2
 from trident.nn.parameters import Parameters, for_each_task
 from trident.tasks.task import Batch, Task
 

@@ -14,7 +14,7 @@ from trident.errors import TridentError
 from trident.learning.checkpoint import Checkpoint
 from trident.measuring.subject import TrainedModel
 from trident.methods.base import Method
-from trident.methods.inner_loop import InnerState
+from trident.methods.inner_loop.base import InnerState
 from trident.methods.trident.latents import Latents
 from trident.methods.trident.network import Network
 from trident.nn.batch_norm import BatchNormStatistics

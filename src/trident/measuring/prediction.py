@@ -8,7 +8,7 @@ from torch import Tensor
 
 from trident.engines.learner import AdaptsOnce, Encodes, EncodesAlone, Learner
 from trident.engines.workers import parallel_map
-from trident.methods.inner_loop import Encodings
+from trident.methods.inner_loop.base import Encodings
 from trident.nn.parameters import Parameters
 from trident.nn.probabilities import log_mean
 from trident.settings import Views

@@ -155,7 +155,7 @@ class HeadOnFeatures(Method):
     # backbone's square feature map after another, row by row. A backbone without maps has one cell.
 
     learners: ClassVar[Mapping[str, str]] = {
-        "plain": "trident.learning.heads:HeadLearner",
+        "plain": "trident.engines.plain.heads:HeadLearner",
         "fused": "trident.engines.fused.heads:FusedHeadLearner",
     }
 

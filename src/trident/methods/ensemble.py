@@ -10,7 +10,7 @@ from torch import Tensor
 from trident.backbones.base import Backbone
 from trident.backbones.conv4 import Conv4Backbone
 from trident.methods.base import About, ClassifierHead, HeadModel, Losses, cross_entropy
-from trident.methods.soft_kmeans import SoftKMeans
+from trident.methods.transductive.soft_kmeans import SoftKMeans
 from trident.nn.cell_attention import HEADS, attend, initial_attention
 from trident.nn.class_variation import initial_variation, negative_log_likelihood, shortened
 from trident.nn.linear import Linear

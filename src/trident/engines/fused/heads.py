@@ -12,7 +12,7 @@ from trident.engines.fused.replay import Recordings, computing
 from trident.engines.fused.storage import PRODUCTS, pictures_of, slope_of
 from trident.engines.learner import Gradient, LearnerFields, accuracy_of
 from trident.methods.base import HeadModel
-from trident.methods.inner_loop import Encodings
+from trident.methods.inner_loop.base import Encodings
 from trident.nn.parameters import Parameters, as_leaves, for_each_task
 from trident.nn.probabilities import mean_prediction
 from trident.tasks.task import Batch, Task

@@ -15,7 +15,7 @@ from trident.engines.fused.storage import PRODUCTS, pictures_of, slope_of
 from trident.engines.kernels.first_layer import PictureRows
 from trident.engines.kernels.scaling import scale_into_range
 from trident.methods.base import Losses
-from trident.methods.inner_loop import Target
+from trident.methods.inner_loop.base import Target
 from trident.methods.trident.latents import Latents
 from trident.methods.trident.network import Network
 from trident.methods.trident.objective import negative_evidence_lower_bound

@@ -16,7 +16,7 @@ from trident.engines.fused.layout import Layout
 from trident.engines.fused.network import FusedEncodings, FusedNetwork, Images, Pass
 from trident.engines.fused.replay import Recordings, computing
 from trident.engines.learner import Gradient, LearnerFields, accuracy_of, only_finite
-from trident.methods.inner_loop import InnerState
+from trident.methods.inner_loop.base import InnerState
 from trident.methods.trident.network import Network
 from trident.nn.parameters import Parameters, for_each_task
 from trident.nn.probabilities import mean_prediction

@@ -7,7 +7,7 @@ from typing import ClassVar
 from trident.backbones.base import Backbone
 from trident.backbones.conv4 import single_conv4
 from trident.methods.base import About
-from trident.methods.inner_loop import InnerLoopMethod
+from trident.methods.inner_loop.base import InnerLoopMethod
 from trident.methods.trident.network import Network
 from trident.methods.trident.settings import TridentSettings
 from trident.settings import EpisodeSpec

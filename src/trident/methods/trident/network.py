@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trident.backbones.conv4 import first_layer_input
-from trident.methods.inner_loop import Encodings, Evaluated, Target
+from trident.methods.inner_loop.base import Encodings, Evaluated, Target
 from trident.methods.trident.latents import Inferred, Latents
 from trident.methods.trident.objective import negative_evidence_lower_bound
 from trident.methods.trident.parts import Parts, inner_draw

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from trident.backbones.conv4 import Conv4Backbone
-from trident.methods.inner_loop import InnerLoopModel
+from trident.methods.inner_loop.base import InnerLoopModel
 from trident.methods.trident.priors import PRIORS, Prior
 from trident.methods.trident.settings import TridentSettings
 from trident.nn.attfex import Attfex, Extractor, Positional, SetStatistics

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Self
 
 from trident.backbones.conv4 import Conv4Backbone
-from trident.methods.inner_loop import InnerLoopMethod
+from trident.methods.inner_loop.base import InnerLoopMethod
 from trident.methods.trident.objective import ObjectiveSettings
 from trident.methods.trident.priors import PRIORS
 from trident.settings import require, require_at_least, require_finite, setting

@@ -1,0 +1,1 @@
+"""The plain engine: every method with torch's autograd, on any device."""

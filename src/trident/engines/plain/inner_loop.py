@@ -1,0 +1,188 @@
+"""The inner loop and the exact meta-gradient (Algorithm 2 of the paper), for many tasks at once.
+
+One inner step is a function (parameters, state) -> (parameters, state). The meta-gradient is the gradient of the query
+loss at the adapted parameters, pulled back through the steps one by one, last step first. Each step is recomputed for
+this, so only the parameters before each step are kept in memory. For plain gradient steps of rate a, pulling back
+through one step is  v <- v - a H v  with the Hessian H of the support loss.
+
+All functions here are pure: images, labels and noise come in, new parameters or gradients go out.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trident.engines.fused.replay import Recordings
+from trident.engines.learner import (
+    Gradient,
+    LearnerFields,
+    accuracy_of,
+    matrix_products,
+    only_finite,
+)
+from trident.methods.inner_loop.base import Encodings, InnerLoopMethod, InnerLoopModel, InnerState
+from trident.nn.parameters import Parameters, as_leaves, for_each_task
+from trident.nn.probabilities import mean_prediction
+from trident.tasks.task import Batch, Labels, Task
+
+
+@dataclass(frozen=True)
+class InnerLoopLearner(LearnerFields):
+    """The plain learner of every method with inner steps, with torch's autograd."""
+
+    model: InnerLoopModel
+    recordings: Recordings = field(init=False, default_factory=Recordings, compare=False, repr=False)
+
+    @property
+    def method(self) -> InnerLoopMethod:
+        return self.model.method
+
+    # Adaptation.
+
+    def adapt(self, parameters: Parameters, task: Task) -> list[tuple[Parameters, InnerState]]:
+        """The parameters of each task before each inner step, and after the last: n + 1 entries."""
+        with matrix_products(self.precision, task.device):
+            return self._adapt(parameters, task)
+
+    def _adapt(
+        self, parameters: Parameters, task: Task, labels: Labels | None = None
+    ) -> list[tuple[Parameters, InnerState]]:
+        """`labels` of the queries: in training only."""
+        leaves = as_leaves(for_each_task(parameters, task.n_tasks))
+        with torch.set_grad_enabled(self.method.inner_steps > 0):  # inner steps always need gradients
+            started, reused = self._start(leaves, task, labels)
+        # A last layer made from prototypes is a leaf: inner gradients do not flow through the prototypes.
+        current = leaves | as_leaves({key: value for key, value in started.items() if key not in leaves})
+        state = self.method.initial_state(current)
+        trajectory = [(_detached(current), state)]
+        for step in range(self.method.inner_steps):
+            with torch.enable_grad():
+                after, state = self.inner_step(current, state, task, step, False, reused if step == 0 else None)
+            state = InnerState(*(_detached(moment) for moment in state))
+            trajectory.append((_detached(after), state))
+            current = as_leaves(after)
+        return trajectory
+
+    def _start(self, parameters: Parameters, task: Task, labels: Labels | None) -> tuple[Parameters, Any]:
+        if labels is None:
+            return self.model.start(parameters, task, self.statistics(task))
+        return self.model.training_start(parameters, task, labels, self.statistics(task))
+
+    def inner_step(
+        self, parameters: Parameters, state: InnerState, task: Task, step: int, differentiable: bool, reused: Any = None
+    ) -> tuple[Parameters, InnerState]:
+        """One gradient step on the support sets. `parameters` must require gradients."""
+        found = self.model.loss(parameters, task, "support", None, step, self.statistics(task), reused)
+        adapted = {key: value for key, value in parameters.items() if self.method.adapts(key)}
+        gradient = _gradient(found.losses["total"].sum(), adapted, create_graph=differentiable)
+        return self.method.update(parameters, state, gradient, step)
+
+    # Prediction.
+
+    def log_probabilities(self, parameters: Parameters, task: Task) -> Tensor:
+        if not self.method.inner_steps:
+            return self.log_probabilities_from(parameters, task, self.encode(parameters, task))
+        return self.log_probabilities_adapted(self.adapted(parameters, task), task)
+
+    @property
+    def adapts_once(self) -> bool:
+        return self.method.adapts_to_support_alone and self.method.inner_steps > 0 and not self.method.positional
+
+    def adapted(self, parameters: Parameters, task: Task) -> Parameters:
+        return self.adapt(parameters, task)[-1][0]
+
+    def log_probabilities_adapted(self, adapted: Parameters, task: Task) -> Tensor:
+        with torch.no_grad(), matrix_products(self.precision, task.device):
+            statistics = self.statistics(task)
+            encodings = self.model.encode(adapted, task, statistics)
+            return mean_prediction(self.model.logits(adapted, task, encodings, statistics))
+
+    @property
+    def encodes_alone(self) -> bool:
+        return self.batch_norm == "running" and not self.method.inner_steps and not self.method.positional
+
+    def encode(self, parameters: Parameters, task: Task) -> Encodings:
+        with torch.no_grad(), matrix_products(self.precision, task.device):
+            return self.model.encode(for_each_task(parameters, task.n_tasks), task, self.statistics(task))
+
+    def log_probabilities_from(self, parameters: Parameters, task: Task, encodings: Encodings) -> Tensor:
+        """Without inner steps the encoders do not change, so one encoding serves both sets."""
+        assert not self.method.inner_steps
+        own, statistics = for_each_task(parameters, task.n_tasks), self.statistics(task)
+        with torch.no_grad(), matrix_products(self.precision, task.device):
+            started, _ = self.model.start(own, task, statistics, encodings)
+            return mean_prediction(self.model.logits(started, task, encodings, statistics))
+
+    # The meta-gradient.
+
+    def gradient(self, parameters: Parameters, batch: Batch) -> Gradient:
+        """The gradient of the summed query losses after adaptation, with respect to the parameters before it."""
+        if self.method.recorded and torch.version.hip is None:  # on a CPU this records nothing
+            return self.recordings(self.compute, parameters, batch)
+        return self.compute(parameters, batch)
+
+    def compute(self, parameters: Parameters, batch: Batch) -> Gradient:
+        """The gradient, without a CUDA graph."""
+        with matrix_products(self.precision, batch.task.device):
+            return self._meta_gradient(parameters, batch)
+
+    def _meta_gradient(self, parameters: Parameters, batch: Batch) -> Gradient:
+        task, labels = batch
+        trajectory = self._adapt(parameters, task, labels)
+        adapted = as_leaves(trajectory[-1][0])
+        with torch.enable_grad():
+            outer = self.model.loss(adapted, task, "query", labels, 0, self.statistics(task))
+            pulled = _gradient(outer.losses["total"].sum(), adapted)
+        if self.method.inner_order == "second":
+            moments = InnerState(*({key: torch.zeros_like(x) for key, x in m.items()} for m in trajectory[-1][1]))
+            for step in reversed(range(self.method.inner_steps)):
+                pulled, moments = self._pull_back(pulled, moments, *trajectory[step], task, step)
+        finite = outer.losses["total"].detach().isfinite()
+        for value in pulled.values():
+            finite = finite & value.reshape(len(value), -1).isfinite().all(1)
+        pulled = {key: only_finite(value, finite) for key, value in pulled.items()}
+        leaves = as_leaves(parameters)
+        with torch.enable_grad():
+            started, _ = self._start(for_each_task(leaves, task.n_tasks), task, labels)
+            gradients = torch.autograd.grad(
+                [started[key] for key in pulled], list(leaves.values()), list(pulled.values()), materialize_grads=True
+            )
+        return Gradient(
+            dict(zip(leaves, gradients, strict=True)),
+            {name: part.detach() for name, part in outer.losses.items()},
+            accuracy_of(outer.logits, labels.queries),
+            outer.seen,
+            finite,
+        )
+
+    def _pull_back(
+        self,
+        pulled: Parameters,
+        pulled_moments: InnerState,
+        before: Parameters,
+        state: InnerState,
+        task: Task,
+        step: int,
+    ) -> tuple[Parameters, InnerState]:
+        """The vector-Jacobian product of one inner step, which is recomputed."""
+        before = as_leaves(before)
+        state = InnerState(*(as_leaves(moment) for moment in state))
+        with torch.enable_grad():
+            after, state_after = self.inner_step(before, state, task, step, differentiable=True)
+            inputs = [*before.values(), *(x for moment in state for x in moment.values())]
+            outputs = [*after.values(), *(x for moment in state_after for x in moment.values())]
+            cotangents = [*pulled.values(), *(x for moment in pulled_moments for x in moment.values())]
+            results = iter(torch.autograd.grad(outputs, inputs, cotangents, materialize_grads=True))
+        pulled = {key: next(results) for key in before}
+        return pulled, InnerState(*({key: next(results) for key in moment} for moment in state))
+
+
+def _gradient(loss: Tensor, parameters: Parameters, create_graph: bool = False) -> Parameters:
+    gradients = torch.autograd.grad(loss, list(parameters.values()), create_graph=create_graph, materialize_grads=True)
+    return dict(zip(parameters, gradients, strict=True))
+
+
+def _detached(parameters: Parameters) -> Parameters:
+    return {key: value.detach() for key, value in parameters.items()}

@@ -1,0 +1,1 @@
+"""Methods with a posterior over class means, weights or functions, on features."""

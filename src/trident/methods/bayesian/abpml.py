@@ -1,0 +1,101 @@
+"""Amortised Bayesian prototype meta-learning, ABPML (Sun et al. 2021)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from trident.backbones.base import Backbone
+from trident.methods.base import About, HeadModel, HeadOnFeatures, Losses, cross_entropy
+from trident.methods.transductive.class_noise import class_noise
+from trident.nn.classes import class_means, squared_distances
+from trident.nn.gaussian import LOG_VAR_BOUND, Gaussian
+from trident.nn.parameters import Parameters
+from trident.nn.probabilities import mean_prediction
+from trident.settings import EpisodeSpec, require_at_least, require_finite, require_positive, setting
+from trident.tasks.source import NoiseShapes
+from trident.tasks.task import Labels, Task, all_labels
+
+
+@dataclass(frozen=True)
+class BayesianPrototypes(HeadOnFeatures):
+    """Class prototypes are random: Gaussians that the backbone infers from a few images, as if it had seen many.
+
+    Learned: the backbone, a scale s of squared distances and a shift of log-variances; there is no further network.
+    One half of the backbone's channels is the mean m(x) of an image, the other half its log-variance v(x):
+
+        q(z_c | D)      =  N(mean of m, diag(exp(mean of v)))         over the images of class c in D
+        p(y = c | x)   ~   exp(-s ||m(x) - z_c||^2 / size of m),      z_c ~ q(z_c | S)
+
+    Training maximises, per query,
+
+        log p(y | x)  -  kl_weight / (number of queries) * sum over classes of KL(q(z_c | S) || q(z_c | S and U))
+
+    so that the support set S alone tells what support set and queries U together do. At test the probabilities are
+    averaged over samples of the prototypes, or the prototypes are their means (protocol.latents).
+
+    Written from the paper's description, no code was published. The scale and the shift, and how the backbone's output
+    is split in two, are this implementation's.
+    """
+
+    takes_cells: ClassVar[bool] = True  # because channels are split, not places of the feature map
+    about = About(
+        "Amortised Bayesian prototypes",
+        "Sun et al. 2021",
+        "Amortized Bayesian Prototype Meta-learning: A New Probabilistic Meta-learning Approach to Few-shot "
+        "Image Classification",
+    )
+    initial_scale: float = setting(6.4, "start of the learned scale s of squared distances")
+    initial_log_var: float = setting(-5.0, "start of the learned shift of log-variances")
+    kl_weight: float = setting(0.01, "weight of the divergence between the two distributions of a prototype")
+
+    def __post_init__(self) -> None:
+        require_positive(self, "method", "initial_scale")
+        require_at_least(self, "method", 0, "kl_weight")
+        require_finite(self, "method", "initial_log_var")
+
+    def model(self, backbone: Backbone, episode: EpisodeSpec) -> "PrototypeModel":
+        return PrototypeModel(self, backbone)
+
+    def initial(self, n_features: int, generator: torch.Generator) -> Parameters:
+        return {"scale": torch.tensor(self.initial_scale), "log_var_shift": torch.tensor(self.initial_log_var)}
+
+    def halves(self, parameters: Parameters, features: Tensor) -> Gaussian:
+        """m and v of each image: (task, image, cell, channel) -> (task, image, size) each."""
+        half = features.shape[3] // 2
+        log_var = features[..., half : 2 * half].flatten(2) + parameters["log_var_shift"]
+        return Gaussian(features[..., :half].flatten(2), LOG_VAR_BOUND * torch.tanh(log_var / LOG_VAR_BOUND))
+
+    def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
+        images = self.halves(parameters, features)
+        found = prototypes(images, task.support_labels, task.n_way)
+        draws = [found.sample(class_noise(noise, task)) for noise in task.noise.values()] or [found.loc]
+        queries, scale = images.loc[:, task.queries], parameters["scale"] / found.loc.shape[2]
+        return mean_prediction(-scale * squared_distances(queries, draw) for draw in draws)
+
+    def training(self, parameters: Parameters, features: Tensor, task: Task, labels: Labels) -> tuple[Tensor, Losses]:
+        logits = self.head(parameters, features, task)
+        images = self.halves(parameters, features)
+        few = prototypes(images, task.support_labels, task.n_way)
+        many = prototypes(images, all_labels(task, labels), task.n_way)
+        fit, divergence = cross_entropy(logits, labels.queries), few.kl_to(many).sum(1) / task.n_queries
+        total = fit + self.kl_weight * divergence
+        return logits, {"total": total, "classification": fit, "prototype_kl": divergence}
+
+
+def prototypes(images: Gaussian, labels: Tensor, n_way: int) -> Gaussian:
+    """The prototypes' distributions, from the first images, which have these labels (task, image)."""
+    loc, log_var = (class_means(part[:, : labels.shape[1]], labels, n_way) for part in images)
+    return Gaussian(loc, log_var)
+
+
+@dataclass(frozen=True)
+class PrototypeModel(HeadModel):
+    """The head on a backbone. It knows how many numbers a prototype has."""
+
+    method: BayesianPrototypes
+
+    def noise_shapes(self, episode: EpisodeSpec, predictions: int) -> NoiseShapes:
+        size = self.backbone.n_cells * (self.n_features // 2)
+        return {f"support/{draw}/prototype": (episode.n_support, size) for draw in range(predictions)}

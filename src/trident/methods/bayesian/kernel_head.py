@@ -1,0 +1,69 @@
+"""Base classes of methods with Gaussian processes on deep features: the kernel, and the training objective."""
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from trident.methods.base import Losses, cross_entropy
+from trident.methods.metric.normalised import NormalisedHead
+from trident.nn.parameters import Parameters
+from trident.settings import require_positive, setting
+from trident.tasks.task import Labels, Task, all_labels
+
+
+@dataclass(frozen=True)
+class KernelHead(NormalisedHead):
+    """Base of heads whose kernel is v <g(x), g(x')>, with normalised features g and one learned v > 0.
+
+    With L2N this is a cosine. CL2N is the cosine of features that are centred on the training images, which is close
+    to the published kernel with batch norm (it divides by the standard deviations too).
+    """
+
+    normalisation: Literal["UN", "L2N", "CL2N"] = setting(
+        "L2N", "normalisation of features in the kernel: linear kernel, cosine, or cosine of centred features"
+    )
+    initial_scale: float = setting(1.0, "start of the kernel's learned scale v")
+
+    def __post_init__(self) -> None:
+        require_positive(self, "method", "initial_scale")
+
+    def initial(self, n_features: int, generator: torch.Generator) -> Parameters:
+        return {"log_scale": torch.tensor(math.log(self.initial_scale))}
+
+    def kernel(self, parameters: Parameters, features: Tensor) -> Tensor:
+        """The kernel between all images of a task: (task, image, image)."""
+        features = self.normalised(parameters, features)
+        return parameters["log_scale"].exp() * features @ features.mT
+
+
+@dataclass(frozen=True)
+class MeanFieldKernelHead(KernelHead):
+    """Base of those whose posterior is found by mean-field updates, with a choice of what training maximises."""
+
+    objective: Literal["marginal", "predictive"] = setting(
+        "marginal", "what training maximises: the evidence of a task's labels, or the queries' probabilities"
+    )
+
+    @abstractmethod
+    def task_evidence(self, kernel: Tensor, truth: Tensor) -> Tensor:
+        """A lower bound of the log marginal likelihood (task,), with one-hot labels (task, image, n_way)."""
+
+    def training(self, parameters: Parameters, features: Tensor, task: Task, labels: Labels) -> tuple[Tensor, Losses]:
+        if self.objective == "predictive":
+            logits = self.head(parameters, features, task)
+            return logits, {"total": cross_entropy(logits, labels.queries)}
+        with torch.no_grad():  # only to count how many are right
+            logits = self.head(parameters, features, task)
+        truth = one_hot(all_labels(task, labels), task, features)
+        evidence = self.task_evidence(self.kernel(parameters, features), truth)
+        return logits, {"total": -evidence / truth.shape[1]}
+
+
+def one_hot(labels: Tensor, task: Task, like: Tensor) -> Tensor:
+    """(task, image) -> (task, image, n_way)."""
+    classes = torch.arange(task.n_way, device=labels.device)
+    return (labels[..., None] == classes).to(like)

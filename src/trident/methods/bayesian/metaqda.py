@@ -1,0 +1,120 @@
+"""MetaQDA (Zhang et al. 2021)."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trident.methods.base import About
+from trident.methods.metric.normalised import NormalisedHead
+from trident.nn.classes import members_of, weighted_means
+from trident.nn.parameters import Parameters, normal
+from trident.settings import require, require_at_least, require_positive, setting
+from trident.tasks.task import Task
+
+LEAST = 1e-6  # of kappa, of nu - (d - 1), and added to the diagonal of S
+
+
+class Prior(NamedTuple):
+    """Normal-inverse-Wishart: a class has covariance C ~ IW(spread, nu) and mean ~ N(mean, C / kappa)."""
+
+    mean: Tensor  # (d,)
+    kappa: Tensor
+    nu: Tensor
+    spread: Tensor  # (d, d)
+
+
+@dataclass(frozen=True)
+class MetaQda(NormalisedHead):
+    """Each class is a Gaussian with its own covariance, whose prior is learned: a Bayesian quadratic discriminant.
+
+    Learned: the prior (m, kappa, nu, S = L L^T) of a class's mean and covariance, and a linear projection to d numbers;
+    the backbone too, unless it is frozen, as published. At test, with the n support images x_i of a class:
+
+        mu   =  (kappa m + n mean(x)) / (kappa + n)
+        S_c  =  S + sum of (x_i - mean(x)) (x_i - mean(x))^T + kappa n / (kappa + n) (mean(x) - m) (mean(x) - m)^T
+
+        map        score  -D,    C = S_c / (nu + n + d + 2)
+        bayesian   score  log of Student's t with r = nu + n + 1 - d degrees of freedom, up to a constant:
+                   log G((r + d)/2) - log G(r/2) - d/2 log r - 1/2 log |C| - (r + d)/2 log(1 + D / r),
+                   C = S_c (kappa + n + 1) / ((kappa + n) r)
+        where      D(x)  =  (x - mu)^T ((1 - blend) C^-1 + blend I) (x - mu)
+
+    Queries' scores are their logits. The published method takes the features themselves, whose covariances have no
+    room for 1,600 features: the projection is an addition. So is the start of L at `initial_spread` times I instead of
+    I, because features have unit length here.
+    """
+
+    about = About("MetaQDA", "Zhang et al. 2021", "Shallow Bayesian Meta Learning for Real-World Few-Shot Recognition")
+    dimensions: int | None = setting(
+        128, "d: numbers that features are projected to; 'none' takes them as they are", most=4096
+    )
+    rule: Literal["map", "bayesian"] = setting(
+        "map", "how a class is scored: by its most probable Gaussian, or averaged over all (Student's t)"
+    )
+    blend: float = setting(0.5, "weight of the identity in the inverse covariance, from 0 to 1")
+    initial_spread: float = setting(4.0, "start of L, as a multiple of the identity")
+
+    def __post_init__(self) -> None:
+        require_at_least(self, "method", 1, "dimensions")
+        require_positive(self, "method", "initial_spread")
+        require(0 <= self.blend <= 1, f"method.blend is {self.blend}: it must be from 0 to 1")
+
+    def describe(self) -> str:
+        return {"map": "most probable class Gaussians", "bayesian": "class Gaussians averaged out"}[self.rule]
+
+    def initial(self, n_features: int, generator: torch.Generator) -> Parameters:
+        start: Parameters = {}
+        d = n_features
+        if self.dimensions is not None:
+            d = self.dimensions
+            start["projection"] = normal((d, n_features), 1 / math.sqrt(d), generator)  # keeps lengths, on average
+        return start | {
+            "prior.mean": torch.zeros(d),
+            "prior.kappa": torch.tensor(0.1),
+            "prior.nu": torch.tensor(float(d)),
+            "prior.lower": torch.zeros(d, d).fill_diagonal_(self.initial_spread),
+        }
+
+    def prior(self, parameters: Parameters) -> Prior:
+        lower = torch.tril(parameters["prior.lower"])
+        d = len(lower)
+        identity = torch.eye(d, dtype=lower.dtype, device=lower.device)
+        return Prior(
+            parameters["prior.mean"],
+            parameters["prior.kappa"].abs() + LEAST,
+            parameters["prior.nu"].clamp(min=d - 1 + LEAST),
+            lower @ lower.T + LEAST * identity,
+        )
+
+    def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
+        x = self.normalised(parameters, features)
+        if self.dimensions is not None:
+            x = F.linear(x, parameters["projection"])
+        support, queries = x[:, task.support], x[:, task.queries]
+        m, kappa, nu, spread = self.prior(parameters)
+        d = len(m)
+        members = members_of(task.support_labels, task.n_way, x)  # (task, n_way, n_support)
+        n = members.sum(2)  # (task, n_way)
+        means = weighted_means(members, support)
+        within = support - members.mT @ means  # each image from its class mean
+        away = means - m
+        scatter = (members[..., None] * within[:, None]).mT @ within[:, None]  # (task, n_way, d, d)
+        scatter = scatter + (kappa * n / (kappa + n))[..., None, None] * away[..., None] * away[..., None, :]
+        centres = (kappa * m + n[..., None] * means) / (kappa + n)[..., None]
+        freedom = nu + n + 1 - d  # of Student's t, (task, n_way)
+        size = 1 / (nu + n + d + 2) if self.rule == "map" else (kappa + n + 1) / ((kappa + n) * freedom)
+        factor: Tensor = torch.linalg.cholesky_ex((spread + scatter) * size[..., None, None]).L
+        apart = queries[:, None] - centres[:, :, None]  # (task, n_way, query, d)
+        scaled: Tensor = torch.linalg.solve_triangular(factor, apart.mT, upper=False)  # (task, n_way, d, query)
+        curved = scaled.square().sum(2)  # (task, n_way, query)
+        distances = ((1 - self.blend) * curved + self.blend * apart.square().sum(3)).mT  # (task, query, n_way)
+        if self.rule == "map":
+            return -distances
+        freedom = freedom[:, None]
+        log_root = factor.diagonal(dim1=2, dim2=3).log().sum(2)[:, None]  # of the determinant
+        level = torch.lgamma((freedom + d) / 2) - torch.lgamma(freedom / 2) - d / 2 * freedom.log() - log_root
+        return level - (freedom + d) / 2 * torch.log1p(distances / freedom)

@@ -1,0 +1,93 @@
+"""Synthetic Information Bottleneck (Hu et al. 2020)."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trident.methods.base import About
+from trident.methods.transductive.fixed_shape import FixedShapeHead
+from trident.nn.classes import class_means
+from trident.nn.lengths import length_of
+from trident.nn.linear import Linear
+from trident.nn.parameters import Parameters
+from trident.settings import EpisodeSpec, require_at_least, require_positive, setting
+from trident.tasks.task import Task
+
+HIDDEN = 8  # hidden units of the network, as a multiple of the number of classes
+LAYERS = ("network.0", "network.1", "network.2")
+
+
+@dataclass(frozen=True)
+class SyntheticInformationBottleneck(FixedShapeHead):
+    """Class weights take a few gradient steps on the queries. A network predicts the gradient: there are no labels.
+
+    Learned: the network, the start vector a, a scale s and a shift b; the backbone too, unless it is frozen, as
+    published. All features f have unit length. At test, for the queries x_i of a task:
+
+        w_c     =  a * mean of f over the support images of c                 element by element
+        l_ic    =  s (cos(f_i, w_c) + b)
+        w_c    <-  w_c - rate * d/dw_c  sum_i sum_c g_ic l_ic,    g_i = network(l_i)    not part of the derivative
+
+    several times, and then p(y = c | x_i) ~ exp(l_ic). The network has two hidden layers with ReLU and batch norm,
+    whose statistics are always those of the task's queries. Its inputs and outputs are places of classes: classes in
+    another order change the predictions a little, and weights take the number of classes that they were trained with.
+    Classes are drawn in random order in training, so no place means anything.
+    """
+
+    about = About(
+        "Synthetic Information Bottleneck",
+        "Hu et al. 2020",
+        "Empirical Bayes Transductive Meta-Learning with Synthetic Gradients",
+        transductive=True,
+    )
+    steps: int = setting(3, "synthetic gradient steps", after_training=True, most=10_000)
+    rate: float = setting(1e-3, "learning rate of these steps", after_training=True)
+    initial_scale: float = setting(10.0, "start of the learned scale s of cosines")
+
+    def __post_init__(self) -> None:
+        require_at_least(self, "method", 0, "steps")
+        require_positive(self, "method", "rate", "initial_scale")
+
+    def initial_for(self, n_features: int, episode: EpisodeSpec, generator: torch.Generator) -> Parameters:
+        n_way, hidden = episode.n_way, HIDDEN * episode.n_way
+        sizes = [(n_way, hidden), (hidden, hidden), (hidden, n_way)]
+        start = {
+            "start": torch.ones(n_features),
+            "scale": torch.tensor(self.initial_scale),
+            "shift": torch.tensor(0.0),
+        }
+        for name, (inputs, outputs) in zip(LAYERS, sizes, strict=True):
+            start |= Linear(name, inputs, outputs).initial(generator)
+        for name in LAYERS[:2]:
+            start |= {f"{name}.norm.weight": torch.ones(hidden), f"{name}.norm.bias": torch.zeros(hidden)}
+        return start
+
+    def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
+        features = self.normalised(parameters, features)
+        queries = features[:, task.queries]
+        scale, shift = parameters["scale"], parameters["shift"]
+        weights = parameters["start"] * class_means(features[:, task.support], task.support_labels, task.n_way)
+        for step in range(self.steps + 1):
+            lengths = length_of(weights)  # (task, n_way, 1)
+            directions = weights / lengths
+            logits = scale * (queries @ directions.mT + shift)  # (task, query, n_way)
+            if step < self.steps:
+                pull = scale * synthetic_gradient(parameters, logits).mT @ queries  # (task, n_way, feature)
+                across = pull - (pull * directions).sum(2, keepdim=True) * directions
+                weights = weights - self.rate * across / lengths
+        return logits
+
+
+def synthetic_gradient(parameters: Parameters, logits: Tensor) -> Tensor:
+    """The network's: (task, query, n_way) -> the same shape."""
+    found = logits
+    for name in LAYERS:
+        found = F.linear(found, parameters[f"{name}.weight"], parameters[f"{name}.bias"])
+        if name != LAYERS[-1]:
+            found = F.relu(found)
+            variance, mean = torch.var_mean(found, 1, correction=0, keepdim=True)
+            found = (found - mean) / (variance + 1e-5).sqrt()
+            found = found * parameters[f"{name}.norm.weight"] + parameters[f"{name}.norm.bias"]
+    return found

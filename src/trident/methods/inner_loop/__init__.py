@@ -1,0 +1,1 @@
+"""Methods that adapt the network's weights to each task by gradient steps: MAML and its Bayesian relatives."""

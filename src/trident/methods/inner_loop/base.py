@@ -1,0 +1,142 @@
+"""Methods that adapt their weights to each task by gradient steps on its support set.
+
+Such a method defines its loss, the start of adaptation and which parameters adapt. `learning/inner_loop.py` has
+the steps and the exact meta-gradient.
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from trident.methods.base import Losses, Method, Model
+from trident.nn.batch_norm import BatchNormStatistics
+from trident.nn.parameters import Parameters
+from trident.settings import require_at_least, setting
+from trident.tasks.task import Labels, Task
+
+Target = Literal["support", "query"]
+Encodings = Mapping[str, Tensor]  # what encoders make of all images of a task: (task, image, ...) each
+
+ADAM_BETAS = (0.9, 0.999)
+ADAM_EPSILON = 1e-8
+ADAM_EPSILON_ROOT = 1e-16  # under the root, so that the step can be differentiated where a gradient is exactly zero
+
+
+class Evaluated(NamedTuple):
+    """The loss of one set of each task."""
+
+    losses: Losses
+    logits: Tensor  # (task, image, n_way)
+    seen: Parameters  # batch-norm statistics, (task, channel) each
+
+
+class InnerLoopModel(Model):
+    """An `InnerLoopMethod` on a backbone. All parameters have a task axis here: each task has its own weights."""
+
+    method: "InnerLoopMethod"
+
+    def start(
+        self, parameters: Parameters, task: Task, statistics: BatchNormStatistics, encodings: Encodings | None = None
+    ) -> tuple[Parameters, Any]:
+        """The parameters of each task before its first step, and anything that this step can reuse.
+
+        `encodings` is the result of `encode`, if it was already called.
+        """
+        return parameters, None
+
+    def training_start(
+        self, parameters: Parameters, task: Task, labels: Labels, statistics: BatchNormStatistics
+    ) -> tuple[Parameters, Any]:
+        """The same in training, for methods that start from the labelled queries there. Predictions never call it."""
+        return self.start(parameters, task, statistics)
+
+    @abstractmethod
+    def loss(
+        self,
+        parameters: Parameters,
+        task: Task,
+        target: Target,
+        labels: Labels | None,
+        draw: int,
+        statistics: BatchNormStatistics,
+        reused: Any = None,
+    ) -> Evaluated:
+        """The loss of the support set, or of the queries if labels are given, with draw number `draw` of the noise."""
+
+    @abstractmethod
+    def encode(self, parameters: Parameters, task: Task, statistics: BatchNormStatistics) -> Encodings:
+        """Encodings that several predictions with the same parameters can share."""
+
+    @abstractmethod
+    def logits(
+        self, parameters: Parameters, task: Task, encodings: Encodings, statistics: BatchNormStatistics
+    ) -> list[Tensor]:
+        """Query logits (task, query, n_way), once for each draw of the noise; the predictions are averaged."""
+
+
+class InnerState(NamedTuple):
+    """The inner optimiser's state. Plain gradient steps have none."""
+
+    first_moment: Parameters
+    second_moment: Parameters
+
+
+@dataclass(frozen=True)
+class InnerLoopMethod(Method):
+    learners: ClassVar[Mapping[str, str]] = {"plain": "trident.engines.plain.inner_loop:InnerLoopLearner"}
+    recorded: ClassVar[bool] = False  # whether the plain engine records its gradient as a CUDA graph on a GPU: then no
+    # operation of it may wait for the GPU, or depend on values that are not tensors of the task or parameters
+    adapts_to_support_alone: ClassVar[bool] = False  # whether no query changes the adapted parameters
+
+    inner_optimizer: Literal["sgd", "adam"] = setting(
+        "sgd", "optimiser of the inner steps: plain gradient steps, or Adam", True
+    )
+    inner_rate: float = setting(1e-3, "learning rate of the inner steps", True)
+    inner_steps: int = setting(5, "inner steps", True, most=100)
+    inner_order: Literal["second", "first"] = setting(
+        "second", "second: differentiate through the inner steps; first: do not, which is cheaper", True
+    )
+
+    def __post_init__(self) -> None:
+        require_at_least(self, "method", 0, "inner_rate", "inner_steps")
+
+    def adapts(self, parameter: str) -> bool:
+        """Whether inner steps change this parameter."""
+        return True
+
+    def describe(self) -> str:
+        return f"{self.inner_steps or 'no'} inner step{'' if self.inner_steps == 1 else 's'}"
+
+    def initial_state(self, parameters: Parameters) -> InnerState:
+        if self.inner_optimizer == "sgd":
+            return InnerState({}, {})
+        zeros = {key: torch.zeros_like(value) for key, value in parameters.items() if self.adapts(key)}
+        return InnerState(zeros, zeros)
+
+    def update(
+        self, parameters: Parameters, state: InnerState, gradient: Parameters, step: int
+    ) -> tuple[Parameters, InnerState]:
+        """One step of the inner optimiser on the parameters that have a gradient; the others stay as they are."""
+        if self.inner_optimizer == "sgd":
+            return parameters | {key: parameters[key] - self.inner_rate * g for key, g in gradient.items()}, state
+        moved, state = adam_step(parameters, state, gradient, step, self.inner_rate)
+        return parameters | moved, state
+
+
+def adam_step(
+    parameters: Parameters, state: InnerState, gradient: Parameters, step: int, rate: float
+) -> tuple[Parameters, InnerState]:
+    beta1, beta2 = ADAM_BETAS
+    first = {key: beta1 * state.first_moment[key] + (1 - beta1) * g for key, g in gradient.items()}
+    second = {key: beta2 * state.second_moment[key] + (1 - beta2) * g.square() for key, g in gradient.items()}
+    correction1, correction2 = 1 - beta1 ** (step + 1), 1 - beta2 ** (step + 1)
+
+    def moved(key: str) -> Tensor:
+        scale = torch.sqrt(second[key] / correction2 + ADAM_EPSILON_ROOT) + ADAM_EPSILON
+        return parameters[key] - rate * (first[key] / correction1) / scale
+
+    return {key: moved(key) for key in gradient}, InnerState(first, second)

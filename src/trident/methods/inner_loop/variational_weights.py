@@ -1,0 +1,140 @@
+"""Random weights: each task has a Gaussian over all weights of Conv4 and its linear layer, which inner steps adapt.
+
+The mean of a weight has the weight's own name, and the logarithm of its variance has that name after "log_var.". The
+latents of a protocol are the weights here: latents=mean predicts with the means, latents=average averages the
+predictions of many samples.
+"""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trident.methods.base import Losses
+from trident.methods.inner_loop.adapted_conv4 import AdaptedConv4, AdaptedConv4Model
+from trident.methods.inner_loop.base import Encodings, Evaluated, Target
+from trident.nn.batch_norm import BatchNormStatistics
+from trident.nn.gaussian import Gaussian
+from trident.nn.parameters import Parameters, count, joined, split_as
+from trident.nn.probabilities import mean_prediction
+from trident.settings import EpisodeSpec, require_at_least, setting
+from trident.tasks.source import NoiseShapes
+from trident.tasks.task import Labels, Task
+
+LOG_VAR = "log_var."
+
+
+@dataclass(frozen=True)
+class RandomWeights(AdaptedConv4):
+    """Base of the methods with a Gaussian over the weights: their settings."""
+
+    kl_weight: float = setting(1e-6, "weight of the KL divergence, which is summed over all weights", True)
+    initial_log_var: float = setting(-10.0, "start of the logarithm of every weight's variance")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(self, "method", 0, "kl_weight")
+        # Without a step there is nothing to adapt: use MAML with inner_steps=0, or a method without inner steps.
+        require_at_least(self, "method", 1, "inner_steps", "training_inner_steps")
+        require_at_least(self, "method", -30, "initial_log_var")
+
+
+@dataclass(frozen=True)
+class RandomWeightsModel(AdaptedConv4Model):
+    method: RandomWeights
+
+    @cached_property
+    def shapes(self) -> Parameters:
+        """The weights of the network, without values."""
+        with torch.device("meta"):
+            return super().initial(torch.Generator())
+
+    @property
+    def n_weights(self) -> int:
+        return count(self.shapes)
+
+    def log_variances(self, prefix: str = LOG_VAR) -> Parameters:
+        start = self.method.initial_log_var
+        return {prefix + key: torch.full(value.shape, start) for key, value in self.shapes.items()}
+
+    def initial(self, generator: torch.Generator) -> Parameters:
+        return super().initial(generator) | self.log_variances()
+
+    def joined(self, parameters: Parameters, prefix: str = "") -> Tensor:
+        """One row with the parameters of this kind of all weights, for each task: (task, 1, n_weights)."""
+        return joined({key: parameters[prefix + key] for key in self.shapes})[:, None]
+
+    def weights(self, rows: Tensor) -> list[Parameters]:
+        """(task, sample, n_weights) -> the network's weights, for each sample."""
+        return [split_as(row, self.shapes) for row in rows.unbind(1)]
+
+    def network_loss(
+        self, weights: Parameters, task: Task, target: Target, labels: Labels | None, statistics: BatchNormStatistics
+    ) -> Evaluated:
+        """The cross-entropy with certain weights."""
+        return super().loss(weights, task, target, labels, 0, statistics)
+
+    def query_logits(self, weights: Parameters, task: Task, statistics: BatchNormStatistics) -> Tensor:
+        return self.head(weights, self.features(weights, task, "query", statistics)[0])
+
+    def encode(self, parameters: Parameters, task: Task, statistics: BatchNormStatistics) -> Encodings:
+        return {}  # every sample of the weights encodes the images anew
+
+
+@dataclass(frozen=True)
+class VariationalWeights(RandomWeights):
+    """Base of the methods whose inner steps change a Gaussian over the weights, means and variances alike."""
+
+    samples: int = setting(2, "samples of the weights in each inner step, and in the training loss", True, most=100)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(self, "method", 1, "samples")
+
+
+@dataclass(frozen=True)
+class VariationalWeightsModel(RandomWeightsModel):
+    method: VariationalWeights
+
+    @abstractmethod
+    def penalties(self, parameters: Parameters, posterior: Gaussian, target: Target) -> Losses:
+        """What is added to the cross-entropy, (task,) each."""
+
+    def posterior(self, parameters: Parameters) -> Gaussian:
+        return Gaussian(self.joined(parameters), self.joined(parameters, LOG_VAR))
+
+    def noise_shapes(self, episode: EpisodeSpec, predictions: int) -> NoiseShapes:
+        """A prediction takes the first sample of each draw, the training loss all samples of the first."""
+        s, n = self.method, self.n_weights
+        steps = {f"task/support/{i}": (s.samples, n) for i in range(s.inner_steps)}
+        return steps | {f"task/query/{i}": (1 if i else s.samples, n) for i in range(predictions)}
+
+    def loss(
+        self,
+        parameters: Parameters,
+        task: Task,
+        target: Target,
+        labels: Labels | None,
+        draw: int,
+        statistics: BatchNormStatistics,
+        reused: Any = None,
+    ) -> Evaluated:
+        posterior = self.posterior(parameters)
+        samples = self.weights(posterior.sample(task.noise[f"task/{target}/{draw}"]))
+        found = [self.network_loss(weights, task, target, labels, statistics) for weights in samples]
+        parts = {"classification": torch.stack([one.losses["total"] for one in found]).mean(0)}
+        parts |= self.penalties(parameters, posterior, target)
+        total = torch.stack(list(parts.values())).sum(0)
+        logits = mean_prediction(one.logits for one in found)
+        seen = {key: torch.stack([one.seen[key] for one in found]).mean(0) for key in found[0].seen}
+        return Evaluated({"total": total, **parts}, logits, seen)
+
+    def logits(
+        self, parameters: Parameters, task: Task, encodings: Encodings, statistics: BatchNormStatistics
+    ) -> list[Tensor]:
+        draws = [values[:, :1] for name, values in task.noise.items() if name.startswith("task/query/")]
+        samples = self.weights(self.posterior(parameters).sample(torch.cat(draws, 1)))
+        return [self.query_logits(weights, task, statistics) for weights in samples]

@@ -1,0 +1,44 @@
+"""SimpleShot (Wang et al. 2019)."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from trident.methods.base import About, ClassifierHead
+from trident.methods.metric.normalised import NormalisedHead
+from trident.nn.classes import class_means, squared_distances
+from trident.nn.parameters import Parameters
+from trident.settings import require_positive, setting
+from trident.tasks.task import Task
+
+
+@dataclass(frozen=True)
+class SimpleShot(ClassifierHead, NormalisedHead):
+    """Nearest class mean on features that were trained as an ordinary classifier of all training classes.
+
+    Learned: the backbone, with a linear layer that is not used afterwards. At test nothing is adapted: features are
+    normalised (`normalised.py`), and a query belongs to the class whose mean support feature is nearest.
+    """
+
+    about = About(
+        "SimpleShot",
+        "Wang et al. 2019",
+        "SimpleShot: Revisiting Nearest-Neighbor Classification for Few-Shot Learning",
+        trained_on="classes",
+    )
+    scale: float = setting(
+        10.0, "scale of squared distances in the logits: how confident the probabilities are", after_training=True
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(self, "method", "scale")
+
+    def describe(self) -> str:
+        return f"{self.normalisation} features"
+
+    def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
+        features = self.normalised(parameters, features)
+        support, queries = features[:, task.support], features[:, task.queries]
+        prototypes = class_means(support, task.support_labels, task.n_way)  # (task, n_way, feature)
+        return -self.scale * squared_distances(queries, prototypes)

@@ -1,0 +1,1 @@
+"""Methods that classify all queries of a task together."""

@@ -1,0 +1,141 @@
+"""Self-supervised re-ranking, SSR (Shen et al. 2021)."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trident.errors import TaskSizeError
+from trident.methods.base import About
+from trident.methods.transductive.fixed_shape import FixedShapeHead
+from trident.nn.classes import class_means
+from trident.nn.lengths import length_of
+from trident.nn.linear import Linear
+from trident.nn.parameters import Parameters
+from trident.settings import EpisodeSpec, require_at_least, require_positive, setting
+from trident.tasks.task import Task
+
+UPDATES = ("prototypes", "queries")  # each has a network of its own
+LAYERS = (0, 1, 2)
+
+
+@dataclass(frozen=True)
+class SelfSupervisedReranking(FixedShapeHead):
+    """Prototypes and queries are moved by synthetic gradients of their similarities, so that neighbours get closer.
+
+    Learned: two networks and a scale s; the backbone too, unless it is frozen, as published. At test the prototypes of
+    the N classes (mean support features) and the M queries take turns. In each turn, with the cosines A of all N + M
+    vectors v (prototypes first):
+
+        order     for each vector r:  r itself, then the prototypes, then the queries, both by falling cosine with r
+        u_r       the cosines between the first 1 + N of this order and all that come after each of them
+        g_r       network(u_r), as if it were the derivative of a loss by u_r
+        v        <-  v - rate * sum over r of  (d u_r / d v)^T g_r       for the prototypes in one turn, for the
+                                                                          queries in the other
+
+    and at last p(y = c | x) ~ exp(s cos(query, prototype c)). The input of the networks has a fixed size,
+    (N + M)(N + M + 1)/2 - M(M - 1)/2: weights take one number of classes and of queries. Because everything is sorted
+    by similarity, no order of classes or images matters. The networks have two hidden layers with ReLU; before each
+    layer, the vector is normalised to mean 0 and variance 1, with a learned scale and shift.
+
+    The published derivatives go on through the last turn of the others: `through_turns=true`. Training then takes four
+    times as long. On 300 tasks of miniImageNet's validation classes it gave 72.7 ± 1.0 % instead of 72.5 ± 1.0 % (five
+    shots). Use the same value in training and testing. Published with a `width` of 4,096, and with features of any
+    length; here they have unit length, so that the rate does not depend on their scale.
+    """
+
+    about = About(
+        "Self-supervised re-ranking",
+        "Shen et al. 2021",
+        "Re-ranking for image retrieval and transductive few-shot classification",
+        transductive=True,
+    )
+    steps: int = setting(3, "turns of prototypes and queries", after_training=True, most=10_000)
+    rate: float = setting(1e-3, "learning rate of these steps", after_training=True)
+    through_turns: bool = setting(
+        False, "whether derivatives go through the last turn of the others, as published; takes several times as long"
+    )
+    width: int = setting(192, "hidden units of each network", most=4096)
+    initial_scale: float = setting(10.0, "start of the learned scale s of cosines")
+
+    def __post_init__(self) -> None:
+        require_at_least(self, "method", 1, "width")
+        require_at_least(self, "method", 0, "steps")
+        require_positive(self, "method", "rate", "initial_scale")
+
+    @property
+    def any_queries(self) -> bool:
+        return False
+
+    def initial_for(self, n_features: int, episode: EpisodeSpec, generator: torch.Generator) -> Parameters:
+        n, m = episode.n_way, episode.n_queries
+        size = (n + m) * (n + m + 1) // 2 - m * (m - 1) // 2
+        sizes = [(size, self.width), (self.width, self.width), (self.width, size)]
+        start = {"scale": torch.tensor(self.initial_scale)}
+        for update in UPDATES:
+            for layer in LAYERS:
+                name = f"{update}.{layer}"
+                start |= Linear(name, *sizes[layer]).initial(generator)
+                start |= {f"{name}.norm.weight": torch.tensor(1.0), f"{name}.norm.bias": torch.tensor(0.0)}
+        return start
+
+    def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
+        n, features = task.n_way, self.normalised(parameters, features)
+        if not features.requires_grad and features.shape[1] < features.shape[2]:
+            # Only lengths and angles matter. Coordinates in the span of the task's images keep them, in fewer numbers.
+            features = torch.linalg.qr(features.mT, mode="r").R.mT
+        outer = torch.is_grad_enabled()
+        with torch.set_grad_enabled(outer or self.through_turns):
+            prototypes = class_means(features[:, task.support], task.support_labels, n)
+            vectors = [prototypes, features[:, task.queries]]
+            vectors = [part.requires_grad_() for part in vectors] if self.through_turns else vectors
+            for turn in range(len(UPDATES) * self.steps):
+                own, other = turn % 2, (turn + 1) % 2
+                both = synthetic_gradient(parameters, UPDATES[own], torch.cat(vectors, 1), n)
+                gradient = both[:, :n], both[:, n:]
+                move = gradient[own]
+                if self.through_turns and turn > 0:  # the last turn moved the others by a function of these
+                    last = torch.autograd.grad(vectors[other], vectors[own], gradient[other], create_graph=True)
+                    move = move + last[0]
+                vectors[own] = vectors[own] - self.rate * move
+            prototypes, queries = (F.normalize(part, dim=2) for part in vectors)
+            logits = parameters["scale"] * queries @ prototypes.mT
+        return logits if outer else logits.detach()
+
+
+def synthetic_gradient(parameters: Parameters, update: str, vectors: Tensor, n_way: int) -> Tensor:
+    """The gradient of all vectors, the prototypes first: (task, vector, feature) -> the same shape."""
+    lengths = length_of(vectors)
+    directions = vectors / lengths
+    cosines = directions @ directions.mT  # (task, vector, vector)
+    pairs = pairs_of(cosines, n_way)  # (task, vector, input)
+    found = cosines.flatten(1).gather(1, pairs.flatten(1)).reshape(pairs.shape)
+    wanted = parameters[f"{update}.0.weight"].shape[1]
+    if found.shape[2] != wanted:
+        raise TaskSizeError(
+            f"these weights compare {wanted} pairs of images, but tasks with {n_way} classes and "
+            f"{vectors.shape[1] - n_way} queries have {found.shape[2]}: classify as many queries at once as in training"
+        )
+    for layer in LAYERS:
+        name = f"{update}.{layer}"
+        found = F.layer_norm(found, found.shape[2:])
+        found = found * parameters[f"{name}.norm.weight"] + parameters[f"{name}.norm.bias"]
+        found = F.linear(found, parameters[f"{name}.weight"], parameters[f"{name}.bias"])
+        found = F.relu(found) if layer != LAYERS[-1] else found
+    of_cosines = torch.zeros_like(cosines).flatten(1).scatter_add(1, pairs.flatten(1), found.flatten(1))
+    of_cosines = of_cosines.reshape(cosines.shape)
+    pull = (of_cosines + of_cosines.mT) @ directions
+    return (pull - (pull * directions).sum(2, keepdim=True) * directions) / lengths
+
+
+def pairs_of(cosines: Tensor, n_way: int) -> Tensor:
+    """Which cosines are the network's input: places in the flattened matrix, (task, vector, input)."""
+    n = cosines.shape[1]
+    itself = torch.arange(n, device=cosines.device).expand(len(cosines), -1)[..., None]
+    falling = cosines.detach()
+    near_prototypes = falling[..., :n_way].argsort(dim=2, descending=True, stable=True)
+    near_queries = falling[..., n_way:].argsort(dim=2, descending=True, stable=True) + n_way
+    order = torch.cat([itself, near_prototypes, near_queries], 2)  # (task, vector, 1 + vector)
+    rows, columns = torch.triu_indices(1 + n_way, 1 + n, 1, device=cosines.device)
+    return order[..., rows] * n + order[..., columns]

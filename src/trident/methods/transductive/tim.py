@@ -1,0 +1,100 @@
+"""TIM-GD and TIM-ADM (Boudiaf et al. 2020)."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trident.methods.base import About, HeadOnFeatures, Method
+from trident.methods.metric.nearest_mean import NearestMean
+from trident.nn.classes import class_means
+from trident.nn.information import InformationLoss
+from trident.nn.parameters import Parameters
+from trident.nn.span import span_coordinates
+from trident.settings import require_at_least, require_positive, setting
+from trident.tasks.task import Task
+
+PUBLISHED_STEPS = {"gradient": 1000, "alternating": 150}
+
+
+@dataclass(frozen=True)
+class Tim(HeadOnFeatures):
+    """Class weights that make the queries' labels informative: sure for each query, equally frequent over all.
+
+    Nothing is learned before a task comes. All features have unit length. The class weights w_c start at the class
+    means. With p_ic ~ exp(-scale/2 ||f_i - w_c||^2) and Shannon's entropy H, they minimise
+
+        fit * cross-entropy of the support set  +  sure * mean H(p_i)  -  spread * H(mean of p_i)
+
+    The last term pulls the classes towards equal sizes, so it does harm where they are not (see `alpha_tim.py`).
+    solver "gradient" is TIM-GD: Adam. solver "alternating" is TIM-ADM, which is faster: in each step
+
+        q_ic ~ p_ic^(1 + sure) / (sum over queries of p_ic^(1 + sure))^(spread / (1 + spread)),    of sum 1 over c
+        w_c  = (  a * sum over support of ( y_ic f_i + p_ic (w_c - f_i) )
+                + b * sum over queries of ( q_ic f_i + p_ic (w_c - f_i) )  )  /  (a * sum of y_ic + b * sum of q_ic)
+
+    with labels y, a = fit / (1 + sure) and b = n_support / n_queries.
+    """
+
+    about = About(
+        "TIM",
+        "Boudiaf et al. 2020",
+        "Transductive Information Maximization For Few-Shot Learning",
+        trained_on="nothing",
+        transductive=True,
+    )
+    solver: Literal["gradient", "alternating"] = setting(
+        "gradient", "solver for the class weights: TIM-GD or TIM-ADM", after_training=True
+    )
+    scale: float = setting(15.0, "scale of squared distances in the logits", after_training=True)
+    fit: float = setting(0.1, "weight of the cross-entropy of the support set", after_training=True)
+    sure: float = setting(0.1, "weight of the mean entropy of the queries' probabilities", after_training=True)
+    spread: float = setting(1.0, "weight of the entropy of the queries' mean probabilities", after_training=True)
+    steps: int | None = setting(
+        None,
+        "steps of the solver; 'none' takes as many as published: 1000 gradient or 150 alternating",
+        after_training=True,
+        most=10_000,
+    )
+    rate: float = setting(1e-4, "learning rate of Adam, for the gradient solver", after_training=True)
+
+    def __post_init__(self) -> None:
+        require_positive(self, "method", "scale", "fit", "rate")
+        require_at_least(self, "method", 0, "sure", "spread", "steps")
+
+    def describe(self) -> str:
+        return f"{self.solver} solver"
+
+    def for_few_queries(self) -> Method:
+        return NearestMean()
+
+    def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
+        features = F.normalize(features, dim=2)
+        loss = InformationLoss(self.fit, self.sure, self.spread, self.scale)
+        steps = PUBLISHED_STEPS[self.solver] if self.steps is None else self.steps
+        if self.solver == "gradient":  # Adam depends on the coordinates, the other solver does not
+            weights = loss.fitted(features, task.support_labels, task.n_way, steps, self.rate)
+        else:
+            features = span_coordinates(features)
+            weights = self._alternating(loss, features, task, steps)
+        return loss.logits(features[:, task.queries], weights)
+
+    def _alternating(self, loss: InformationLoss, features: Tensor, task: Task, steps: int) -> Tensor:
+        """Class weights (task, n_way, feature)."""
+        one_hot = F.one_hot(task.support_labels, task.n_way).to(features)  # (task, n_support, n_way)
+        of_support, of_queries = self.fit / (1 + self.sure), task.n_support / task.n_queries
+        importance = features.new_full((task.n_support + task.n_queries, 1), of_queries)
+        importance[task.support] = of_support  # of each image
+        weights = class_means(features[:, task.support], task.support_labels, task.n_way)
+        for _ in range(steps):
+            log_p = torch.log_softmax(loss.logits(features, weights), 2)
+            powers = (1 + self.sure) * log_p[:, task.queries]
+            frequent = powers.logsumexp(1, keepdim=True)  # (task, 1, n_way)
+            q = torch.softmax(powers - self.spread / (1 + self.spread) * frequent, 2)
+            labels = importance * torch.cat([one_hot, q], 1)  # (task, image, n_way)
+            p = importance * log_p.exp()
+            total = (labels - p).mT @ features + p.sum(1)[..., None] * weights
+            weights = total / labels.sum(1)[..., None]
+        return weights

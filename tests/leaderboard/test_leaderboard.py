@@ -1,0 +1,277 @@
+"""The leaderboard: the same tasks for all methods, kept results, and tables made from nothing else."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, fields
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from commands import assert_one_line_error
+from studies.leaderboard.__main__ import study
+from studies.leaderboard.document import introduction_of, whole_document
+from studies.leaderboard.page import page
+from trident.data.glyphs import open_glyphs
+from trident.data.store import class_table, store_in_memory
+from trident.errors import TridentError
+from trident.files import short_digest
+from trident.leaderboard.boards import BOARDS, board_called
+from trident.leaderboard.lines import Line, lines_of, missing, tasks_by_condition
+from trident.leaderboard.measuring import fingerprint_of_test_classes, measure
+from trident.leaderboard.results import Measured, add, difference, read
+from trident.leaderboard.rows import Row, absent, row_called, rows
+from trident.leaderboard.subjects import Features, checkpoint_of, under_condition, with_features
+from trident.learning.checkpoint import load_checkpoint
+from trident.learning.frozen_weights import with_conv4
+from trident.measuring.evaluate import evaluate
+from trident.measuring.hits import packed, unpacked
+from trident.methods.registry import method_class, method_paths
+from trident.recipes.files import recipe_names
+from trident.settings import EpisodeSpec, Protocol
+from trident.tasks.episodes import EpisodeSampler, task_generator
+from trident.weights import FOLDER
+
+ROOT = Path(__file__).parents[2]
+GLYPHS = board_called("glyphs")
+ROWS = ("simpleshot", "soft-kmeans", "laplacian-shot")
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Results of three rows on a few tasks of glyphs."""
+    folder, store, features = tmp_path_factory.mktemp("results"), open_glyphs(), Features("cpu")
+    for name in ROWS:
+        add(name, "glyphs", measure(row_called(name), GLYPHS, store, store, features, 20, "cpu"), folder)
+    return folder
+
+
+# The field
+
+
+@pytest.mark.parametrize("row", rows().values(), ids=list(rows()))
+def test_every_row_names_a_method_and_what_it_is_measured_with(row: Row) -> None:
+    assert row.method in method_paths()
+    assert row.batch_norm in ("running", "transductive")
+    for board in BOARDS.values():
+        if board.name != "glyphs" or row.weights_on(board) in recipe_names():
+            assert row.recipe_on(board).method.about.trained_on == method_class(row.method)().about.trained_on
+    for figure in row.published:
+        assert 20 < figure.accuracy < 100 and figure.n_shot in (1, 5) and figure.source
+
+
+def test_the_field_has_the_systems_of_the_paper() -> None:
+    assert len({row.method for row in rows().values()}) >= 35
+    assert {"CTM", "DPGN", "LFWT", "PAL", "TPMN", "LIF-EMD", "Proto-Completion"} <= {
+        system.title for system in absent()
+    }
+
+
+# Measuring
+
+
+def test_features_computed_beforehand_give_the_predictions_of_images() -> None:
+    row, store = row_called("simpleshot"), open_glyphs()
+    whole = checkpoint_of(row, GLYPHS)
+    reduced, seen = with_features(whole, store, row, Features("cpu"))
+    assert seen.features_of == "weights:glyphs-simpleshot" and not reduced.recipe.shapes().keys() & {
+        "backbone.0.weight"
+    }
+    found = [
+        evaluate(under_condition(checkpoint, row, Protocol()), where, split="test", tasks=6, seed=0).predictions
+        for checkpoint, where in ((whole, store), (reduced, seen), (with_conv4(reduced), store))
+    ]
+    for other in found[1:]:
+        np.testing.assert_array_equal(found[0].labels, other.labels)  # the very same tasks
+        np.testing.assert_allclose(found[0].log_probabilities, other.log_probabilities, atol=1e-4)
+    assert with_features(whole, store, row, Features("cpu"), images=100) == (whole, store)  # would be slower
+
+
+def test_what_is_kept_of_a_row(measured: Path) -> None:
+    results = read("soft-kmeans", measured)["glyphs"]
+    assert set(results) == {"balanced", "dirichlet", "alone"}
+    balanced = results["balanced"]
+    hits = unpacked(balanced.hits)
+    assert len(hits) == balanced.tasks == 20 and results["alone"].tasks == 4
+    assert balanced.accuracy == pytest.approx(100 * hits.mean() / GLYPHS.episode.n_queries)
+    assert balanced.accuracy > 80
+    assert "shuffled queries, balanced" in balanced.protocol and "20 tasks" in balanced.protocol
+    assert balanced.parameters == 7_248  # of the Conv4; the method has none
+
+
+def test_a_method_for_a_fixed_number_of_queries_takes_none_alone(tmp_path: Path) -> None:
+    store = open_glyphs()
+    found = measure(row_called("ssr"), GLYPHS, store, store, Features("cpu"), 2, "cpu")
+    assert set(found) == {"balanced", "dirichlet"}
+    add("ssr", "glyphs", found, tmp_path)
+    lines = lines_of(GLYPHS, tmp_path)
+    assert tasks_by_condition(lines) == {"balanced": "2", "dirichlet": "2"}
+    assert "SSR" in page(tmp_path) and "SSR" in whole_document("# Title", tmp_path)
+    assert "ssr" in missing(BOARDS["mini-1-shot"], tmp_path)
+    assert "ssr" not in missing(BOARDS["mini-1-shot-10-queries"], tmp_path)
+
+
+def test_kept_results_are_those_of_the_rows_as_they_are_now() -> None:
+    """After a change of settings or weights a row must be measured anew."""
+    folders = (FOLDER, ROOT / "packages" / "weights" / "trident_weights")
+    digests = {path.name: short_digest(path) for folder in folders for path in folder.glob("*.safetensors")}
+    for name, row in rows().items():
+        for board, conditions in read(name).items():
+            for one in conditions.values():
+                now = row.method_on(BOARDS[board])
+                method = asdict(now)
+                # A setting that came later had its default.
+                kept = {entry.name: entry.default for entry in fields(now)} | one.weights["method"]
+                # Settings of training alone do not change what is measured.
+                differ = {key for key, value in method.items() if kept[key] != value}
+                assert all(key.startswith("training_") for key in differ), (name, board, differ)
+                assert kept.keys() == method.keys()
+                file = None if row.recipe else f"{row.weights_on(BOARDS[board])}.safetensors"
+                assert one.weights["file"] == file
+                assert file is None or one.weights["digest"] == digests[file], (name, board)
+
+
+def test_features_are_centred_on_the_training_images_of_their_network() -> None:
+    """Also where the images come from another dataset, whose training classes the network has not seen."""
+    store, board = open_glyphs(), GLYPHS
+    checkpoint = checkpoint_of(row_called("bd-cspn"), board)
+    mean = load_checkpoint("glyphs-simpleshot").running["mean_feature"]
+    np.testing.assert_array_equal(checkpoint.running["mean_feature"], mean)
+    _, features = with_features(checkpoint, store, row_called("bd-cspn"), Features("cpu"))
+    assert {entry.split for entry in features.classes} == {"val", "test"}
+
+
+def test_differences_are_paired(measured: Path) -> None:
+    one, other = (read(name, measured)["glyphs"]["balanced"] for name in ("soft-kmeans", "simpleshot"))
+    found = difference(one, other, GLYPHS.episode.n_queries)
+    assert found is not None
+    each = 100 * (unpacked(one.hits) - unpacked(other.hits)) / GLYPHS.episode.n_queries
+    assert found == pytest.approx((each.mean(), 1.96 * each.std(ddof=1) / np.sqrt(20)))
+    assert difference(one, Measured(**{**vars(other), "data": "other"}), 25) is None
+
+
+def test_a_store_with_other_training_classes_has_the_same_tasks() -> None:
+    whole = open_glyphs()
+    test = whole.classes_of("test")
+    first = test[0].start
+    images = whole.images[first : test[-1].start + test[-1].count]
+    part = store_in_memory("glyphs", images, class_table((entry.name, entry.split, entry.count) for entry in test))
+    drawn = [
+        EpisodeSampler(store, "test", EpisodeSpec(5, 1, 5), Protocol()).draw(task_generator(0, "test", 3))
+        for store in (whole, part)
+    ]
+    assert (drawn[0].query == drawn[1].query + first).all()
+    assert fingerprint_of_test_classes(whole) == fingerprint_of_test_classes(part)
+
+
+def test_counts_survive_packing() -> None:
+    for counts in ([0, 1, 75, 255, 256, 65_535], [0, 65_536, 2**32 - 1], []):
+        np.testing.assert_array_equal(unpacked(packed(np.array(counts, np.int64))), counts)
+    assert packed(np.array([1, 65_535])) == "AQD//w=="  # as it is in stored results
+
+
+# Tables
+
+
+def test_lines_are_sorted_and_compared(measured: Path) -> None:
+    lines = lines_of(GLYPHS, measured)
+    assert {line.row.name for line in lines} == set(ROWS)
+    accuracies = [line.balanced.accuracy for line in lines]
+    assert accuracies == sorted(accuracies, reverse=True)
+    assert {line.row.name: line.against is None for line in lines}["simpleshot"]
+    assert {line.row.name: line.together for line in lines} == dict(zip(ROWS, (False, True, True), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "together", "network"),
+    [
+        ("feat", False, "own, from mini-simpleshot"),
+        ("feat-transductive", True, "own, from mini-simpleshot"),
+        ("simple-cnaps", False, "frozen"),
+        ("transductive-cnaps", True, "frozen"),
+        ("protonet", False, "own, LeakyReLU"),
+        ("protonet-batch", True, "own, LeakyReLU, batch norm of the task's images"),
+        ("sib", True, "frozen"),
+    ],
+)
+def test_what_a_line_says_about_its_row(name: str, together: bool, network: str) -> None:
+    line = Line(row_called(name), BOARDS["mini-1-shot"], {}, None)
+    assert line.together is together and line.network == network
+
+
+def test_document_and_page_are_made_from_the_results_alone(measured: Path) -> None:
+    text = whole_document("# Title\n\nBy hand.", measured)
+    assert text == whole_document("# Title\n\nBy hand.", measured)
+    assert text.startswith("# Title\n\nBy hand.\n") and "| LaplacianShot (`laplacian-shot`) |" in text
+    html = page(measured)
+    assert html == page(measured)
+    assert "LaplacianShot" in html and "http" not in html.replace("http://www.w3.org", "")
+
+
+def test_the_documents_tables_are_those_of_the_kept_results() -> None:
+    """`python -m studies.leaderboard --document docs/leaderboard.md` makes them."""
+    path = ROOT / "docs" / "leaderboard.md"
+    assert path.read_text("utf-8") == whole_document(introduction_of(path))
+    kept, made = path.with_suffix(".html").read_text("utf-8"), page()
+    assert kept.rpartition("</figure>")[2] == made.rpartition("</figure>")[2]  # drawings differ between versions
+
+
+# The command
+
+
+def test_the_table_of_the_command(trident_here: Callable, measured: Path) -> None:
+    shown = trident_here("leaderboard", "--board", "glyphs", "--results", str(measured)).stdout
+    assert shown.splitlines()[0].split()[:4] == ["method", "balanced", "dirichlet", "alone"]
+    assert "soft-kmeans" in shown and "20 tasks balanced" in shown
+    call = ("leaderboard", "--board", "glyphs", "--results", str(measured), "--json")
+    assert "ms/task" not in shown  # times of a CPU and of a GPU do not belong in one column
+    listed = json.loads(trident_here(*call).stdout)
+    assert {entry["name"] for entry in listed} == set(ROWS)
+
+
+def test_document_page_and_figure_are_written(trident_here: Callable, tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("a.md", "a.html", "a.svg")]
+    options = [str(part) for pair in zip(("--document", "--page", "--figure"), files, strict=True) for part in pair]
+    assert trident_here(*options, command=study).returncode == 0
+    text, html, figure = (file.read_text("utf-8") for file in files)
+    assert "| PT+MAP (`pt-map`) |" in text and "PT+MAP" in html and "<svg" in figure
+
+
+def test_one_command_adds_a_row(trident_here: Callable, tmp_path: Path) -> None:
+    call = ("leaderboard", "measure", "bd-cspn", "--board", "glyphs", "--tasks", "4", "--results", str(tmp_path))
+    assert "bd-cspn on glyphs: balanced " in trident_here(*call).stderr
+    assert list(read("bd-cspn", tmp_path)) == ["glyphs"]
+
+
+def test_mistakes(trident_here: Callable, tmp_path: Path) -> None:
+    def told(*arguments: str, words: str) -> None:
+        call = {"command": study} if arguments[0] == "write" else {}
+        given = arguments[1:] if call else ("leaderboard", *arguments)
+        assert_one_line_error(trident_here(*given, **call), words)
+
+    kept = ("--results", str(tmp_path))
+    told("--board", "x", words="no board is called 'x': there are mini-1-shot")
+    told("measure", "x", "--board", "glyphs", *kept, words="the leaderboard has no row 'x'")
+    told("measure", "bms", words="Missing option '--results'")
+    told("measure", "bms", *kept, words="measure on what?")
+    told("measure", "bms", "--board", "mini-1-shot", *kept, words="board mini-1-shot needs --data STORE")
+    told("measure", "maml", "--board", "glyphs", *kept, words="weights glyphs-maml are not installed")
+    told("--board", "glyphs", *kept, words="nothing was measured on glyphs yet: trident leaderboard --quick")
+    told("--results", "nowhere", words="there is no folder of results at nowhere")
+    told("--tasks", "10", words="--tasks is for --quick")
+    told("--quick", "--board", "mini-5-shot", words="--quick measures the board glyphs")
+    told("--board", "glyphs", "--json", *kept, words="nothing was measured on glyphs yet")
+    told("write", "--figure", f"{tmp_path}/a.txt", "--document", f"{tmp_path}/d.md", words="a.txt")
+    assert not (tmp_path / "d.md").exists()
+    told("write", words="nothing to write")
+    (tmp_path / "notes.md").write_text("# Notes\n\n## Kept\n")
+    told("write", "--document", str(tmp_path / "notes.md"), words="is another document: it has no heading")
+    assert (tmp_path / "notes.md").read_text() == "# Notes\n\n## Kept\n"
+    (tmp_path / "notes.md").unlink()
+    told("write", "--document", f"{tmp_path}/d.md", *kept, words=f"{tmp_path} has no results")
+    assert_one_line_error(trident_here("leaderboard", "write", "--page", "x.html"), "python -m studies.leaderboard")
+    assert list(tmp_path.iterdir()) == []
+    assert "mini-1-shot" in trident_here("leaderboard", "boards").stdout
+    (tmp_path / "bms.json").write_text('{"glyphs": {"balanced": {}}}')
+    with pytest.raises(TridentError, match=r"bms\.json is damaged"):
+        read("bms", tmp_path)

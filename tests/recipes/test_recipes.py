@@ -1,0 +1,194 @@
+"""Recipes: the paper's values, overrides, and mistakes told in words."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from trident.errors import TridentError
+from trident.methods.ensemble import Ensemble
+from trident.methods.metric.protonet import ProtoNet
+from trident.methods.trident.method import Trident
+from trident.recipes.files import FOLDER, read_toml, recipe_names
+from trident.recipes.loading import (
+    full_key,
+    load_recipe,
+    recipe_from,
+    recipe_values,
+    setting_help,
+    setting_of,
+    setting_types,
+)
+from trident.recipes.recipe import Recipe
+from trident.settings import setting
+
+
+def test_the_papers_hyperparameter_table() -> None:
+    table = {
+        "mini-5w1s": (1, 100, 1e-3, 1e-4, 82_000),
+        "mini-5w5s": (5, 100, 1e-3, 1e-4, 22_500),
+        "tiered-5w1s": (1, 150, 1.5e-3, 1.5e-4, 67_500),
+        "tiered-5w5s": (5, 150, 1.7e-3, 1.7e-4, 48_000),
+    }
+    summaries = {name: load_recipe(name).summary for name in recipe_names()}
+    assert {name for name, summary in summaries.items() if summary.endswith("as in the paper")} == set(table)
+    ours = {f"mini-5w{n_shot}s-{kind}" for n_shot in (1, 5) for kind in ("set", "protonet")}
+    assert {*ours, "glyphs"} <= set(recipe_names())
+    for name, (n_shot, alpha_2, alpha, beta, steps) in table.items():
+        recipe = load_recipe(name)
+        assert isinstance(recipe.method, Trident)
+        assert (recipe.episode.n_way, recipe.episode.n_shot, recipe.episode.n_query) == (5, n_shot, 10)
+        assert (recipe.method.reconstruction_weight, recipe.method.classification_weight) == (0.01, alpha_2)
+        assert (recipe.method.inner_rate, recipe.training.rate, recipe.training.steps) == (alpha, beta, steps)
+        assert (recipe.training.tasks_per_step, recipe.method.inner_steps) == (20, 5)
+        assert recipe.method.attention_activation == (n_shot == 5)
+        assert recipe.method.decoder_batch_norm == (name in ("mini-5w5s", "tiered-5w1s"))
+        assert setting_of(recipe, "backbone.activation") == ("relu" if name == "tiered-5w1s" else "leaky_relu")
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_shuffled_queries_are_the_default(name: str) -> None:
+    assert load_recipe(name).protocol.query_order == "shuffled"
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_survives_a_round_trip_and_builds(name: str) -> None:
+    recipe = load_recipe(name)
+    assert recipe_from(recipe_values(recipe), "again") == recipe
+    # The ensemble's classifiers of the training classes are not used after training.
+    unused = "classes." if isinstance(recipe.method, Ensemble) else "none"
+    n_parameters = sum(value.numel() for key, value in recipe.initial(0).items() if not key.startswith(unused))
+    assert n_parameters <= 500_000
+    assert (n_parameters == 0) == (recipe.method.about.trained_on == "nothing")
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_setting_has_a_meaning(name: str) -> None:
+    recipe = load_recipe(name)
+    assert setting_help(recipe).keys() == setting_types(recipe).keys()
+    assert all(setting_help(recipe).values())
+
+
+@pytest.mark.parametrize(
+    ("override", "section", "key", "value"),
+    [
+        ("training.steps=7", "training", "steps", 7),
+        ("tasks_per_step=3", "training", "tasks_per_step", 3),
+        ("--method.decoder-batch-norm=true", "method", "decoder_batch_norm", True),
+        ("method.initial_log_var=-4", "method", "initial_log_var", -4.0),
+        ("clip_norm=none", "training", "clip_norm", None),
+        ("method.inner_rate=2e-3", "method", "inner_rate", 2e-3),
+        ("channels=8", "backbone", "channels", 8),
+        ("views.mirrored=yes", "views", "mirrored", True),
+        ("query_order=class_sorted", "protocol", "query_order", "class_sorted"),
+    ],
+)
+def test_overrides(override: str, section: str, key: str, value: object) -> None:
+    assert recipe_values(load_recipe("mini-5w1s", [override]))[section][key] == value
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("training.stesp=7", "unknown setting 'training.stesp': did you mean 'training.steps'?"),
+        ("n_sho=7", "unknown setting 'n_sho': did you mean 'n_shot'?"),
+        ("training.steps=many", "training.steps is 'many': it must be a whole number"),
+        ("training.steps=0", "training.steps is 0: 1 or more is needed"),
+        ("decoder_batch_norm=maybe", "method.decoder_batch_norm is 'maybe': it must be true or false"),
+        ("query_order=sorted", "protocol.query_order is 'sorted': it must be one of shuffled, class_sorted"),
+        ("method.inner_rate=nan", "method.inner_rate is nan: 0 or more is needed"),
+        ("training.steps", "'training.steps' is not a setting: write KEY=VALUE"),
+    ],
+)
+def test_wrong_overrides(override: str, message: str) -> None:
+    with pytest.raises(TridentError) as caught:
+        load_recipe("mini-5w1s", [override])
+    assert message in str(caught.value)
+
+
+@dataclass(frozen=True)
+class TwoRates(ProtoNet):
+    """A method with a setting that training has too."""
+
+    rate: float = setting(1.0, "of anything")
+
+
+def test_a_setting_of_two_sections_needs_its_section() -> None:
+    recipe = Recipe("two rates", "", "", method=TwoRates())
+    assert full_key(recipe, "method.rate") == "method.rate"
+    with pytest.raises(TridentError, match=r"setting 'rate' is ambiguous: write method.rate or training.rate"):
+        full_key(recipe, "rate")
+
+
+@pytest.mark.parametrize("override", ["inner_steps=1", "method.refinements=2"])
+def test_another_method_s_settings_are_unknown(override: str) -> None:
+    with pytest.raises(TridentError, match=f"unknown setting '{override.split('=')[0]}'"):
+        load_recipe("mini-5w1s-protonet", [override])
+
+
+def test_a_recipe_of_ones_own(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.toml"
+    mine.write_text('summary = "mine"\ndataset = "folder"\n[episode]\nn_shot = 3\n')
+    recipe = load_recipe(str(mine))
+    assert isinstance(recipe.method, Trident)  # the default
+    assert (recipe.name, recipe.episode.n_shot, recipe.method.inner_steps) == ("mine", 3, 5)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("summary = ", "is not valid TOML"),
+        ('dataset = "x"', "setting 'summary' is missing"),
+        ('summary = "s"\ndataset = "x"\n[metod]\n', "unknown setting 'metod': did you mean 'method'?"),
+        (
+            'summary = "s"\ndataset = "x"\n[backbone]\nchanels = 3',
+            "unknown setting 'backbone.chanels': did you mean 'channels'?",
+        ),
+        ('summary = "s"\ndataset = "x"\nmethod = 3', "'method' must be a table of settings, not 3"),
+        ('summary = "s"\ndataset = "x"\n[method]\nname = "protonett"', "no method is called 'protonett'"),
+        ('summary = "s"\ndataset = "x"\n[method]\nname = "protonet"\ninner_rate = 1.0', "'method.inner_rate'"),
+        ('summary = "s"\ndataset = "x"\n[backbone]\nname = "conv5"', "backbone.name is 'conv5'"),
+        ('summary = "s"\ndataset = "x"\n[training]\nrate = "fast"', "training.rate is 'fast': it must be a number"),
+    ],
+)
+def test_wrong_recipe_files(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "wrong.toml").write_text(text)
+    with pytest.raises(TridentError) as caught:
+        load_recipe(str(tmp_path / "wrong.toml"))
+    assert message in str(caught.value)
+    assert "wrong.toml" in str(caught.value)
+
+
+def test_a_recipe_can_be_based_on_another(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('base = "glyphs-matching"\nsummary = "five shots"\n[episode]\nn_shot = 5\n', "utf-8")
+    found, before = load_recipe(str(path)), load_recipe("glyphs-matching")
+    assert found.episode == replace(before.episode, n_shot=5)
+    assert (found.method, found.training, found.name) == (before.method, before.training, "mine")
+
+
+def test_another_method_inherits_no_settings_from_the_base(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('base = "glyphs-simpleshot"\nsummary = "x"\n[method]\nname = "protonet"\n', "utf-8")
+    assert load_recipe(str(path)).method == ProtoNet()
+    assert load_recipe(str(path)).backbone == load_recipe("glyphs-simpleshot").backbone
+
+
+def test_a_base_must_be_an_included_recipe(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('base = "../secret"\n', "utf-8")
+    with pytest.raises(TridentError, match=r"base is '../secret': it must be one of features-"):
+        load_recipe(str(path))
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_no_recipe_repeats_what_its_base_says(name: str) -> None:
+    own = read_toml(FOLDER / f"{name}.toml")
+    if "base" not in own:
+        return
+    base = recipe_values(load_recipe(own["base"]))
+    for table, values in own.items():
+        other_method = table == "method" and values.get("name", base["method"]["name"]) != base["method"]["name"]
+        if isinstance(values, dict) and not other_method:  # another method inherits nothing
+            repeated = [key for key, value in values.items() if key != "name" and base[table].get(key) == value]
+            assert not repeated, f"[{table}] {', '.join(repeated)}"
