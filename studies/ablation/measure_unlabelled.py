@@ -24,7 +24,8 @@ from trident.data.store import open_store
 from trident.errors import TridentError
 from trident.files import atomic_file
 from trident.learning.checkpoint import load_checkpoint
-from trident.measuring.evaluate import evaluate, mean_and_interval
+from trident.measuring.evaluate import evaluate
+from trident.measuring.record import mean_and_interval
 from trident.recipes.loading import with_overrides
 
 WEIGHTS = {1: "mini-5w1s-set", 5: "mini-5w5s-set"}  # by shots

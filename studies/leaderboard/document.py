@@ -4,7 +4,7 @@ from pathlib import Path
 
 from studies.documents import introduction_before
 from trident.leaderboard.boards import BOARDS, TITLES, Board
-from trident.leaderboard.lines import REFERENCE, Line, figure, lines_of, missing, points, tasks_by_condition
+from trident.leaderboard.lines import REFERENCE, Line, lines_of, missing, tasks_by_condition
 from trident.leaderboard.results import FOLDER
 from trident.leaderboard.rows import Row, absent
 
@@ -56,13 +56,13 @@ def _section(board: Board, folder: Path) -> list[str]:
 
 
 def _cells(line: Line) -> list[str]:
-    row, balanced = line.row, line.balanced
+    row = line.row
     return [
         f"{row.title} ({_names(row)})",
-        *(figure(line.measured.get(name)) for name in line.board.conditions),
-        points(line.against),
-        f"{balanced.ece:.4f}",
-        f"{balanced.parameters:,}",
+        *map(line.figure, line.board.conditions),
+        line.above,
+        line.ece,
+        f"{line.balanced.parameters:,}",
         line.network,
         row.assumes,
         "; ".join(part for part in (line.published, row.note) if part),

@@ -1,6 +1,5 @@
 """Trains and measures what the panels still lack."""
 
-import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from trident.grids.results import RESULT, read_results
 from trident.grids.running import GridRun
 from trident.learning.checkpoint import BEST, LAST, Checkpoint, load_checkpoint
 from trident.learning.training import Observer
+from trident.measuring.results_file import FILE_NAME, change_line, read_lines
 from trident.nn.parameters import count
 from trident.progress import Progress
 from trident.recipes.loading import load_recipe
@@ -52,9 +52,10 @@ class Runner:
         """Make the folder of results. Unless this is a fresh start, copy the included results into it."""
         require(not self.results.is_file(), f"--results {self.results} is a file: it must be a folder")
         self.results.mkdir(parents=True, exist_ok=True)
-        for path in [] if self.fresh else FOLDER.glob("*.json"):
-            if not (self.results / path.name).exists():
-                shutil.copyfile(path, self.results / path.name)
+        included = {} if self.fresh else read_lines(FOLDER / FILE_NAME)
+        for name, values in included.items():
+            if read(name, self.results) is None:
+                change_line(self.results / FILE_NAME, name, lambda _, values=values: values)  # type: ignore[misc]
 
     def complete(self, panel: Panel, model: Model, dataset: str, tasks: int) -> bool:
         kept, store = read(model.name, self.results), self.stores.get(dataset)

@@ -33,7 +33,7 @@ from trident.cli.console import TrainingProgress
 from trident.data.store import write_store
 from trident.errors import TridentError
 from trident.learning.checkpoint import LAST, load_checkpoint
-from trident.measuring.hits import unpacked
+from trident.measuring.record import unpacked
 
 
 def start(folder: Path, *arguments: object) -> subprocess.Popen[str]:
@@ -78,7 +78,7 @@ def test_results_say_what_was_trained_and_how_it_was_measured(whole: Path) -> No
     protocol = result["evaluation"]["protocol"]
     assert (protocol["dataset"], protocol["split"], protocol["tasks"], protocol["seed"]) == ("glyphs", "val", 3, 0)
     assert result["error"] is None
-    hits = unpacked(result["hits"])
+    hits = unpacked(result["evaluation"]["hits"])
     assert len(hits) == 3 and 100 * hits.mean() / 6 == pytest.approx(result["evaluation"]["accuracy"])
     assert not list(whole.rglob("*lock"))
 

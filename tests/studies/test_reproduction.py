@@ -29,6 +29,7 @@ from trident.errors import TridentError
 from trident.grids.results import RESULT
 from trident.learning.checkpoint import LAST, load_checkpoint, save_checkpoint
 from trident.measuring.calibration import calibrate
+from trident.measuring.results_file import FILE_NAME
 from trident.weights import weight_names
 
 Reproduce = Callable[..., Answer]
@@ -199,16 +200,16 @@ def test_a_training_that_failed_is_measured_with_its_best_weights(
 
 @pytest.mark.soak
 def test_budgets_have_folders_of_their_own_and_fewer_steps_replace_nothing(small: Path, reproduce: Reproduce) -> None:
-    before = (small / "results" / "small.json").read_bytes()
+    before = (small / "results" / FILE_NAME).read_bytes()
     more = reproduce(small, "accuracy", "--budget", "3")
     assert more.returncode == 0, more.stderr
     found = read("small", small / "results")
     assert found is not None and found.steps == 12 and (small / "runs" / "small-12-steps").is_dir()
     assert "nothing is left to run" in reproduce(small, "accuracy", "--budget", "0.5").stderr
-    (small / "results" / "small.json").unlink()
+    (small / "results" / FILE_NAME).unlink()
     assert reproduce(small, "accuracy", "--budget", "0.5").returncode == 0
     fewer = read("small", small / "results")
-    (small / "results" / "small.json").write_bytes(before)  # other tests need it
+    (small / "results" / FILE_NAME).write_bytes(before)  # other tests need it
     assert fewer is not None and fewer.steps == 2
     with pytest.raises(TridentError, match="results of 12 steps are kept"):
         _newer(found, fewer)

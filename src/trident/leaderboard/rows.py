@@ -1,15 +1,16 @@
 """The rows of the leaderboard, one for each method, as `rows.toml` lists them."""
 
-import tomllib
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
-from trident.errors import TridentError
+from trident.errors import TridentError, errors_in
 from trident.leaderboard.boards import Board
 from trident.methods.base import Method
 from trident.methods.registry import method_class, method_name
+from trident.plain_values import checked
+from trident.recipes.files import read_toml
 from trident.recipes.loading import load_recipe, with_overrides
 from trident.recipes.recipe import Recipe
 
@@ -75,15 +76,22 @@ class Absent:
     why: str
 
 
+@dataclass(frozen=True)
+class Field:
+    """Everything in `rows.toml`."""
+
+    row: tuple[Row, ...]
+    absent: tuple[Absent, ...]
+
+
 @cache
 def rows() -> dict[str, Row]:
-    found = [_built(Row, entry) for entry in _content()["row"]]
-    return {row.name: row for row in found}
+    return {row.name: row for row in _field().row}
 
 
 @cache
 def absent() -> tuple[Absent, ...]:
-    return tuple(_built(Absent, entry) for entry in _content()["absent"])
+    return _field().absent
 
 
 def row_called(name: str) -> Row:
@@ -97,16 +105,8 @@ def _recipe(name: str) -> Recipe:
     return load_recipe(name)
 
 
-def _content() -> dict[str, Any]:
-    return tomllib.loads(FILE.read_text("utf-8"))
-
-
-def _built(kind: Any, entry: dict[str, Any]) -> Any:
-    entry = dict(entry)
-    unknown = set(entry) - {known.name for known in fields(kind)}
-    assert not unknown, f"{FILE.name}: {entry} has unknown keys {unknown}"
-    if "published" in entry:
-        entry["published"] = tuple(_built(Published, figure) for figure in entry["published"])
-    if "settings" in entry:
-        entry["settings"] = tuple(entry["settings"])
-    return kind(**entry)
+@cache
+def _field() -> Field:
+    with errors_in(FILE):
+        found: Field = checked(Field, read_toml(FILE))
+        return found

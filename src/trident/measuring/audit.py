@@ -10,7 +10,8 @@ from typing import Any, Unpack
 from trident.data.store import ImageStore
 from trident.distributed.processes import ALONE, Processes
 from trident.errors import NotFiniteError, TaskSizeError
-from trident.measuring.evaluate import Evaluation, Sample, evaluate, mean_and_interval
+from trident.measuring.evaluate import Evaluation, Sample, evaluate
+from trident.measuring.record import mean_and_interval, plus_minus
 from trident.measuring.subject import Measurable, subject_of
 from trident.progress import StageProgress
 from trident.settings import Protocol
@@ -42,12 +43,12 @@ class AuditRow:
     difference_ci95: float
 
     def describe_difference(self) -> str:
-        return f"{round(self.difference, 2) + 0.0:+.2f} ± {self.difference_ci95:.2f}"  # + 0.0: never -0.00
+        return plus_minus(round(self.difference, 2) + 0.0, self.difference_ci95, sign="+")  # + 0.0: never -0.00
 
     def to_json(self) -> dict[str, Any]:
         return {
             "name": self.name,
-            **self.evaluation.to_json(),
+            **self.evaluation.record().to_json(),
             "difference": self.difference,
             "difference_ci95": self.difference_ci95,
         }

@@ -11,6 +11,7 @@ import numpy as np
 
 from trident.data.store import ImageStore
 from trident.measuring.evaluate import Evaluation, Predictions, Sample, evaluate_subject
+from trident.measuring.record import CalibrationFigures
 from trident.measuring.subject import Measurable, subject_of
 from trident.progress import Progress
 from trident.tasks.episodes import EpisodeSampler
@@ -53,6 +54,10 @@ class Calibration:
         tasks = f" ({self.fitted_tasks})" if self.fitted_tasks else ""
         return f"temperature {self.temperature:.3f}, {FITTED_ON[self.fitted_on]}{tasks}"
 
+    def figures(self) -> CalibrationFigures:
+        """What records keep of it."""
+        return CalibrationFigures(self.ece, self.temperature, self.mce, self.brier)
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"bins": {key: value.tolist() for key, value in asdict(self.bins).items()}}
 
@@ -74,7 +79,7 @@ class CalibrationResult:
 
     def to_json(self) -> dict[str, Any]:
         scaled = None if self.scaled is None else self.scaled.to_json()
-        return {**self.evaluation.to_json(), "calibration": self.plain.to_json(), "with_temperature": scaled}
+        return {**self.evaluation.record().to_json(), "calibration": self.plain.to_json(), "with_temperature": scaled}
 
 
 def calibrate(

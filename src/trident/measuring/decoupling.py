@@ -16,8 +16,9 @@ from trident.data.store import ImageStore
 from trident.engines.workers import parallel_map
 from trident.errors import NotFiniteError, TridentError
 from trident.learning.checkpoint import Checkpoint
-from trident.measuring.evaluate import chunks_of, mean_and_interval
+from trident.measuring.evaluate import chunks_of
 from trident.measuring.latents import LatentLearner, as_array, query_latents, set_up
+from trident.measuring.record import mean_and_interval
 from trident.measuring.subject import default_chunk
 from trident.nn.parameters import Parameters
 from trident.tasks.task import Batch

@@ -1,6 +1,5 @@
 """Accuracy on many tasks, with its 95 % interval and the protocol it was obtained under."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, NotRequired, TypedDict, Unpack
@@ -8,11 +7,13 @@ from typing import Any, NotRequired, TypedDict, Unpack
 import numpy as np
 import torch
 
+import trident
 from trident.data.store import ImageStore
 from trident.distributed.processes import ALONE, Processes, shared
 from trident.engines.execution import Execution
 from trident.engines.workers import parallel_map
 from trident.errors import NotFiniteError, TridentError, one_line
+from trident.measuring.record import Record, mean_and_interval, packed
 from trident.measuring.subject import Measurable, Prepared, Subject, subject_of
 from trident.progress import Progress, StoppedError
 from trident.settings import EpisodeSpec, Protocol
@@ -28,10 +29,14 @@ class Predictions:
     labels: np.ndarray  # (task, query) int64
 
     @property
+    def hits(self) -> np.ndarray:
+        """The number of right answers in each task: (task,)."""
+        return np.asarray((self.log_probabilities.argmax(2) == self.labels).sum(1))
+
+    @property
     def accuracies(self) -> np.ndarray:
         """The accuracy in each task, in percent: (task,)."""
-        hits = self.log_probabilities.argmax(2) == self.labels
-        return np.asarray(100 * hits.mean(1))
+        return np.asarray(100 * (self.hits / self.labels.shape[1]))
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,24 @@ class Evaluation:
             f"{self.subject.describe_protocol()}, {self.tasks} tasks, 95 % interval, seed {self.seed}"
         )
 
+    def record(self, **further: Any) -> Record:
+        """What is kept of this accuracy; `further` are other fields of the record."""
+        return Record(
+            **self.to_json()
+            | {
+                "described": self.describe_protocol(),
+                "tasks": self.tasks,
+                "data": self.fingerprint,
+                "execution": asdict(self.execution),
+                "queries": self.predictions.labels.shape[1],
+                "hits": packed(self.predictions.hits),
+                "trident": trident.__version__,
+            }
+            | further
+        )
+
     def to_json(self) -> dict[str, Any]:
+        """The short form, for a run's log."""
         protocol = {
             "dataset": self.dataset,
             "split": self.split,
@@ -77,13 +99,6 @@ class Evaluation:
         }
         execution = {"engine": self.execution.engine, "precision": self.execution.precision}
         return {"accuracy": self.accuracy, "ci95": self.ci95, "protocol": protocol, "execution": execution}
-
-
-def mean_and_interval(values: np.ndarray) -> tuple[float, float]:
-    """Mean and half width of its 95 % interval, by the normal approximation."""
-    if len(values) < 2:
-        return float(values.mean()), math.inf
-    return float(values.mean()), float(1.96 * values.std(ddof=1) / math.sqrt(len(values)))
 
 
 class Sample(TypedDict):

@@ -9,7 +9,8 @@ from trident.learning.checkpoint import Checkpoint
 from trident.learning.run_log import read_log
 from trident.measuring.audit import default_protocol
 from trident.measuring.calibration import Calibration, calibration
-from trident.measuring.evaluate import Evaluation, Sample, evaluate, mean_and_interval
+from trident.measuring.evaluate import Evaluation, Sample, evaluate
+from trident.measuring.record import mean_and_interval
 from trident.nn.parameters import count
 from trident.recipes.loading import recipe_values
 from trident.report.content import run_name
@@ -45,10 +46,8 @@ class Comparison:
             "runs": [
                 {
                     "name": run.name,
-                    "weights": run.checkpoint.summary(),
-                    **run.evaluation.to_json(),
+                    **run.evaluation.record(weights=run.checkpoint.summary(), parameters=run.parameters).to_json(),
                     "calibration": run.calibration.to_json(),
-                    "parameters": run.parameters,
                     "difference": run.difference and {"points": run.difference[0], "ci95": run.difference[1]},
                 }
                 for run in self.runs
