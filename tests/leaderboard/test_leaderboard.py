@@ -57,6 +57,7 @@ def test_every_row_names_a_method_and_what_it_is_measured_with(row: Row) -> None
     for board in BOARDS.values():
         if board.name != "glyphs" or row.weights_on(board) in recipe_names():
             assert row.recipe_on(board).method.about.trained_on == method_class(row.method)().about.trained_on
+            assert row.batch_norm == "transductive" or row.together == row.method_on(board).classifies_together
     for figure in row.published:
         assert 20 < figure.accuracy < 100 and figure.n_shot in (1, 5) and figure.source
 

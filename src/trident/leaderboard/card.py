@@ -7,6 +7,7 @@ from trident.leaderboard.results import read
 from trident.leaderboard.rows import rows
 from trident.learning.checkpoint import Temperatures, load_checkpoint
 from trident.measuring.record import plus_minus
+from trident.measuring.subject import protocol_in_words
 from trident.nn.parameters import count
 from trident.weights import model_card
 
@@ -39,9 +40,8 @@ def made_card(name: str) -> str:
         "|---|---|---|---|",
     ]
     if best:
-        spec, dataset = recipe.episode, best["protocol"]["dataset"]
-        told = f"{dataset} val, {spec.describe()}, {spec.describe_queries()}, {recipe.describe_protocol()}, "
-        told += f"{best['protocol']['tasks']} tasks, 95 % interval, seed {best['protocol']['seed']}"
+        of = best["protocol"]
+        told = protocol_in_words(of["dataset"], "val", recipe, of["tasks"], of["seed"])
         figure = plus_minus(best["accuracy"], best["ci95"])
         lines.append(f"| Accuracy, which chose these weights | validation | {told} | {figure} % |")
     results = {board: read(board.name) for board in BOARDS.values()}

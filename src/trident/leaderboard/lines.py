@@ -3,12 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from trident.backbones.conv4 import Conv4Backbone
-from trident.backbones.frozen import FrozenBackbone
 from trident.leaderboard.boards import BOARDS, Board
 from trident.leaderboard.results import FOLDER, Results, read
 from trident.leaderboard.rows import Row, rows
-from trident.learning.stages import PREFIX as STAGE
 from trident.measuring.record import Record, difference, plus_minus
 from trident.recipes.files import recipe_names
 
@@ -50,11 +47,15 @@ class Line:
     @property
     def together(self) -> bool:
         """Whether it classifies queries together."""
-        return self.row.method_on(self.board).classifies_together or self.row.batch_norm == "transductive"
+        return self.row.together or self.row.batch_norm == "transductive"
 
     @property
     def network(self) -> str:
         """What its network was before training, and what differs from most others."""
+        from trident.backbones.conv4 import Conv4Backbone
+        from trident.backbones.frozen import FrozenBackbone
+        from trident.learning.stages import PREFIX as STAGE
+
         recipe = self.row.recipe_on(self.board)
         if isinstance(recipe.backbone, FrozenBackbone):
             return "frozen"

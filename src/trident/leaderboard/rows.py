@@ -1,18 +1,21 @@
-"""The rows of the leaderboard, one for each method, as `rows.toml` lists them."""
+"""The rows of the leaderboard, one for each method, as `rows.toml` lists them.
+
+Nothing here imports torch before a recipe or a method is asked for, so that the tables are shown fast.
+"""
 
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from trident.errors import TridentError, errors_in
 from trident.leaderboard.boards import Board
-from trident.methods.base import Method
-from trident.methods.registry import method_class, method_name
 from trident.plain_values import checked
 from trident.recipes.files import read_toml
-from trident.recipes.loading import load_recipe, with_overrides
-from trident.recipes.recipe import Recipe
+
+if TYPE_CHECKING:
+    from trident.methods.base import Method
+    from trident.recipes.recipe import Recipe
 
 FILE = Path(__file__).with_name("rows.toml")
 
@@ -40,6 +43,7 @@ class Row:
     weights: str = "{data}{shape}-{name}"  # for example mini-5w1s-protonet
     views: bool = False  # whether the weights' own views of the images are used
     batch_norm: str = "running"  # statistics at test
+    together: bool = False  # whether one query changes the answer to another, other than through batch norm
     settings: tuple[str, ...] = ()
     settings_by_shot: dict[str, list[str]] = field(default_factory=dict)
     assumes: str = ""  # what it takes for granted about a task
@@ -50,15 +54,18 @@ class Row:
         """The name of its weights."""
         return self.weights.format(data=board.trained_on, shape=board.shape, name=self.name)
 
-    def recipe_on(self, board: Board) -> Recipe:
+    def recipe_on(self, board: Board) -> "Recipe":
         """The recipe of its weights, or of the method on frozen features."""
         return _recipe(self.recipe or self.weights_on(board))
 
-    def method_on(self, board: Board) -> Method:
+    def method_on(self, board: Board) -> "Method":
         """The method as it is measured."""
+        from trident.methods.registry import method_class, method_name
+        from trident.recipes.loading import with_overrides
+
         recipe = self.recipe_on(board)
         if method_name(recipe.method) != self.method:  # weights of another method, trained in the same way
-            return cast(Method, method_class(self.method)())
+            return cast("Method", method_class(self.method)())
         return with_overrides(recipe, self.settings_for(board.episode.n_shot)).method
 
     def settings_for(self, n_shot: int) -> list[str]:
@@ -101,7 +108,9 @@ def row_called(name: str) -> Row:
 
 
 @cache
-def _recipe(name: str) -> Recipe:
+def _recipe(name: str) -> "Recipe":
+    from trident.recipes.loading import load_recipe
+
     return load_recipe(name)
 
 

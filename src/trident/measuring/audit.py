@@ -11,7 +11,7 @@ from trident.data.store import ImageStore
 from trident.distributed.processes import ALONE, Processes
 from trident.errors import NotFiniteError, TaskSizeError
 from trident.measuring.evaluate import Evaluation, Sample, evaluate
-from trident.measuring.record import mean_and_interval, plus_minus
+from trident.measuring.record import plus_minus
 from trident.measuring.subject import Measurable, subject_of
 from trident.progress import StageProgress
 from trident.settings import Protocol
@@ -48,7 +48,7 @@ class AuditRow:
     def to_json(self) -> dict[str, Any]:
         return {
             "name": self.name,
-            **self.evaluation.record().to_json(),
+            **self.evaluation.to_json(),
             "difference": self.difference,
             "difference_ci95": self.difference_ci95,
         }
@@ -139,9 +139,7 @@ def audit(
                 raise
             without_result[name] = str(error)
             continue
-        baseline = rows[0].evaluation if rows else result
-        change = result.predictions.accuracies - baseline.predictions.accuracies
-        rows.append(AuditRow(name, result, *mean_and_interval(change)))
+        rows.append(AuditRow(name, result, *result.points_above(rows[0].evaluation if rows else result)))
     return Audit(tuple(rows), without_result)
 
 

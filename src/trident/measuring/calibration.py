@@ -10,7 +10,7 @@ from typing import Any, Literal, Unpack
 import numpy as np
 
 from trident.data.store import ImageStore
-from trident.measuring.evaluate import Evaluation, Predictions, Sample, evaluate_subject
+from trident.measuring.evaluate import Evaluation, Predictions, Sample, evaluate
 from trident.measuring.record import CalibrationFigures
 from trident.measuring.subject import Measurable, subject_of
 from trident.progress import Progress
@@ -79,7 +79,7 @@ class CalibrationResult:
 
     def to_json(self) -> dict[str, Any]:
         scaled = None if self.scaled is None else self.scaled.to_json()
-        return {**self.evaluation.record().to_json(), "calibration": self.plain.to_json(), "with_temperature": scaled}
+        return {**self.evaluation.to_json(), "calibration": self.plain.to_json(), "with_temperature": scaled}
 
 
 def calibrate(
@@ -100,7 +100,7 @@ def calibrate(
             if progress:
                 progress(before + done, in_all)
 
-        return evaluate_subject(subject, store, on_task, stream, **sample)
+        return evaluate(subject, store, None, on_task, stream=stream, **sample)
 
     if fitting_store is not None:  # fail early if the store has no validation classes
         EpisodeSampler(fitting_store, "val", subject.episode, subject.protocol)

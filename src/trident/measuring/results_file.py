@@ -27,7 +27,7 @@ def read_lines(path: Path) -> dict[str, dict[str, Any]]:
             try:
                 values = json.loads(line)
                 found[str(values.pop("name"))] = values
-            except (ValueError, RecursionError, AttributeError, KeyError):
+            except (ValueError, RecursionError, AttributeError, KeyError, TypeError):
                 raise TridentError(f"{path} is damaged: line {number} is not a JSON object with a name") from None
     return found
 
