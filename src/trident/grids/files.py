@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from trident.errors import did_you_mean, errors_in
-from trident.plain_values import checked
 from trident.recipes.files import read_toml
+from trident.recipes.plain_values import checked
 from trident.settings import require, require_at_least
 
 FOLDER = Path(__file__).parent

@@ -8,7 +8,6 @@ from typing import Any
 
 from trident.errors import did_you_mean, errors_in
 from trident.grids.files import GridFile, MeasuredOn, Paper, read_grid
-from trident.plain_values import checked
 from trident.recipes.loading import (
     formatted,
     full_key,
@@ -18,6 +17,7 @@ from trident.recipes.loading import (
     setting_of,
     with_overrides,
 )
+from trident.recipes.plain_values import checked
 from trident.recipes.recipe import Recipe
 from trident.settings import require
 

@@ -9,8 +9,8 @@ from trident.errors import errors_in
 from trident.grids.grid import Grid
 from trident.measuring.record import Record
 from trident.measuring.results_file import FILE_NAME, read_json, read_lines
-from trident.plain_values import checked
 from trident.recipes.loading import flat_values, formatted, recipe_from
+from trident.recipes.plain_values import checked
 from trident.recipes.recipe import Recipe
 from trident.settings import require
 

@@ -6,7 +6,7 @@ from typing import Any
 from trident.errors import errors_in
 from trident.measuring.record import Record, in_todays_form
 from trident.measuring.results_file import FILE_NAME, change_line, read_json, read_lines
-from trident.plain_values import checked
+from trident.recipes.plain_values import checked
 
 FOLDER = Path(__file__).parent
 

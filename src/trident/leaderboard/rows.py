@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, cast
 
 from trident.errors import TridentError, errors_in
 from trident.leaderboard.boards import Board
-from trident.plain_values import checked
 from trident.recipes.files import read_toml
+from trident.recipes.plain_values import checked
 
 if TYPE_CHECKING:
     from trident.methods.base import Method
