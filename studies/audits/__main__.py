@@ -14,6 +14,7 @@ from trident.cli.app import main
 from trident.cli.options import Device, device_of
 from trident.data.glyphs import open_glyphs
 from trident.data.store import open_store
+from trident.grids.tables import markdown_table
 from trident.learning.checkpoint import load_checkpoint
 from trident.learning.frozen_weights import with_conv4
 from trident.measuring.audit import PROTOCOLS, audit
@@ -94,13 +95,12 @@ def document(folder: Path) -> str:
     for group in sorted({heading_of(result) for result in results.values()}):
         members = {name: one for name, one in results.items() if heading_of(one) == group}
         used = [name for name in COLUMNS if any(cell(one, name) != "-" for one in members.values())]
-        lines += [f"## {group}\n", _row("weights", "accuracy, %", *(COLUMNS[name] for name in used))]
-        lines.append("|" + "---|" * (len(used) + 2))
+        rows = [["weights", "accuracy, %", *(COLUMNS[name] for name in used)]]
         for name, one in members.items():
             first = one["rows"][0]
             accuracy = plus_minus(first["accuracy"], first["ci95"])
-            lines.append(_row(name, accuracy, *(cell(one, column) for column in used)))
-        lines.append("")
+            rows.append([name, accuracy, *(cell(one, column) for column in used)])
+        lines += [f"## {group}\n", *markdown_table(rows), ""]
     depends = [name for name, one in results.items() if one["depends_on_query_order"]]
     listed = f": {', '.join(depends)}" if depends else ""
     lines.append(f"Accuracy depends on the order of the queries in {len(depends)} of {len(results)}{listed}.\n")
@@ -119,10 +119,6 @@ def cell(result: dict[str, Any], name: str) -> str:
         return "no result"
     row = next((row for row in result["rows"] if row["name"] == name), None)
     return plus_minus(round(row["difference"], 2) + 0.0, row["difference_ci95"], sign="+") if row else "-"
-
-
-def _row(*cells: str) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":

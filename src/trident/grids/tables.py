@@ -1,6 +1,6 @@
 """A grid's results as a table, and as plain values for JSON, with the paper's results if there are any."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -136,11 +136,17 @@ def _protocols(grid: Grid, results: Results) -> list[str]:
 
 
 def as_markdown(grid: Grid, results: Results) -> str:
-    rows = [[entry.replace("|", "\\|") for entry in row] for row in table_rows(grid, results)]
-    heading, *body = [f"| {' | '.join(row)} |" for row in rows]
     notes = [f"- {note}" for note in footnotes(grid, results)]
-    lines = [f"# {grid.name}", "", grid.summary, "", heading, "|" + "---|" * len(rows[0]), *body, "", *notes, ""]
-    return "\n".join(lines)
+    return "\n".join(
+        [f"# {grid.name}", "", grid.summary, "", *markdown_table(table_rows(grid, results)), "", *notes, ""]
+    )
+
+
+def markdown_table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table whose first row is the heading."""
+    lines = [" | ".join(entry.replace("|", "\\|") for entry in row) for row in rows]
+    heading, *body = (f"| {line} |" for line in lines)
+    return [heading, "|" + "---|" * len(rows[0]), *body]
 
 
 def as_values(grid: Grid, results: Results) -> dict[str, Any]:

@@ -23,7 +23,7 @@ def checked(kind: Any, value: Any, where: str = "") -> Any:
         return value
     if kind is float and type(value) is int:
         return float(value)
-    plain = dict if dataclasses.is_dataclass(kind) else list if origin is tuple else origin
+    plain: Any = dict if dataclasses.is_dataclass(kind) else list if origin is tuple else origin
     if type(value) is not plain:
         raise TridentError(f"{where or 'it'} is {value!r}: it must be {_NAMES[plain]}")
     if plain is list:
