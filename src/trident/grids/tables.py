@@ -31,7 +31,7 @@ def table_rows(grid: Grid, results: Results) -> list[list[str]]:
         accuracy = measured.figure if measured else "failed" if result else "-"
         if whole:
             accuracy, *compared = _over_seeds(grid, results, name)
-        paper = [plus_minus(*figures) if figures else "-"] if grid.paper_figures else []
+        paper = [plus_minus(figures[0], figures[1]) if figures else "-"] if grid.paper_figures else []
         counts = [f"{result.parameters:,}", f"{result.steps:,}"] if result else ["-", "-"]
         varied = [formatted(value) for value in grid.varied(cell).values()]
         if listed:

@@ -124,7 +124,8 @@ def calibrate(
 def calibration(
     predictions: Predictions, temperature: float = 1.0, fitted_on: FittedOn = "none", fitted_tasks: str = ""
 ) -> Calibration:
-    probabilities, labels = _flat_probabilities(predictions, temperature)
+    log_p, labels = _flat(predictions)
+    probabilities = softmax(log_p / temperature)
     bins = reliability(probabilities, labels)
     gap = np.abs(bins.confidence - bins.accuracy)
     return Calibration(
@@ -176,11 +177,6 @@ def fit_temperature(predictions: Predictions) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if slope(np.exp(middle)) >= 0 else (low, middle)
     return float(np.exp(-(low + high) / 2))
-
-
-def _flat_probabilities(predictions: Predictions, temperature: float) -> tuple[np.ndarray, np.ndarray]:
-    log_p, labels = _flat(predictions)
-    return softmax(log_p / temperature), labels
 
 
 def _flat(predictions: Predictions) -> tuple[np.ndarray, np.ndarray]:
