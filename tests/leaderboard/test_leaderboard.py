@@ -288,9 +288,14 @@ def test_folders_with_a_file_for_each_row_are_read(tmp_path: Path) -> None:
     balanced = {"accuracy": 50.0, "ci95": 1.0, "ece": 0.1, "temperature": 2.0, "tasks": 2, "hits": "CwAMAA=="}
     balanced |= {"protocol": "glyphs test", "data": "abc", "device": "cpu", "milliseconds": 1.0, "parameters": 3}
     content = {"glyphs": {"balanced": balanced | {"weights": {}, "trident": "0.2.0"}}}
-    (tmp_path / "bms.json").write_text(json.dumps(content))
-    (line,) = lines_of(GLYPHS, tmp_path)
+    for name in ("bms", "simpleshot"):
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    line = next(line for line in lines_of(GLYPHS, tmp_path) if line.row.name == "bms")
+    assert line.above == "+0.00 ± 0.00"  # the same tasks
     assert (line.figure("balanced"), line.ece, line.balanced.described) == ("50.00 ± 1.00", "0.1000", "glyphs test")
     add("bms", "glyphs", {"balanced": replace(line.balanced, accuracy=60.0)}, tmp_path)
-    (line,) = lines_of(GLYPHS, tmp_path)
-    assert line.balanced.accuracy == 60
+    assert lines_of(GLYPHS, tmp_path)[0].balanced.accuracy == 60
+    damaged = content["glyphs"]["balanced"] | {"hits": "CwAMAA"}
+    (tmp_path / "pt-map.json").write_text(json.dumps({"glyphs": {"balanced": damaged}}))
+    with pytest.raises(TridentError, match="hits are not the numbers"):
+        lines_of(GLYPHS, tmp_path)

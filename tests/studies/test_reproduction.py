@@ -134,7 +134,7 @@ def test_what_is_run_is_not_run_again(small: Path, reproduce: Reproduce) -> None
     both = found.measured["glyphs"]
     sorted_one, shuffled = both.orders["class_sorted"], both.orders["shuffled"]
     assert both.difference == pytest.approx(sorted_one.accuracy - shuffled.accuracy)
-    assert "class-sorted queries" in sorted_one.protocol and "shuffled queries" in shuffled.protocol
+    assert "class-sorted queries" in sorted_one.described and "shuffled queries" in shuffled.described
     assert (found.steps, found.n_shot, found.trained_order) == (4, 1, "class_sorted")
     assert found.training_seconds and found.training_device == both.source.device
     again = reproduce(small, "accuracy")

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from trident.errors import errors_in
+from trident.leaderboard.boards import BOARDS
 from trident.measuring.record import Record, in_todays_form
 from trident.measuring.results_file import FILE_NAME, change_line, read_json, read_lines
 from trident.recipes.plain_values import checked
@@ -19,11 +20,14 @@ def read(board: str, folder: Path = FOLDER) -> dict[str, Results]:
     for path in folder.glob("*.json"):
         of_boards = checked(dict[str, dict[str, Any]], read_json(path))
         own = {(path.stem, name): of_board for name, of_board in of_boards.items()} | own
-    found = {}
+    found, queries = {}, BOARDS[board].episode.n_counted
     for (row, on), conditions in own.items():
         if on == board:
             with errors_in(f"{folder}: the results of {row} on {board} are damaged"):
-                values = {name: in_todays_form(one) for name, one in checked(dict[str, Any], conditions).items()}
+                values = {
+                    name: in_todays_form(one, queries=queries)
+                    for name, one in checked(dict[str, Any], conditions).items()
+                }
                 found[row] = checked(Results, values)
     return found
 

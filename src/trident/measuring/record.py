@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from trident.settings import require
+
 
 @dataclass(frozen=True)
 class CalibrationFigures:
@@ -42,6 +44,14 @@ class Record:
     queries: int | None = None  # in a task, whose answers count
     hits: str | None = None  # right answers in each task, see `packed`
     trident: str = ""  # version
+
+    def __post_init__(self) -> None:
+        if self.hits is not None:
+            try:
+                fits = len(unpacked(self.hits)) == self.tasks and (self.queries is None or self.queries > 0)
+            except ValueError:
+                fits = False
+            require(fits, f"hits are not the numbers of right answers to {self.queries} queries in {self.tasks} tasks")
 
     @property
     def figure(self) -> str:
@@ -95,11 +105,14 @@ def unpacked(text: str) -> np.ndarray:
     return np.frombuffer(base64.b64decode(text.lstrip(".:")), kind).astype(np.int64)
 
 
-def in_todays_form(values: Any) -> Any:
-    """The plain values of a record, also in the older form of the leaderboard and of the paper's tables."""
+def in_todays_form(values: Any, **missing: Any) -> Any:
+    """The plain values of a record, also in the older form of the leaderboard and of the paper's tables.
+
+    `missing` are fields that the older form did not have.
+    """
     if not isinstance(values, dict) or "described" in values:
         return values
-    values = dict(values)
+    values = missing | values
     values["described"] = values.pop("protocol", None)
     if "ece" in values:
         values["calibration"] = {"validation": {key: values.pop(key, None) for key in ("ece", "temperature")}}
