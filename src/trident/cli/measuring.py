@@ -57,7 +57,7 @@ def evaluate(
         return
     print_caution(checkpoint, store, split)
     if as_json:
-        print(json.dumps(result.record(weights=checkpoint.summary()).to_json(), allow_nan=False))
+        print(json.dumps({**result.to_json(), "weights": checkpoint.summary()}, allow_nan=False))
     else:
         print(f"accuracy {result.accuracy:.2f} ± {result.ci95:.2f} %")
         print(f"({result.describe_protocol()}; {checkpoint.describe()})")
