@@ -18,7 +18,8 @@ from trident.backbones.frozen import FrozenBackbone
 from trident.backbones.pretrained import DEFAULT
 from trident.data.store import ImageStore, open_store
 from trident.learning.checkpoint import load_checkpoint
-from trident.measuring.evaluate import Evaluation, evaluate, mean_and_interval
+from trident.measuring.evaluate import Evaluation, evaluate
+from trident.measuring.record import mean_and_interval
 from trident.methods.trident.features import TridentOnFeatures
 
 PILES: dict[str, dict[str, Any]] = {

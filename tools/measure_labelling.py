@@ -27,7 +27,7 @@ from trident.labelling.label_latents import latents_for
 from trident.labelling.suggesting import suggest
 from trident.labelling.typicality import LEAST_TYPICAL, normalised
 from trident.measuring.calibration import softmax
-from trident.measuring.evaluate import mean_and_interval
+from trident.measuring.record import mean_and_interval
 from trident.methods.transductive.soft_kmeans import SoftKMeans
 
 TASKS, WAYS, SEED = 200, 5, 0

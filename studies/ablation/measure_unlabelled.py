@@ -1,4 +1,4 @@
-"""What unlabelled images are worth to TRIDENT: `python -m studies.ablation.measure_unlabelled OUT.json STORE`.
+"""What unlabelled images are worth to TRIDENT: `python -m studies.ablation.measure_unlabelled OUT.jsonl STORE`.
 
 Position-free TRIDENT, or the model of `--weights`, is measured on the very same queries without and with further images
 of each class (`--images`), whose labels it does not get, and with as many of five other classes between them. It uses
@@ -12,20 +12,20 @@ images change, and a list of what inner steps change, as paired differences. Inn
 """
 
 import argparse
-import json
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from trident.data.glyphs import open_glyphs
 from trident.data.store import open_store
 from trident.errors import TridentError
-from trident.files import atomic_file
 from trident.learning.checkpoint import load_checkpoint
-from trident.measuring.evaluate import evaluate, mean_and_interval
+from trident.measuring.evaluate import evaluate
+from trident.measuring.record import Record, difference, plus_minus
+from trident.measuring.results_file import change_line, read_lines
 from trident.recipes.loading import with_overrides
+from trident.recipes.plain_values import checked
 
 WEIGHTS = {1: "mini-5w1s-set", 5: "mini-5w5s-set"}  # by shots
 WAYS = ["refinement", "and inner steps", "on the unlabelled too"]  # to use unlabelled images
@@ -50,68 +50,46 @@ def main() -> None:
     parser.add_argument("--tasks-per-chunk", type=int, help="computed at once: fewer need less memory")
     parser.add_argument("--settings", nargs="*", default=[], help="for all ways, for example method.inner_rate=0.01")
     asked = parser.parse_args()
-    results = json.loads(asked.out.read_text()) if asked.out.exists() else {}
-    if asked.store is None and not results:
-        parser.error(f"{asked.out} has no results: give a store to measure on")
-    if asked.store is None:
-        print_tables(results)
-        return
     try:
-        measure(asked, parser, results)
+        results = read_lines(asked.out)
+        if asked.store is not None:
+            measure(asked, results)
+        elif results:
+            print_tables({key: checked(Record, line["record"]) for key, line in results.items()})
+        else:
+            raise TridentError(f"{asked.out} has no results: give a store to measure on")
     except TridentError as error:
         parser.error(str(error))
 
 
-def measure(asked: argparse.Namespace, parser: argparse.ArgumentParser, results: dict[str, Any]) -> None:
+def measure(asked: argparse.Namespace, results: dict[str, dict[str, Any]]) -> None:
     store = open_glyphs() if str(asked.store) == "glyphs" else open_store(asked.store)
     kept = ("split", "weights", "tasks", "queries", "steps", "unlabelled_weight", "settings")
     measured = {name: getattr(asked, name) for name in kept}
-    amounts = [(0, 0), *((images, others) for others in (0, OTHER_CLASSES) for images in asked.images)]
     if any(result.get("measured", measured) != measured for result in results.values()):
-        parser.error(f"{asked.out} has results of other tasks, weights or settings: give another file")
-    for shots in asked.shots:
+        raise TridentError(f"{asked.out} has results of other tasks, weights or settings: give another file")
+    amounts = [(0, 0), *((images, others) for others in (0, OTHER_CLASSES) for images in asked.images)]
+    for shots, (images, distractors), way in itertools.product(asked.shots, amounts, asked.ways):
+        key = f"{shots} | {way} | {images} | {distractors}"
+        if key in results:
+            continue
         checkpoint = load_checkpoint(asked.weights or WEIGHTS[shots])
-        for images, distractors in amounts:
-            for way in asked.ways:
-                key = f"{shots} | {way} | {images} | {distractors}"
-                if key in results:
-                    continue
-                episode = {
-                    "n_shot": shots,
-                    "n_query": asked.queries,
-                    "n_unlabelled": images,
-                    "distractors": distractors,
-                }
-                settings = [f"episode.{name}={value}" for name, value in episode.items()]
-                if hasattr(checkpoint.recipe.method, "unlabelled_weight"):
-                    steps = 0 if way == "refinement" else asked.steps
-                    weight = asked.unlabelled_weight if way == "on the unlabelled too" else 0
-                    settings += [f"method.inner_steps={steps}", f"method.unlabelled_weight={weight}"]
-                recipe = with_overrides(checkpoint.recipe, [*settings, *asked.settings])
-                model = replace(checkpoint, recipe=recipe)
-                found = evaluate(
-                    model,
-                    store,
-                    split=asked.split,
-                    tasks=asked.tasks,
-                    seed=0,
-                    device=asked.device,
-                    precision=asked.precision,
-                    tasks_per_chunk=asked.tasks_per_chunk,
-                )
-                results[key] = {
-                    "measured": measured,
-                    "protocol": found.describe_protocol(),
-                    "accuracies": found.predictions.accuracies.tolist(),
-                }
-                with atomic_file(asked.out) as file:
-                    file.write(json.dumps(results, indent=1).encode())
-                print(f"{key}: {found.accuracy:.2f} ± {found.ci95:.2f}", flush=True)
+        settings = [f"episode.n_shot={shots}", f"episode.n_query={asked.queries}"]
+        settings += [f"episode.n_unlabelled={images}", f"episode.distractors={distractors}"]
+        if hasattr(checkpoint.recipe.method, "unlabelled_weight"):
+            steps = 0 if way == "refinement" else asked.steps
+            weight = asked.unlabelled_weight if way == "on the unlabelled too" else 0
+            settings += [f"method.inner_steps={steps}", f"method.unlabelled_weight={weight}"]
+        model = replace(checkpoint, recipe=with_overrides(checkpoint.recipe, [*settings, *asked.settings]))
+        options = {name: getattr(asked, name) for name in ("split", "tasks", "device", "precision", "tasks_per_chunk")}
+        found = evaluate(model, store, seed=0, **options).record()
+        line = {"measured": measured, "record": found.to_json()}
+        change_line(asked.out, key, lambda _, line=line: line)  # type: ignore[misc]
+        print(f"{key}: {found.figure}", flush=True)
 
 
-def print_tables(results: dict[str, dict[str, object]]) -> None:
+def print_tables(results: dict[str, Record]) -> None:
     """For each way: accuracy, and the points that unlabelled images bring. Then the points that inner steps bring."""
-    accuracies = {key: np.array(result["accuracies"]) for key, result in results.items()}
     amounts = sorted({tuple(map(int, key.split(" | ")[2:])) for key in results}, key=lambda amount: amount[::-1])
     for shots in WEIGHTS:
         ways = [way for way in WAYS if f"{shots} | {way} | 0 | 0" in results]
@@ -121,25 +99,21 @@ def print_tables(results: dict[str, dict[str, object]]) -> None:
         for images, distractors in amounts:
             row = [f"{images}{f', and of {distractors} other classes' if distractors else ''}"]
             for way in ways:
-                without = accuracies[f"{shots} | {way} | 0 | 0"]
-                found = accuracies.get(f"{shots} | {way} | {images} | {distractors}")
-                if found is None:
-                    row.append("")
-                elif images == 0:
-                    row.append("{:.2f} ± {:.2f}".format(*mean_and_interval(found)))
-                else:
-                    row.append("{:.2f} ({:+.2f} ± {:.2f})".format(found.mean(), *mean_and_interval(found - without)))
+                found = results.get(f"{shots} | {way} | {images} | {distractors}")
+                above = difference(found, results[f"{shots} | {way} | 0 | 0"]) if found and images else None
+                row.append("" if not found else found.figure if not above else f"{found.accuracy:.2f} ({shown(above)})")
             print(f"| {' | '.join(row)} |")
         print()
-        for way in ways[1:]:
-            for images, distractors in amounts:
-                keys = [f"{shots} | {one} | {images} | {distractors}" for one in (ways[0], way)]
-                if all(key in accuracies for key in keys):
-                    change = mean_and_interval(accuracies[keys[1]] - accuracies[keys[0]])
-                    print("{} against {}: {:+.2f} ± {:.2f}".format(keys[1], ways[0], *change))
+        for way, (images, distractors) in itertools.product(ways[1:], amounts):
+            one, other = (f"{shots} | {name} | {images} | {distractors}" for name in (way, ways[0]))
+            if one in results and other in results:
+                print(f"{one} against {ways[0]}: {shown(difference(results[one], results[other]))}")
         print()
-    protocols = dict.fromkeys(str(result["protocol"]) for result in results.values())
-    print("\n".join(f"- {protocol}" for protocol in protocols))
+    print("\n".join(f"- {protocol}" for protocol in dict.fromkeys(record.described for record in results.values())))
+
+
+def shown(points: tuple[float, float] | None) -> str:
+    return "other tasks" if points is None else plus_minus(*points, sign="+")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
 """Audit all installed weights: `python -m studies.audits FOLDER STORE... [--name NAME]... [--device cuda]`.
 
 Each is measured on the test classes of the dataset that it was trained on; the glyphs need no store. The results go to
-FOLDER, a file for each; what is there is not measured again, so that several processes can share the work. Without
-stores and names, the files are printed as one document.
+a file in FOLDER, a line for each; what is there is not measured again, so that several processes can share the work.
+Without stores and names, they are printed as one document.
 """
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,10 +14,12 @@ from trident.cli.app import main
 from trident.cli.options import Device, device_of
 from trident.data.glyphs import open_glyphs
 from trident.data.store import open_store
-from trident.files import atomic_file
+from trident.grids.tables import markdown_table
 from trident.learning.checkpoint import load_checkpoint
 from trident.learning.frozen_weights import with_conv4
 from trident.measuring.audit import PROTOCOLS, audit
+from trident.measuring.record import plus_minus
+from trident.measuring.results_file import FILE_NAME, change_line, read_lines
 from trident.settings import require
 from trident.weights import weight_names
 
@@ -59,7 +60,7 @@ study = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_m
 
 @study.command()
 def audits(
-    folder: Annotated[Path, typer.Argument(help="Folder of the results, a file for each of the weights.")],
+    folder: Annotated[Path, typer.Argument(help="Folder of the results.")],
     given: Annotated[list[Path] | None, typer.Argument(metavar="[STORE]...", help="Datasets to measure on.")] = None,
     names: Annotated[list[str] | None, typer.Option("--name", help="Only these weights.")] = None,
     tasks: Annotated[int, typer.Option(min=2, help="Tasks under each protocol.")] = 100,
@@ -71,23 +72,22 @@ def audits(
         print(document(folder), end="")
         return
     stores = {store.dataset: store for store in [open_glyphs(), *map(open_store, given or [])]}
-    folder.mkdir(parents=True, exist_ok=True)
     for name in names or weight_names():
-        path, model = folder / f"{name}.json", with_conv4(load_checkpoint(name))
+        model = with_conv4(load_checkpoint(name))
         dataset = str(model.provenance["dataset"])
         dataset = FORMER_NAMES.get(dataset, dataset)
-        if path.exists() or dataset not in stores:
+        if name in read_lines(folder / FILE_NAME) or dataset not in stores:
             continue
         found = audit(model, stores[dataset], split="test", tasks=tasks, seed=0, device=device_of(device))
         result = {"dataset": dataset, "episode": model.recipe.episode.describe()} | found.to_json()
-        with atomic_file(path) as file:
-            file.write((json.dumps(result, indent=1) + "\n").encode())
+        change_line(folder / FILE_NAME, name, lambda _, result=result: result)  # type: ignore[misc]
         print(f"{name}: {found.verdict()}", flush=True)
 
 
 def document(folder: Path) -> str:
     """A table for each dataset and kind of task."""
-    results = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+    results = read_lines(folder / FILE_NAME)
+    results = {name: results[name] for name in sorted(results, key=lambda name: f"{name}.")}  # as files are listed
     tasks = {row["protocol"]["tasks"] for result in results.values() for row in result["rows"]}
     require(bool(tasks), f"{folder} holds no audits: give the stores to measure on")
     require(len(tasks) == 1, f"the audits in {folder} are of {tasks} tasks: one document needs one number")
@@ -95,13 +95,12 @@ def document(folder: Path) -> str:
     for group in sorted({heading_of(result) for result in results.values()}):
         members = {name: one for name, one in results.items() if heading_of(one) == group}
         used = [name for name in COLUMNS if any(cell(one, name) != "-" for one in members.values())]
-        lines += [f"## {group}\n", _row("weights", "accuracy, %", *(COLUMNS[name] for name in used))]
-        lines.append("|" + "---|" * (len(used) + 2))
+        rows = [["weights", "accuracy, %", *(COLUMNS[name] for name in used)]]
         for name, one in members.items():
             first = one["rows"][0]
-            accuracy = f"{first['accuracy']:.2f} ± {first['ci95']:.2f}"
-            lines.append(_row(name, accuracy, *(cell(one, column) for column in used)))
-        lines.append("")
+            accuracy = plus_minus(first["accuracy"], first["ci95"])
+            rows.append([name, accuracy, *(cell(one, column) for column in used)])
+        lines += [f"## {group}\n", *markdown_table(rows), ""]
     depends = [name for name, one in results.items() if one["depends_on_query_order"]]
     listed = f": {', '.join(depends)}" if depends else ""
     lines.append(f"Accuracy depends on the order of the queries in {len(depends)} of {len(results)}{listed}.\n")
@@ -119,11 +118,7 @@ def cell(result: dict[str, Any], name: str) -> str:
     if name in result["without_result"]:
         return "no result"
     row = next((row for row in result["rows"] if row["name"] == name), None)
-    return f"{round(row['difference'], 2) + 0.0:+.2f} ± {row['difference_ci95']:.2f}" if row else "-"
-
-
-def _row(*cells: str) -> str:
-    return f"| {' | '.join(cells)} |"
+    return plus_minus(round(row["difference"], 2) + 0.0, row["difference_ci95"], sign="+") if row else "-"
 
 
 if __name__ == "__main__":

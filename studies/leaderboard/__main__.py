@@ -15,6 +15,7 @@ from trident.errors import TridentError
 from trident.files import atomic_file, check_writable
 from trident.leaderboard.lines import plotted_boards
 from trident.leaderboard.results import FOLDER
+from trident.measuring.results_file import FILE_NAME
 from trident.report.figures import check_figure_path, save_figure
 
 study = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -34,7 +35,7 @@ def write(
     for path in (document, page):
         if path is not None:
             check_writable(path)
-    if not any((results or FOLDER).glob("*.json")):
+    if results and not any([*results.glob(FILE_NAME), *results.glob("*.json")]):
         raise TridentError(f"--results {results} has no results: 'trident leaderboard measure' makes them")
     boards = plotted_boards(results or FOLDER) if figure is not None else []
     if figure is not None and not boards:

@@ -3,8 +3,9 @@
 from pathlib import Path
 
 from studies.documents import introduction_before
+from trident.grids.tables import markdown_table
 from trident.leaderboard.boards import BOARDS, TITLES, Board
-from trident.leaderboard.lines import REFERENCE, Line, figure, lines_of, missing, points, tasks_by_condition
+from trident.leaderboard.lines import REFERENCE, Line, lines_of, missing, tasks_by_condition
 from trident.leaderboard.results import FOLDER
 from trident.leaderboard.rows import Row, absent
 
@@ -25,8 +26,8 @@ def whole_document(introduction: str, folder: Path = FOLDER) -> str:
     parts = [introduction.rstrip("\n"), ""]
     for board in BOARDS.values():
         parts += _section(board, folder)
-    parts += [LAST_HEADING, "", "| system | why |", "|---|---|"]
-    parts += [f"| {system.title} | {system.why} |" for system in absent()]
+    parts += [LAST_HEADING, ""]
+    parts += markdown_table([("system", "why"), *((system.title, system.why) for system in absent())])
     return "\n".join([*parts, ""])
 
 
@@ -47,8 +48,7 @@ def _section(board: Board, folder: Path) -> list[str]:
         "published",
     ]
     text = [f"## {board.title}", "", f"{tasks}; shuffled queries, 95 % intervals, seed 0.", ""]
-    text += ["| " + " | ".join(headings) + " |", "|" + "---|" * len(headings)]
-    text += ["| " + " | ".join(_cells(line)) + " |" for line in lines]
+    text += markdown_table([headings, *map(_cells, lines)])
     waiting = missing(board, folder)
     if waiting:
         text += ["", f"Not measured yet: {', '.join(waiting)}."]
@@ -56,13 +56,13 @@ def _section(board: Board, folder: Path) -> list[str]:
 
 
 def _cells(line: Line) -> list[str]:
-    row, balanced = line.row, line.balanced
+    row = line.row
     return [
         f"{row.title} ({_names(row)})",
-        *(figure(line.measured.get(name)) for name in line.board.conditions),
-        points(line.against),
-        f"{balanced.ece:.4f}",
-        f"{balanced.parameters:,}",
+        *map(line.figure, line.board.conditions),
+        line.above,
+        line.ece,
+        f"{line.balanced.parameters:,}",
         line.network,
         row.assumes,
         "; ".join(part for part in (line.published, row.note) if part),

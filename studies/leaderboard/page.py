@@ -5,7 +5,7 @@ from pathlib import Path
 from studies.leaderboard.document import HEADINGS
 from studies.leaderboard.plot import unequal_counts
 from trident.leaderboard.boards import BOARDS, TITLES
-from trident.leaderboard.lines import REFERENCE, figure, lines_of, missing, plotted_boards, points, tasks_by_condition
+from trident.leaderboard.lines import REFERENCE, lines_of, missing, plotted_boards, tasks_by_condition
 from trident.leaderboard.results import FOLDER
 from trident.leaderboard.rows import absent
 from trident.report.figures import to_svg
@@ -24,8 +24,6 @@ def page(folder: Path = FOLDER) -> str:
         headings=HEADINGS,
         reference=REFERENCE,
         absent=absent(),
-        figure=figure,
-        points=points,
         tasks_by_condition=tasks_by_condition,
         plot=to_svg(unequal_counts(plotted), "unequal") if plotted else None,
     )

@@ -63,11 +63,11 @@ def reproduce(
     far longer on a CPU.
     """
     from studies.reproduction.panels import FILE, load_panels
-    from studies.reproduction.results import FOLDER
+    from studies.reproduction.results import FOLDER, has_results
 
     reproduction = load_panels(file or FILE)
     own = out / "results"
-    kept = results or (own if names or any(own.glob("*.json")) else FOLDER)
+    kept = results or (own if names or has_results(own) else FOLDER)
     to_run = data or cub or cluster or fresh or budget != 1
     _check_outputs(document, page, figures)
     if names:
@@ -85,7 +85,7 @@ def reproduce(
                 _announce([model for model, _ in unmeasured if model.recipe], runner)
             elif to_run:
                 runner.say("nothing is left to run")
-        kept = kept if any(kept.glob("*.json")) else FOLDER
+        kept = kept if has_results(kept) else FOLDER
         for panel in panels:
             if not only_show:
                 _run(reproduction, panel, runner, cluster)

@@ -7,7 +7,7 @@ from pathlib import Path
 from studies.reproduction.panels import AblationRow, Panel, Reproduction
 from studies.reproduction.paper_results import PaperResult
 from studies.reproduction.results import ORDER_NAMES, ORDERS, ModelResults, read
-from trident.errors import TridentError
+from trident.importing import needed
 
 FEWEST_ROWS = 5  # for a correlation
 
@@ -57,8 +57,5 @@ def correlations(reproduction: Reproduction, panels: list[Panel], folder: Path) 
 
 
 def _spearman(one: list[float], other: list[float]) -> float:
-    try:
-        from scipy.stats import spearmanr
-    except ImportError as error:
-        raise TridentError("rank correlations need scipy: pip install 'trident-fewshot[analysis]'") from error
-    return float(spearmanr(one, other).statistic) if len(set(other)) > 1 else 0.0
+    stats = needed("scipy.stats", "rank correlations need scipy")
+    return float(stats.spearmanr(one, other).statistic) if len(set(other)) > 1 else 0.0

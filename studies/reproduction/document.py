@@ -7,6 +7,7 @@ from studies.reproduction.panels import Reproduction
 from studies.reproduction.plots import all_plots, decoded_pictures, latent_captions
 from studies.reproduction.results import FOLDER
 from studies.reproduction.sections import Section, sections
+from trident.grids.tables import markdown_table
 from trident.report.figures import to_svg
 from trident.report.page import render
 
@@ -40,8 +41,7 @@ def _body(section: Section) -> list[str]:
     if section.command:
         lines += ["", f"`{section.command}`"]
     if section.rows:
-        lines += ["", "| " + " | ".join(section.headings) + " |", "|" + "---|" * len(section.headings)]
-        lines += ["| " + " | ".join(row) + " |" for row in section.rows]
+        lines += ["", *markdown_table([section.headings, *section.rows])]
     if section.notes:
         lines += ["", *(f"- {note}" for note in section.notes)]
     return lines

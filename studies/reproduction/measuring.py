@@ -13,10 +13,8 @@ from PIL import Image
 from studies.reproduction.results import (
     ORDERS,
     BothOrders,
-    Calibrated,
     Decoded,
     Latents,
-    Measured,
     Reconstructed,
     Source,
 )
@@ -24,10 +22,11 @@ from trident.data.store import ImageStore
 from trident.engines.execution import Execution, device_name
 from trident.errors import NotFiniteError
 from trident.learning.checkpoint import Checkpoint
-from trident.measuring.calibration import Calibration, calibration, fit_temperature
+from trident.measuring.calibration import calibration, fit_temperature
 from trident.measuring.decoupling import LATENTS, Decoupling, davies_bouldin, decoupling
-from trident.measuring.evaluate import Evaluation, evaluate, mean_and_interval
+from trident.measuring.evaluate import Evaluation, evaluate
 from trident.measuring.reconstruction import reconstructions
+from trident.measuring.record import mean_and_interval
 from trident.progress import Progress
 from trident.report.figures import picture
 
@@ -73,25 +72,15 @@ def both_orders(
             problems[order] = str(error)
             continue
         execution, accuracies[order] = result.execution, result.predictions.accuracies
-        orders[order] = Measured(
-            result.accuracy,
-            result.ci95,
-            result.describe_protocol(),
-            {
-                "none": _calibrated(calibration(result.predictions)),
-                "validation": _calibrated(calibration(result.predictions, fit_temperature(fitted.predictions))),
-                "paper": _calibrated(calibration(result.predictions, fit_temperature(result.predictions))),
-            },
-        )
+        temperatures = {"none": 1.0, "validation": fit_temperature(fitted.predictions)}
+        temperatures["paper"] = fit_temperature(result.predictions)
+        found = {on: calibration(result.predictions, value).figures() for on, value in temperatures.items()}
+        orders[order] = result.record(calibration=found)
     difference, ci95 = None, None
     if not problems:
         difference, ci95 = mean_and_interval(accuracies["class_sorted"] - accuracies["shuffled"])
     source = _source(store, tasks, device, time.perf_counter() - began, execution)
     return BothOrders(orders, problems, difference, ci95, source)
-
-
-def _calibrated(found: Calibration) -> Calibrated:
-    return Calibrated(found.ece, found.mce, found.brier, found.temperature)
 
 
 def _source(store: ImageStore, tasks: int, device: str, seconds: float, execution: Execution | None) -> Source:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from studies.reproduction.paper_results import PaperResult, paper_table, paper_training
 from trident.errors import did_you_mean, errors_in
-from trident.grids.files import checked
 from trident.recipes.files import read_toml
 from trident.recipes.loading import formatted, load_recipe, setting_of
+from trident.recipes.plain_values import checked
 from trident.recipes.recipe import Recipe
 from trident.settings import require
 

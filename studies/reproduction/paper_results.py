@@ -103,23 +103,11 @@ def paper_training_notes() -> tuple[str, ...]:
     return tuple(_file()["training"]["notes"])
 
 
-def find(
-    *,
-    table: str | None = None,
-    method: str | None = None,
-    metric: Metric | None = None,
-    backbone: str | None = None,
-    approach: str | None = None,
-    train_dataset: str | None = None,
-    test_dataset: str | None = None,
-    n_way: int | None = None,
-    n_shot: int | None = None,
-) -> tuple[PaperResult, ...]:
-    """All results that match the given values.
+def find(**wanted: Any) -> tuple[PaperResult, ...]:
+    """All results whose fields have these values.
 
     The ablation tables repeat TRIDENT's main results: use `table="accuracy"` to get each once.
     """
-    wanted = {key: value for key, value in locals().items() if value is not None}
     return tuple(
         result for result in paper_results() if all(getattr(result, key) == value for key, value in wanted.items())
     )

@@ -1,39 +1,19 @@
-"""The kept results: one JSON file for each model."""
+"""The kept results: one file, with a line for each model."""
 
-import fcntl
-import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import trident
-from trident.files import atomic_file
-from trident.grids.files import read_json
+from trident.errors import TridentError, errors_in
+from trident.measuring.record import Record, in_todays_form
+from trident.measuring.results_file import FILE_NAME, change_line, read_json, read_lines
+from trident.recipes.plain_values import checked
 
-FOLDER = Path(__file__).with_name("results")
+FOLDER = Path(__file__).parent
 ORDERS = ("class_sorted", "shuffled")  # of the queries
 ORDER_NAMES = {"class_sorted": "sorted by class", "shuffled": "shuffled"}
-
-
-@dataclass(frozen=True)
-class Calibrated:
-    """Calibration at one temperature."""
-
-    ece: float
-    mce: float
-    brier: float
-    temperature: float
-
-
-@dataclass(frozen=True)
-class Measured:
-    """A model on tasks of one dataset, with one order of the queries."""
-
-    accuracy: float  # percent
-    ci95: float  # half width
-    protocol: str
-    calibration: dict[str, Calibrated]  # by what the temperature was fitted on: none, validation, paper
 
 
 @dataclass(frozen=True)
@@ -52,7 +32,7 @@ class Source:
 class BothOrders:
     """The same tasks with both orders. An order without a result has a problem."""
 
-    orders: dict[str, Measured]
+    orders: dict[str, Record]  # accuracy and calibration: without a temperature, and with each that is fitted
     problems: dict[str, str]  # by order: why there is no result
     difference: float | None  # points that sorting the queries brings, paired by task
     difference_ci95: float | None
@@ -113,6 +93,12 @@ class ModelResults:
     reconstructions: dict[str, Reconstructed] = field(default_factory=dict)
     trident: str = trident.__version__
 
+    def to_json(self) -> dict[str, Any]:
+        values = asdict(self)
+        for dataset, both in self.measured.items():
+            values["measured"][dataset]["orders"] = {order: one.to_json() for order, one in both.orders.items()}
+        return values
+
     def part(self, kind: str) -> dict[str, Part]:
         """The results that a kind of panel shows, by dataset."""
         found: dict[str, Part] = getattr(self, part_of(kind))
@@ -125,17 +111,33 @@ def part_of(kind: str) -> str:
 
 
 def read(name: str, folder: Path = FOLDER) -> ModelResults | None:
-    """The results of a model; None if it has none."""
-    path = folder / f"{name}.json"
-    kept: ModelResults | None = read_json(ModelResults, path) if path.is_file() else None
-    return kept
+    """The results of a model; None if it has none. Older folders have a file for each model."""
+    path, older = folder / FILE_NAME, folder / f"{name}.json"
+    values = read_lines(path).get(name)
+    if values is None and older.is_file():
+        path, values = older, read_json(older)
+    if values is None:
+        return None
+    with errors_in(f"{path}: the results of {name} are damaged"):
+        found: ModelResults = checked(ModelResults, _in_todays_form(values))
+        return found
+
+
+def has_results(folder: Path) -> bool:
+    return (folder / FILE_NAME).is_file() or any(folder.glob("*.json"))
 
 
 def update_results(name: str, change: Callable[[ModelResults | None], ModelResults], folder: Path) -> None:
-    """Change the results of a model in its file, under a lock: other processes may do the same at the same time."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        content = json.dumps(asdict(change(read(name, folder))), indent=1, ensure_ascii=False, allow_nan=False)
-        with atomic_file(folder / f"{name}.json") as file:
-            file.write((content + "\n").encode())
+    """Change the results of a model. Other processes may do the same at the same time."""
+    change_line(folder / FILE_NAME, name, lambda _: change(read(name, folder)).to_json())
+
+
+def _in_todays_form(values: Any) -> Any:
+    """In older files, the tasks and the data of a measurement stand beside it alone."""
+    try:
+        for both in values.get("measured", {}).values():
+            on = {"tasks": both["source"]["tasks"], "data": both["source"]["fingerprint"]}
+            both["orders"] = {order: on | in_todays_form(one) for order, one in both["orders"].items()}
+    except (AttributeError, KeyError, TypeError):
+        raise TridentError("its measurements have another form") from None
+    return values

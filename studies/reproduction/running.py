@@ -1,6 +1,5 @@
 """Trains and measures what the panels still lack."""
 
-import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -11,7 +10,6 @@ from studies.reproduction.panels import Model, Panel, Reproduction
 from studies.reproduction.paper_results import paper_training
 from studies.reproduction.results import FOLDER, ModelResults, Part, part_of, read, update_results
 from studies.reproduction.states import is_complete
-from studies.reproduction.training_time import training_seconds
 from trident.data.store import ImageStore
 from trident.files import short_digest
 from trident.grids.files import Paper
@@ -19,7 +17,9 @@ from trident.grids.grid import Cell, Grid
 from trident.grids.results import RESULT, read_results
 from trident.grids.running import GridRun
 from trident.learning.checkpoint import BEST, LAST, Checkpoint, load_checkpoint
+from trident.learning.run_log import read_log
 from trident.learning.training import Observer
+from trident.measuring.results_file import FILE_NAME, change_line, read_lines
 from trident.nn.parameters import count
 from trident.progress import Progress
 from trident.recipes.loading import load_recipe
@@ -52,9 +52,10 @@ class Runner:
         """Make the folder of results. Unless this is a fresh start, copy the included results into it."""
         require(not self.results.is_file(), f"--results {self.results} is a file: it must be a folder")
         self.results.mkdir(parents=True, exist_ok=True)
-        for path in [] if self.fresh else FOLDER.glob("*.json"):
-            if not (self.results / path.name).exists():
-                shutil.copyfile(path, self.results / path.name)
+        included = {} if self.fresh else read_lines(FOLDER / FILE_NAME)
+        for name, values in included.items():
+            if read(name, self.results) is None:
+                change_line(self.results / FILE_NAME, name, lambda _, values=values: values)  # type: ignore[misc]
 
     def complete(self, panel: Panel, model: Model, dataset: str, tasks: int) -> bool:
         kept, store = read(model.name, self.results), self.stores.get(dataset)
@@ -112,6 +113,16 @@ class Runner:
         device = str(last.provenance.get("device_name", last.provenance.get("device", "")))
         about = replace(about, error=error, training_seconds=training_seconds(folder), training_device=device)
         return (about if best else replace(about, digest="")), best
+
+
+def training_seconds(run: Path) -> float | None:
+    """Without validation. A line of the log has the mean seconds of the steps since the line before it."""
+    seconds, before = 0.0, 0
+    for line in read_log(run / LAST):
+        if line["kind"] == "train":
+            seconds += line["seconds"] * (line["step"] - before)
+            before = line["step"]
+    return seconds if before else None
 
 
 def _reason(error: str) -> str:

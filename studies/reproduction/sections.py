@@ -11,6 +11,7 @@ from studies.reproduction.paper_results import find, paper_table
 from studies.reproduction.recipe_tables import Table, parameters_table, training_table
 from studies.reproduction.results import ORDER_NAMES, ORDERS, BothOrders, ModelResults, Source, read
 from studies.reproduction.states import state
+from trident.measuring.record import plus_minus
 
 FITTED = {"none": "no temperature", "validation": "fitted on validation tasks", "paper": "fitted on the scored tasks"}
 # How each dataset's store is given on the command line.
@@ -119,12 +120,13 @@ def _once(seconds: float) -> Iterator[str]:
 
 def _figures(found: BothOrders) -> list[str]:
     both = [
-        f"{found.orders[order].accuracy:.2f} ± {found.orders[order].ci95:.2f}"
-        if order in found.orders
-        else f"no result: {found.problems[order]}"
+        found.orders[order].figure if order in found.orders else f"no result: {found.problems[order]}"
         for order in ORDERS
     ]
-    return [*both, "" if found.difference is None else f"{found.difference:+.2f} ± {found.difference_ci95:.2f}"]
+    return [
+        *both,
+        "" if found.difference is None else plus_minus(found.difference, found.difference_ci95 or 0, sign="+"),
+    ]
 
 
 def _protocols(reproduction: Reproduction, panel: Panel, folder: Path) -> list[str]:
@@ -134,7 +136,7 @@ def _protocols(reproduction: Reproduction, panel: Panel, folder: Path) -> list[s
         for dataset in panel.datasets_of(model):
             for one in kept.measured[dataset].orders.values() if kept and dataset in kept.measured else ():
                 source = kept.measured[dataset].source  # type: ignore[union-attr]
-                found.append(f"{one.protocol} ({_machine(source)}).")
+                found.append(f"{one.described} ({_machine(source)}).")
     return list(dict.fromkeys(found))
 
 
@@ -204,7 +206,7 @@ def _latents(reproduction: Reproduction, panel: Panel, folder: Path) -> Table:
         for order, scores in found.scores.items():
             trained = [*_trained(kept), ORDER_NAMES[order]]
             for name, one in scores["davies_bouldin"].items():
-                change = f"{one['change']:+.3f} ± {one['change_ci95']:.3f}"
+                change = plus_minus(one["change"], one["change_ci95"], 3, "+")
                 both = [f"{one['before']:.3f}", f"{one['after']:.3f}"]
                 rows.append([*trained, f"z_{name}", *both, change, next(seconds)])
             notes.append(f"{scores['protocol']} ({_machine(found.source)}).")
@@ -223,7 +225,7 @@ def _reconstructions(reproduction: Reproduction, panel: Panel, folder: Path) -> 
         seconds = _once(found.source.seconds)
         for order, one in found.orders.items():
             errors = [f"{one.squared_error:.0f}", f"{one.squared_error_of_mean:.0f}"]
-            ratio = f"{one.mean_ratio:.3f} ± {one.mean_ratio_ci95:.3f}"
+            ratio = plus_minus(one.mean_ratio, one.mean_ratio_ci95, 3)
             rows.append([*_trained(kept), ORDER_NAMES[order], *errors, ratio, next(seconds)])
         notes.append(f"{found.protocol}; the same with the other order; 95 % intervals ({_machine(found.source)}).")
     return headings, rows, list(dict.fromkeys(notes))

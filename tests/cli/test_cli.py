@@ -23,7 +23,7 @@ from trident.cli import console
 from trident.cli.app import app
 from trident.data.registry import READERS
 from trident.data.store import open_store, write_store
-from trident.grids.files import Measurement
+from trident.grids.files import MeasuredOn
 from trident.learning.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 
 Here = Callable[..., Answer]
@@ -141,7 +141,7 @@ def test_every_command_measures_the_validation_classes_unless_it_is_told_otherwi
     }
     measuring = ("evaluate", "audit", "calibrate", "decoupling", "reconstructions", "report", "compare")
     assert defaults == dict.fromkeys(measuring, "val") | {"ablate": None}
-    assert Measurement().split == "val"
+    assert MeasuredOn().split == "val"
 
 
 def test_prepare_and_show(here: Here, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ablation_grids import Answer
-from studies.reproduction.training_time import training_seconds
+from studies.reproduction.running import training_seconds
 from trident.cli.label_inputs import new_classes
 from trident.errors import TridentError
 from trident.learning.checkpoint import load_checkpoint

@@ -1,7 +1,6 @@
 """What a grid file means, and what is wrong with one."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +9,12 @@ import pytest
 
 from ablation_grids import TINY_GRID, TINY_RECIPE, Ablate_command, grid_file, modified
 from commands import assert_one_line_error
-from trident.grids.files import Measurement, grid_names
+from trident.grids.files import MeasuredOn, grid_names
 from trident.grids.grid import Grid, load_grid
 from trident.grids.plot import grid_chart
-from trident.grids.results import Measured, Result, read_results
+from trident.grids.results import Result, read_results
 from trident.grids.tables import as_values, footnotes, table_rows
-from trident.measuring.hits import packed
+from trident.measuring.record import Record, packed
 from trident.recipes.loading import setting_of
 
 STUDIES = Path(__file__).parents[2] / "studies"
@@ -86,7 +85,7 @@ def test_settings_that_vary_together_crossed_with_one_more(tmp_path: Path) -> No
     assert {(cell.recipe.training.steps, setting_of(cell.recipe, "backbone.channels")) for cell in grid.cells} == {
         (7, 3)
     }
-    assert grid.evaluation == Measurement(split="test", tasks=5)
+    assert grid.evaluation == MeasuredOn(split="test", tasks=5)
 
 
 def test_labels_of_settings_that_vary_together(tmp_path: Path) -> None:
@@ -115,16 +114,16 @@ def test_every_cell_is_trained_with_every_seed(tmp_path: Path) -> None:
     assert [cell.recipe.backbone.channels for cell in grid.cells] == [4, 4, 8, 8]  # type: ignore[attr-defined]
 
 
+def ended(described: str = "the protocol", **measured: Any) -> Result:
+    return Result({}, {}, 4, 4, 100, Record(50.0, 1.0, described, 3, "abc", **measured), None, "cpu")
+
+
 def test_the_table_of_a_grid_with_seeds_pairs_its_means_by_task(tmp_path: Path) -> None:
     (tmp_path / "tiny.toml").write_text(TINY_RECIPE)
     cells = '[[cells]]\nname = "whole"\n[[cells]]\nname = "large"\nbackbone.channels = 8\n'
     grid = load_grid(str(grid_file(tmp_path, "seeds = [3, 5]\n" + TINY_GRID + cells)))  # 6 queries in a task
     right = {"whole-seed-3": [3, 0, 3], "whole-seed-5": [3, 6, 3], "large-seed-3": [6, 3, 4], "large-seed-5": [2, 5, 4]}
-    measured = Measured(50.0, 1.0, {}, {})
-    results = {
-        name: Result({}, {}, 4, 4, 100, measured, "the protocol", None, "cpu", hits=packed(np.array(hits)))
-        for name, hits in right.items()
-    }
+    results = {name: ended(hits=packed(np.array(hits)), queries=6) for name, hits in right.items()}
     heading, whole, large = table_rows(grid, results)
     assert heading == ["cell", "channels", "accuracy", "by seed", "difference from whole", "parameters", "meta-updates"]
     assert whole[2:5] == ["50.00 ± 0.00", "33.33 / 66.67", "-"]
@@ -134,13 +133,13 @@ def test_the_table_of_a_grid_with_seeds_pairs_its_means_by_task(tmp_path: Path) 
     assert figure.axes[0].containers[0].lines[0].get_xdata() == pytest.approx([100 / 6])
     seeds = next(line for line in figure.axes[0].lines if line.get_marker() == "|" and len(line.get_xdata()) == 2)
     assert seeds.get_xdata() == pytest.approx([38.89, -5.56], abs=0.01)
-    failed = Result({}, {}, 3, None, 100, None, None, "the loss is not finite", "cpu")
+    failed = Result({}, {}, 3, None, 100, None, "the loss is not finite", "cpu")
     first_failed = table_rows(grid, results | {"large-seed-3": failed})[2]
     assert first_failed[3:5] == ["failed / 61.11", "-5.56 ± 21.78 (failed / -5.56)"] and first_failed[-1] == "4"
     results["large-seed-5"] = failed  # left out of the mean, and of the difference
     expected = ["72.22 ± 28.81", "72.22 / failed", "+38.89 ± 21.78 (+38.89 / failed)"]
     assert table_rows(grid, results)[2][2:5] == expected
-    without_hits = results | {"large-seed-3": replace(results["large-seed-3"], hits=None)}
+    without_hits = results | {"large-seed-3": ended()}
     assert table_rows(grid, without_hits)[2][2:5] == ["-", "- / failed", "-"]
     assert "large-seed-5 failed: the loss is not finite" in footnotes(grid, results)
     assert footnotes(grid, results)[-1] == "4 of 4 cells are finished, 1 of them failed"
@@ -150,7 +149,7 @@ def test_the_table_of_a_grid_with_seeds_pairs_its_means_by_task(tmp_path: Path) 
     assert none[2:5] == ["-", "failed / failed", "-"]
     whole_failed = table_rows(grid, results | {"whole-seed-5": failed})[2]
     assert whole_failed[4] == "+38.89 ± 21.78 (+38.89 / failed)"
-    results["large-seed-5"] = replace(results["large-seed-3"])
+    results["large-seed-5"] = results["large-seed-3"]
     assert table_rows(grid, results)[2][4].startswith("+22.22")
     del results["whole-seed-5"]  # no longer complete: no difference of the other seed alone
     assert table_rows(grid, results)[2][4] == "-"
@@ -168,10 +167,9 @@ def test_the_protocol_of_most_cells_names_none_of_them() -> None:
     grid = load_grid(PARTS)
     some = {cell.name: cell.group for cell in grid.cells if cell.group in ("whole", "no-attfex", "no-refinement")}
     protocols = {name: "without" if group == "no-refinement" else "with" for name, group in some.items()}
-    measured = Measured(50.0, 1.0, {}, {})
-    results = {name: Result({}, {}, 4, 4, 100, measured, protocol, None, "cpu") for name, protocol in protocols.items()}
+    results = {name: ended(protocol) for name, protocol in protocols.items()}
     assert footnotes(grid, results)[-3:-1] == ["no-refinement: without", "all other finished cells: with"]
-    same = {name: replace(result, protocol="with") for name, result in results.items()}
+    same = dict.fromkeys(results, ended("with"))
     assert footnotes(grid, same)[-2] == "with"
 
 

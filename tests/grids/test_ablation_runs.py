@@ -33,7 +33,8 @@ from trident.cli.console import TrainingProgress
 from trident.data.store import write_store
 from trident.errors import TridentError
 from trident.learning.checkpoint import LAST, load_checkpoint
-from trident.measuring.hits import unpacked
+from trident.measuring.record import unpacked
+from trident.measuring.results_file import read_lines
 
 
 def start(folder: Path, *arguments: object) -> subprocess.Popen[str]:
@@ -78,7 +79,7 @@ def test_results_say_what_was_trained_and_how_it_was_measured(whole: Path) -> No
     protocol = result["evaluation"]["protocol"]
     assert (protocol["dataset"], protocol["split"], protocol["tasks"], protocol["seed"]) == ("glyphs", "val", 3, 0)
     assert result["error"] is None
-    hits = unpacked(result["hits"])
+    hits = unpacked(result["evaluation"]["hits"])
     assert len(hits) == 3 and 100 * hits.mean() / 6 == pytest.approx(result["evaluation"]["accuracy"])
     assert not list(whole.rglob("*lock"))
 
@@ -290,12 +291,12 @@ def test_a_damaged_result_is_told(
 
 
 def test_ways_to_use_unlabelled_images_are_compared_on_validation_classes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     few = ["--images", "1", "--queries", "1", "--tasks", "2", "--ways", "refinement"]
     words = [
         "measure_unlabelled",
-        str(tmp_path / "found.json"),
+        str(tmp_path / "found.jsonl"),
         "glyphs",
         "--weights",
         "glyphs-protonet",
@@ -304,5 +305,9 @@ def test_ways_to_use_unlabelled_images_are_compared_on_validation_classes(
     ]
     monkeypatch.setattr(sys, "argv", [*words, *few])
     measure_unlabelled.main()
-    found = json.loads((tmp_path / "found.json").read_text("utf-8"))
-    assert len(found) == 3 and all(result["protocol"].startswith("glyphs val, ") for result in found.values())
+    found = read_lines(tmp_path / "found.jsonl")
+    assert len(found) == 3 and all(one["record"]["described"].startswith("glyphs val, ") for one in found.values())
+    monkeypatch.setattr(sys, "argv", words[:2])
+    measure_unlabelled.main()
+    printed = capsys.readouterr().out
+    assert "| 1-shot: unlabelled images of each class | refinement |" in printed and "| 1, and of 5 other" in printed

@@ -19,7 +19,7 @@ from trident.errors import TridentError
 from trident.learning.checkpoint import BEST, LAST, load_checkpoint
 from trident.learning.run_start import check_same_data, start_run
 from trident.learning.training import train
-from trident.measuring.evaluate import evaluate_subject
+from trident.measuring.evaluate import evaluate
 from trident.measuring.subject import subject_of
 from trident.measuring.validation import validate
 from trident.recipes.recipe import Recipe
@@ -47,7 +47,7 @@ def test_best_weights_are_chosen_on_tasks_of_their_own(tmp_path: Path) -> None:
     assert best.best is not None
     found = {}
     for stream in ("selection", "val"):
-        result = evaluate_subject(subject_of(best), store, None, stream, split="val", tasks=40, seed=0)
+        result = evaluate(subject_of(best), store, stream=stream, split="val", tasks=40, seed=0)
         found[stream] = result.predictions
     assert found["selection"].accuracies.mean() == pytest.approx(best.best["accuracy"])
     assert not np.array_equal(found["selection"].labels, found["val"].labels)

@@ -40,6 +40,7 @@ BESIDE = {  # in one layer
     ("grids", "report"),
     ("settings", "errors"),
     ("files", "errors"),
+    ("importing", "errors"),
     ("ray_cluster", "errors"),
 }
 WEB_COMMAND = Path("trident", "cli", "web.py")  # the only file of `cli` that may import from `web`

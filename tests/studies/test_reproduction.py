@@ -29,6 +29,7 @@ from trident.errors import TridentError
 from trident.grids.results import RESULT
 from trident.learning.checkpoint import LAST, load_checkpoint, save_checkpoint
 from trident.measuring.calibration import calibrate
+from trident.measuring.results_file import FILE_NAME
 from trident.weights import weight_names
 
 Reproduce = Callable[..., Answer]
@@ -133,7 +134,7 @@ def test_what_is_run_is_not_run_again(small: Path, reproduce: Reproduce) -> None
     both = found.measured["glyphs"]
     sorted_one, shuffled = both.orders["class_sorted"], both.orders["shuffled"]
     assert both.difference == pytest.approx(sorted_one.accuracy - shuffled.accuracy)
-    assert "class-sorted queries" in sorted_one.protocol and "shuffled queries" in shuffled.protocol
+    assert "class-sorted queries" in sorted_one.described and "shuffled queries" in shuffled.described
     assert (found.steps, found.n_shot, found.trained_order) == (4, 1, "class_sorted")
     assert found.training_seconds and found.training_device == both.source.device
     again = reproduce(small, "accuracy")
@@ -199,16 +200,16 @@ def test_a_training_that_failed_is_measured_with_its_best_weights(
 
 @pytest.mark.soak
 def test_budgets_have_folders_of_their_own_and_fewer_steps_replace_nothing(small: Path, reproduce: Reproduce) -> None:
-    before = (small / "results" / "small.json").read_bytes()
+    before = (small / "results" / FILE_NAME).read_bytes()
     more = reproduce(small, "accuracy", "--budget", "3")
     assert more.returncode == 0, more.stderr
     found = read("small", small / "results")
     assert found is not None and found.steps == 12 and (small / "runs" / "small-12-steps").is_dir()
     assert "nothing is left to run" in reproduce(small, "accuracy", "--budget", "0.5").stderr
-    (small / "results" / "small.json").unlink()
+    (small / "results" / FILE_NAME).unlink()
     assert reproduce(small, "accuracy", "--budget", "0.5").returncode == 0
     fewer = read("small", small / "results")
-    (small / "results" / "small.json").write_bytes(before)  # other tests need it
+    (small / "results" / FILE_NAME).write_bytes(before)  # other tests need it
     assert fewer is not None and fewer.steps == 2
     with pytest.raises(TridentError, match="results of 12 steps are kept"):
         _newer(found, fewer)

@@ -15,8 +15,6 @@ from studies.reproduction.results import (
     FOLDER,
     ORDERS,
     BothOrders,
-    Calibrated,
-    Measured,
     ModelResults,
     Source,
     read,
@@ -27,14 +25,15 @@ from studies.reproduction.sections import section
 from studies.reproduction.states import is_complete, state
 from trident.errors import TridentError
 from trident.leaderboard.results import add
+from trident.measuring.record import CalibrationFigures, Record
 
 SOURCE = Source(600, "abc", "a GPU", "fused", "fp16", 3.0)
 
 
 def measured(sorted_accuracy: float, shuffled_accuracy: float) -> BothOrders:
-    def one(accuracy: float) -> Measured:
-        values = {key: Calibrated(0.1, 0.2, 0.3, 1.5) for key in ("none", "validation", "paper")}
-        return Measured(accuracy, 1.0, "a protocol", values)
+    def one(accuracy: float) -> Record:
+        values = {key: CalibrationFigures(0.1, 1.5, 0.2, 0.3) for key in ("none", "validation", "paper")}
+        return Record(accuracy, 1.0, "a protocol", 600, "abc", calibration=values)
 
     orders = {"class_sorted": one(sorted_accuracy), "shuffled": one(shuffled_accuracy)}
     return BothOrders(orders, {}, sorted_accuracy - shuffled_accuracy, 0.5, SOURCE)

@@ -150,7 +150,7 @@ def _measure(
                 add(row.name, board.name, found, folder)
                 done += 1
                 if not quiet:
-                    accuracies = [f"{name} {one.accuracy:.2f} ± {one.ci95:.2f} %" for name, one in found.items()]
+                    accuracies = [f"{name} {one.figure} %" for name, one in found.items()]
                     stderr.print(f"{row.name} on {board.name}: {', '.join(accuracies)}", soft_wrap=True)
         if problem and not done:  # nothing of what was asked for can be done
             raise problem
@@ -159,7 +159,7 @@ def _measure(
 
 
 def _show(board: "Board", folder: Path, as_json: bool) -> None:
-    from trident.leaderboard.lines import REFERENCE, figure, lines_of, missing, points, tasks_by_condition
+    from trident.leaderboard.lines import REFERENCE, lines_of, missing, tasks_by_condition
 
     lines = lines_of(board, folder)
     if not lines:
@@ -172,9 +172,9 @@ def _show(board: "Board", folder: Path, as_json: bool) -> None:
     table = [
         (
             line.row.name,
-            *(figure(line.measured.get(name)) for name in board.conditions),
-            points(line.against),
-            f"{line.balanced.ece:.4f}",
+            *map(line.figure, board.conditions),
+            line.above,
+            line.ece,
             f"{line.balanced.parameters:,}",
             "together" if line.together else "alone",
         )
@@ -203,5 +203,5 @@ def _as_json(line: "Line") -> dict[str, object]:
         "assumes": line.row.assumes,
         "against": line.against,
         "published": line.published,
-        "conditions": {name: asdict(measured) for name, measured in line.measured.items()},
+        "conditions": {name: record.to_json() for name, record in line.measured.items()},
     }

@@ -1,25 +1,21 @@
 """Reads and checks grid files. Nothing here imports torch, so that listing grids is fast."""
 
-import dataclasses
-import json
 import math
-import types
-import typing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trident.errors import TridentError, did_you_mean, errors_in
-from trident.files import read_regular
+from trident.errors import did_you_mean, errors_in
 from trident.recipes.files import read_toml
-from trident.settings import hints_of, require, require_at_least
+from trident.recipes.plain_values import checked
+from trident.settings import require, require_at_least
 
 FOLDER = Path(__file__).parent
 
 
 @dataclass(frozen=True)
-class Measurement:
-    """How trained cells are measured. The validation tasks are not those that chose the best weights."""
+class MeasuredOn:
+    """The tasks that trained cells are measured on. The validation tasks are not those that chose the best weights."""
 
     split: str = "val"  # settings are chosen on validation classes
     tasks: int = 600
@@ -77,7 +73,7 @@ class GridFile:
     summary: str
     recipe: str  # a name, or a path relative to the grid's file
     settings: dict[str, Any] = field(default_factory=dict)  # the same in every cell
-    evaluation: Measurement = Measurement()
+    evaluation: MeasuredOn = MeasuredOn()
     axes: list[Axis] = field(default_factory=list)  # to be crossed
     cells: list[dict[str, Any]] = field(default_factory=list)  # each with a name and its settings
     seeds: list[int] = field(default_factory=list)  # every cell is trained once with each of these
@@ -107,42 +103,3 @@ def read_grid(name: str) -> tuple[GridFile, Path]:
     values = read_toml(path)
     with errors_in(path):
         return checked(GridFile, values), path
-
-
-def read_json(kind: Any, path: Path) -> Any:
-    """A JSON file as a value of this type."""
-    with errors_in(f"{path} is damaged"):
-        try:
-            return checked(kind, json.loads(read_regular(path)))
-        except ValueError as error:
-            raise TridentError(str(error)) from None
-
-
-def checked(kind: Any, value: Any, where: str = "") -> Any:
-    """Convert a plain value from TOML or JSON to the type `kind`, often a dataclass. Errors name `where`."""
-    origin, inner = typing.get_origin(kind) or kind, typing.get_args(kind)
-    if kind is Any or (isinstance(kind, types.UnionType) and value is None):
-        return value
-    if isinstance(kind, types.UnionType):  # all unions are "something or None"
-        return checked(inner[0], value, where)
-    if kind is float and type(value) is int:
-        return float(value)
-    names = {int: "a whole number", float: "a number", str: "text", list: "a list", dict: "a table"}
-    plain = dict if dataclasses.is_dataclass(kind) else origin
-    if type(value) is not plain:
-        raise TridentError(f"{where or 'it'} is {value!r}: it must be {names[plain]}")
-    if plain is list:
-        return [checked(inner[0], entry, f"{where}[{place}]") for place, entry in enumerate(value)]
-    if plain is not dict:
-        return value
-    under = f"{where}." if where else ""
-    if origin is dict:
-        return {key: checked(inner[1], entry, under + key) for key, entry in value.items()}
-    hints = hints_of(kind)
-    for key in value:
-        if key not in hints:
-            raise TridentError(f"unknown key '{under}{key}'{did_you_mean(key, list(hints))}")
-    for entry in dataclasses.fields(kind):
-        needed = entry.default is dataclasses.MISSING and entry.default_factory is dataclasses.MISSING
-        require(not needed or entry.name in value, f"'{under}{entry.name}' is missing")
-    return kind(**{key: checked(hints[key], entry, under + key) for key, entry in value.items()})

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trident.errors import did_you_mean, errors_in
-from trident.grids.files import GridFile, Measurement, Paper, checked, read_grid
+from trident.grids.files import GridFile, MeasuredOn, Paper, read_grid
 from trident.recipes.loading import (
     formatted,
     full_key,
@@ -17,6 +17,7 @@ from trident.recipes.loading import (
     setting_of,
     with_overrides,
 )
+from trident.recipes.plain_values import checked
 from trident.recipes.recipe import Recipe
 from trident.settings import require
 
@@ -39,7 +40,7 @@ class Grid:
     summary: str
     labels: dict[str, str]  # of every setting that varies
     cells: list[Cell]
-    evaluation: Measurement | None  # None: train only
+    evaluation: MeasuredOn | None  # None: train only
     paper: Paper
 
     @property

@@ -8,7 +8,7 @@ import numpy as np
 
 from trident.grids.grid import Grid
 from trident.grids.tables import Results, differences_of, footnotes, groups_of
-from trident.measuring.evaluate import mean_and_interval
+from trident.measuring.record import mean_and_interval
 from trident.recipes.loading import formatted
 from trident.report.figures import COLOURS, MARKERS, new_figure, styled
 

@@ -15,14 +15,12 @@ from pathlib import Path
 from trident.data.store import ImageStore
 from trident.errors import NotFiniteError, errors_in
 from trident.files import atomic_file
-from trident.grids.files import checked
 from trident.grids.grid import Cell, Grid
-from trident.grids.results import RESULT, Measured, Result, check_same, read_results
+from trident.grids.results import RESULT, Result, check_same, read_results
 from trident.learning.checkpoint import LAST, Checkpoint, load_checkpoint
 from trident.learning.run_start import check_run, check_same_data, start_run
 from trident.learning.training import Observer, train
 from trident.measuring.evaluate import evaluate
-from trident.measuring.hits import hits_of, packed
 from trident.measuring.validation import validate
 from trident.nn.parameters import count
 from trident.progress import Progress
@@ -123,14 +121,12 @@ class GridRun:
             steps=last.step,
             best_step=best_step,
             parameters=count(last.parameters),
-            evaluation=checked(Measured, evaluation.to_json()) if evaluation else None,
-            protocol=evaluation.describe_protocol() if evaluation else None,
+            evaluation=evaluation.record() if evaluation else None,
             error=error,
             device=self.device,
-            hits=packed(hits_of(evaluation.predictions)) if evaluation else None,
         )
         with atomic_file(folder / RESULT) as file:
-            file.write((json.dumps(asdict(result), indent=1, ensure_ascii=False) + "\n").encode())
+            file.write((json.dumps(result.to_json(), indent=1, ensure_ascii=False) + "\n").encode())
         return None
 
     def _begun(self, cell: Cell) -> Checkpoint | None:

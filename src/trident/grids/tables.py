@@ -1,6 +1,6 @@
 """A grid's results as a table, and as plain values for JSON, with the paper's results if there are any."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -8,8 +8,7 @@ import numpy as np
 
 from trident.grids.grid import Cell, Grid
 from trident.grids.results import Result
-from trident.measuring.evaluate import mean_and_interval
-from trident.measuring.hits import unpacked
+from trident.measuring.record import mean_and_interval, plus_minus
 from trident.recipes.loading import formatted
 
 MOST_COLUMNS = 4  # of settings that vary: if there are more, one column says what changed
@@ -29,10 +28,10 @@ def table_rows(grid: Grid, results: Results) -> list[list[str]]:
         ended = [results[one.name] for one in cells if one.name in results]
         result = min(ended, key=lambda one: one.error is not None, default=None)  # one that did not fail, if there is
         measured = result.evaluation if result else None
-        accuracy = f"{measured.accuracy:.2f} ± {measured.ci95:.2f}" if measured else "failed" if result else "-"
+        accuracy = measured.figure if measured else "failed" if result else "-"
         if whole:
             accuracy, *compared = _over_seeds(grid, results, name)
-        paper = [f"{figures[0]:.2f} ± {figures[1]:.2f}" if figures else "-"] if grid.paper_figures else []
+        paper = [plus_minus(figures[0], figures[1]) if figures else "-"] if grid.paper_figures else []
         counts = [f"{result.parameters:,}", f"{result.steps:,}"] if result else ["-", "-"]
         varied = [formatted(value) for value in grid.varied(cell).values()]
         if listed:
@@ -62,12 +61,12 @@ def _over_seeds(grid: Grid, results: Results, name: str) -> list[str]:
     finished = [accuracies for accuracies in each if accuracies is not None]
     if not finished or len(finished) + sum(failed) < len(own):
         return ["-", by_seed, "-"]
-    mean = "{:.2f} ± {:.2f}".format(*mean_and_interval(np.mean(finished, 0)))
+    mean = plus_minus(*mean_and_interval(np.mean(finished, 0)))
     differences = differences_of(grid, results, name)
     if not differences:
         return [mean, by_seed, "-"]
     of_seeds = " / ".join(f"{differences[n].mean():+.2f}" if n in differences else "failed" for n in range(len(own)))
-    difference = "{:+.2f} ± {:.2f}".format(*mean_and_interval(np.mean(list(differences.values()), 0)))
+    difference = plus_minus(*mean_and_interval(np.mean(list(differences.values()), 0)), sign="+")
     return [mean, by_seed, f"{difference} ({of_seeds})"]
 
 
@@ -98,7 +97,7 @@ def _failed(cell: Cell, results: Results) -> bool:
 def _of_tasks(cell: Cell, results: Results) -> np.ndarray | None:
     """The accuracy in each task, in percent, if the cell is finished: (task,)."""
     result = results.get(cell.name)
-    return 100 * unpacked(result.hits) / cell.recipe.episode.n_counted if result and result.hits else None
+    return result.evaluation.accuracies if result and result.evaluation else None
 
 
 def _tasks(cell: Cell) -> tuple[object, ...]:
@@ -129,19 +128,25 @@ def _protocols(grid: Grid, results: Results) -> list[str]:
     """The protocol of most cells is the last, and does not name them."""
     cells: dict[str, list[str]] = {}
     for cell in grid.cells:
-        if cell.name in results and (protocol := results[cell.name].protocol):
-            cells.setdefault(protocol, []).append(cell.group or cell.name)
+        if cell.name in results and (measured := results[cell.name].evaluation):
+            cells.setdefault(measured.described, []).append(cell.group or cell.name)
     *few, most = sorted(cells, key=lambda protocol: len(cells[protocol])) or [""]
     notes = [f"{', '.join(dict.fromkeys(cells[protocol]))}: {protocol}" for protocol in few]
     return [*notes, f"all other finished cells: {most}" if few else most] if most else []
 
 
 def as_markdown(grid: Grid, results: Results) -> str:
-    rows = [[entry.replace("|", "\\|") for entry in row] for row in table_rows(grid, results)]
-    heading, *body = [f"| {' | '.join(row)} |" for row in rows]
     notes = [f"- {note}" for note in footnotes(grid, results)]
-    lines = [f"# {grid.name}", "", grid.summary, "", heading, "|" + "---|" * len(rows[0]), *body, "", *notes, ""]
-    return "\n".join(lines)
+    return "\n".join(
+        [f"# {grid.name}", "", grid.summary, "", *markdown_table(table_rows(grid, results)), "", *notes, ""]
+    )
+
+
+def markdown_table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table whose first row is the heading."""
+    lines = [" | ".join(entry.replace("|", "\\|") for entry in row) for row in rows]
+    heading, *body = (f"| {line} |" for line in lines)
+    return [heading, "|" + "---|" * len(rows[0]), *body]
 
 
 def as_values(grid: Grid, results: Results) -> dict[str, Any]:
@@ -150,7 +155,7 @@ def as_values(grid: Grid, results: Results) -> dict[str, Any]:
         result, figures = results.get(cell.name), grid.paper_figures.get(cell.group or cell.name)
         state = "unfinished" if result is None else "failed" if result.error else "finished"
         paper = {"accuracy": figures[0], "interval": figures[1]} if figures else None
-        known = asdict(result) if result else {}
+        known = result.to_json() if result else {}
         name = {"cell": cell.name} | ({"group": cell.group} if cell.group else {})
         cells.append({**name, "state": state, **known, "settings": grid.varied(cell), "paper": paper})
     return {"grid": grid.name, "summary": grid.summary, "cells": cells, "paper": asdict(grid.paper)}

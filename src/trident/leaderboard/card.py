@@ -1,9 +1,13 @@
 """The model cards of the leaderboard's weights, made from the weights and the kept results."""
 
+import itertools
+
 from trident.leaderboard.boards import BOARDS
 from trident.leaderboard.results import read
 from trident.leaderboard.rows import rows
 from trident.learning.checkpoint import Temperatures, load_checkpoint
+from trident.measuring.record import plus_minus
+from trident.measuring.subject import protocol_in_words
 from trident.nn.parameters import count
 from trident.weights import model_card
 
@@ -36,17 +40,15 @@ def made_card(name: str) -> str:
         "|---|---|---|---|",
     ]
     if best:
-        spec, dataset = recipe.episode, best["protocol"]["dataset"]
-        told = f"{dataset} val, {spec.describe()}, {spec.describe_queries()}, {recipe.describe_protocol()}, "
-        told += f"{best['protocol']['tasks']} tasks, 95 % interval, seed {best['protocol']['seed']}"
-        lines.append(f"| Accuracy, which chose these weights | validation | {told} | {_figure(best)} % |")
-    for row in rows().values():
-        for board in BOARDS.values():
-            if row.recipe or row.weights_on(board) != name:
-                continue
-            for measured in read(row.name).get(board.name, {}).values():
-                figure = f"{measured.accuracy:.2f} ± {measured.ci95:.2f} %, ECE {measured.ece:.4f}"
-                lines.append(f"| **Accuracy**, ECE | test | {measured.protocol} | {figure} |")
+        of = best["protocol"]
+        told = protocol_in_words(of["dataset"], "val", recipe, of["tasks"], of["seed"])
+        figure = plus_minus(best["accuracy"], best["ci95"])
+        lines.append(f"| Accuracy, which chose these weights | validation | {told} | {figure} % |")
+    results = {board: read(board.name) for board in BOARDS.values()}
+    for row, (board, measured) in itertools.product(rows().values(), results.items()):
+        for record in measured.get(row.name, {}).values() if row.weights_on(board) == name and not row.recipe else ():
+            figure = f"{record.figure} %, ECE {record.calibration['validation'].ece:.4f}"
+            lines.append(f"| **Accuracy**, ECE | test | {record.described} | {figure} |")
     lines += ["", f"Probabilities of `trident predict`: {_told(checkpoint.temperatures)}."]
     lines += ["", f"**Intended use.** Comparison with other methods (`trident leaderboard`).\n\n**Limits.** {LIMITS}"]
     return "\n".join(lines)
@@ -59,7 +61,3 @@ def _told(temperatures: Temperatures) -> str:
         for value, pile in zip(temperatures, piles, strict=True)
     ]
     return f"{', '.join(fitted)}. A measured ECE has a temperature of its own, fitted in the same way"
-
-
-def _figure(measured: dict[str, float]) -> str:
-    return f"{measured['accuracy']:.2f} ± {measured['ci95']:.2f}"

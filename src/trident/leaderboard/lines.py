@@ -3,12 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from trident.backbones.conv4 import Conv4Backbone
-from trident.backbones.frozen import FrozenBackbone
 from trident.leaderboard.boards import BOARDS, Board
-from trident.leaderboard.results import FOLDER, Measured, difference, read
+from trident.leaderboard.results import FOLDER, Results, read
 from trident.leaderboard.rows import Row, rows
-from trident.learning.stages import PREFIX as STAGE
+from trident.measuring.record import Record, difference, plus_minus
 from trident.recipes.files import recipe_names
 
 REFERENCE = "simpleshot"  # differences are to this row: nearest class means on the features that most rows share
@@ -18,30 +16,46 @@ REFERENCE = "simpleshot"  # differences are to this row: nearest class means on 
 class Line:
     row: Row
     board: Board
-    measured: dict[str, Measured]  # by condition
+    measured: Results  # by condition
     against: tuple[float, float] | None  # points above the reference on the same balanced tasks, and the interval
 
     @property
-    def balanced(self) -> Measured:
+    def balanced(self) -> Record:
         return self.measured["balanced"]
+
+    @property
+    def ece(self) -> str:
+        return f"{self.balanced.calibration['validation'].ece:.4f}"
+
+    @property
+    def above(self) -> str:
+        """Points above the reference; empty for the reference itself."""
+        return "" if self.against is None else plus_minus(*self.against, sign="+")
+
+    def figure(self, condition: str) -> str:
+        return self.measured[condition].figure if condition in self.measured else ""
 
     @property
     def published(self) -> str:
         """The published figure with what it was measured on; empty if there is none."""
-        figure = None if self.board.data != "mini" else self.row.published_at(self.board.episode.n_shot)
-        if figure is None:
+        theirs = None if self.board.data != "mini" else self.row.published_at(self.board.episode.n_shot)
+        if theirs is None:
             return ""
-        interval = "" if figure.ci95 is None else f" ± {figure.ci95:g}"
-        return f"{figure.accuracy:g}{interval} ({figure.network}; {figure.protocol}; {figure.source})"
+        interval = "" if theirs.ci95 is None else f" ± {theirs.ci95:g}"
+        return f"{theirs.accuracy:g}{interval} ({theirs.network}; {theirs.protocol}; {theirs.source})"
 
     @property
     def together(self) -> bool:
         """Whether it classifies queries together."""
-        return self.row.method_on(self.board).classifies_together or self.row.batch_norm == "transductive"
+        return self.row.together or self.row.batch_norm == "transductive"
 
     @property
     def network(self) -> str:
         """What its network was before training, and what differs from most others."""
+        from trident.backbones.conv4 import Conv4Backbone
+        from trident.backbones.frozen import FrozenBackbone
+        from trident.learning.stages import PREFIX as STAGE
+
         recipe = self.row.recipe_on(self.board)
         if isinstance(recipe.backbone, FrozenBackbone):
             return "frozen"
@@ -57,18 +71,15 @@ class Line:
 
 def lines_of(board: Board, folder: Path = FOLDER, reference: str = REFERENCE) -> list[Line]:
     """The measured rows of a board, best first."""
-    results = {name: read(name, folder).get(board.name, {}) for name in rows()}
+    results = read(board.name, folder)
     beside = results.get(reference, {}).get("balanced")
-    found = []
+    lines = []
     for name, row in rows().items():
-        measured = results[name]
-        if "balanced" not in measured:
-            continue
-        against = None
-        if beside is not None and name != reference:
-            against = difference(measured["balanced"], beside, board.episode.n_counted)
-        found.append(Line(row, board, measured, against))
-    return sorted(found, key=lambda line: -line.balanced.accuracy)
+        measured = results.get(name, {})
+        if "balanced" in measured:
+            against = difference(measured["balanced"], beside) if beside and name != reference else None
+            lines.append(Line(row, board, measured, against))
+    return sorted(lines, key=lambda line: -line.balanced.accuracy)
 
 
 def plotted_boards(folder: Path = FOLDER) -> list[list[Line]]:
@@ -79,9 +90,8 @@ def plotted_boards(folder: Path = FOLDER) -> list[list[Line]]:
 
 def missing(board: Board, folder: Path = FOLDER) -> list[str]:
     """Rows that have no result on this board, but could have one."""
-    return [
-        name for name, row in rows().items() if board.name not in read(name, folder) and _can_be_measured(row, board)
-    ]
+    measured = read(board.name, folder)
+    return [name for name, row in rows().items() if name not in measured and _can_be_measured(row, board)]
 
 
 def tasks_by_condition(lines: list[Line]) -> dict[str, str]:
@@ -90,7 +100,7 @@ def tasks_by_condition(lines: list[Line]) -> dict[str, str]:
     for line in lines:
         for name, measured in line.measured.items():
             counts.setdefault(name, set()).add(measured.tasks)
-    return {name: " to ".join(f"{n:,}" for n in sorted({min(found), max(found)})) for name, found in counts.items()}
+    return {name: " to ".join(f"{n:,}" for n in sorted({min(own), max(own)})) for name, own in counts.items()}
 
 
 def _can_be_measured(row: Row, board: Board) -> bool:
@@ -99,11 +109,3 @@ def _can_be_measured(row: Row, board: Board) -> bool:
         return False
     trained = row.recipe_on(board).episode
     return row.method_on(board).any_queries or trained.n_queries == board.episode.n_queries
-
-
-def figure(measured: Measured | None) -> str:
-    return "" if measured is None else f"{measured.accuracy:.2f} ± {measured.ci95:.2f}"
-
-
-def points(against: tuple[float, float] | None) -> str:
-    return "" if against is None else f"{against[0]:+.2f} ± {against[1]:.2f}"

@@ -7,13 +7,12 @@ from typing import Any
 
 import torch
 
-import trident
 from trident.data.store import ImageStore, class_table
 from trident.data.store_format import new_hash
 from trident.engines.execution import device_name
 from trident.files import short_digest
 from trident.leaderboard.boards import CONDITIONS, FEWER_TASKS_ALONE, Board
-from trident.leaderboard.results import Measured
+from trident.leaderboard.results import Results
 from trident.leaderboard.rows import Row
 from trident.leaderboard.subjects import (
     Features,
@@ -26,7 +25,6 @@ from trident.leaderboard.subjects import (
 from trident.learning.checkpoint import Checkpoint
 from trident.measuring.calibration import calibration, fit_temperature
 from trident.measuring.evaluate import Evaluation, evaluate
-from trident.measuring.hits import hits_of, packed
 from trident.progress import Progress
 
 FITTING_TASKS = 200
@@ -42,7 +40,7 @@ def measure(
     tasks: int,
     device: str,
     stage: Stage = lambda _: None,
-) -> dict[str, Measured]:
+) -> Results:
     """The results by condition. One temperature is fitted, on balanced validation tasks of `fitting_store`."""
     whole = checkpoint_of(row, board)
     images = tasks * board.episode.n_images * (1 + len(board.conditions))
@@ -68,20 +66,15 @@ def measure(
         began = clock()
         result = evaluated(store, "balanced" if alone else condition, "test", n_tasks)
         seconds = clock() - began
-        found[condition] = Measured(
-            accuracy=result.accuracy,
-            ci95=result.ci95,
-            ece=calibration(result.predictions, temperature).ece,
-            temperature=temperature,
-            tasks=n_tasks,
-            hits=packed(hits_of(result.predictions)),
-            milliseconds=1000 * seconds / n_tasks,
-            device=device_name(device),
-            parameters=n_parameters(whole),
-            protocol=result.describe_protocol() + (", each query alone" if alone else ""),
+        found[condition] = result.record(
+            described=result.describe_protocol() + (", each query alone" if alone else ""),
+            protocol={},  # the board and the row say it
             data=fingerprint_of_test_classes(store),
             weights=identity(whole),
-            trident=trident.__version__,
+            parameters=n_parameters(whole),
+            milliseconds=1000 * seconds / n_tasks,
+            execution=asdict(result.execution) | {"device": device_name(device)},
+            calibration={"validation": calibration(result.predictions, temperature).figures()},
         )
     return found
 

@@ -1,17 +1,21 @@
-"""The rows of the leaderboard, one for each method, as `rows.toml` lists them."""
+"""The rows of the leaderboard, one for each method, as `rows.toml` lists them.
 
-import tomllib
-from dataclasses import dataclass, field, fields
+Nothing here imports torch before a recipe or a method is asked for, so that the tables are shown fast.
+"""
+
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, cast
 
-from trident.errors import TridentError
+from trident.errors import TridentError, errors_in
 from trident.leaderboard.boards import Board
-from trident.methods.base import Method
-from trident.methods.registry import method_class, method_name
-from trident.recipes.loading import load_recipe, with_overrides
-from trident.recipes.recipe import Recipe
+from trident.recipes.files import read_toml
+from trident.recipes.plain_values import checked
+
+if TYPE_CHECKING:
+    from trident.methods.base import Method
+    from trident.recipes.recipe import Recipe
 
 FILE = Path(__file__).with_name("rows.toml")
 
@@ -39,6 +43,7 @@ class Row:
     weights: str = "{data}{shape}-{name}"  # for example mini-5w1s-protonet
     views: bool = False  # whether the weights' own views of the images are used
     batch_norm: str = "running"  # statistics at test
+    together: bool = False  # whether one query changes the answer to another, other than through batch norm
     settings: tuple[str, ...] = ()
     settings_by_shot: dict[str, list[str]] = field(default_factory=dict)
     assumes: str = ""  # what it takes for granted about a task
@@ -49,15 +54,18 @@ class Row:
         """The name of its weights."""
         return self.weights.format(data=board.trained_on, shape=board.shape, name=self.name)
 
-    def recipe_on(self, board: Board) -> Recipe:
+    def recipe_on(self, board: Board) -> "Recipe":
         """The recipe of its weights, or of the method on frozen features."""
         return _recipe(self.recipe or self.weights_on(board))
 
-    def method_on(self, board: Board) -> Method:
+    def method_on(self, board: Board) -> "Method":
         """The method as it is measured."""
+        from trident.methods.registry import method_class, method_name
+        from trident.recipes.loading import with_overrides
+
         recipe = self.recipe_on(board)
         if method_name(recipe.method) != self.method:  # weights of another method, trained in the same way
-            return cast(Method, method_class(self.method)())
+            return cast("Method", method_class(self.method)())
         return with_overrides(recipe, self.settings_for(board.episode.n_shot)).method
 
     def settings_for(self, n_shot: int) -> list[str]:
@@ -75,15 +83,22 @@ class Absent:
     why: str
 
 
+@dataclass(frozen=True)
+class Field:
+    """Everything in `rows.toml`."""
+
+    row: tuple[Row, ...]
+    absent: tuple[Absent, ...]
+
+
 @cache
 def rows() -> dict[str, Row]:
-    found = [_built(Row, entry) for entry in _content()["row"]]
-    return {row.name: row for row in found}
+    return {row.name: row for row in _field().row}
 
 
 @cache
 def absent() -> tuple[Absent, ...]:
-    return tuple(_built(Absent, entry) for entry in _content()["absent"])
+    return _field().absent
 
 
 def row_called(name: str) -> Row:
@@ -93,20 +108,14 @@ def row_called(name: str) -> Row:
 
 
 @cache
-def _recipe(name: str) -> Recipe:
+def _recipe(name: str) -> "Recipe":
+    from trident.recipes.loading import load_recipe
+
     return load_recipe(name)
 
 
-def _content() -> dict[str, Any]:
-    return tomllib.loads(FILE.read_text("utf-8"))
-
-
-def _built(kind: Any, entry: dict[str, Any]) -> Any:
-    entry = dict(entry)
-    unknown = set(entry) - {known.name for known in fields(kind)}
-    assert not unknown, f"{FILE.name}: {entry} has unknown keys {unknown}"
-    if "published" in entry:
-        entry["published"] = tuple(_built(Published, figure) for figure in entry["published"])
-    if "settings" in entry:
-        entry["settings"] = tuple(entry["settings"])
-    return kind(**entry)
+@cache
+def _field() -> Field:
+    with errors_in(FILE):
+        found: Field = checked(Field, read_toml(FILE))
+        return found

@@ -28,7 +28,7 @@ class Validated(Protocol):
 
     def describe_protocol(self) -> str: ...
 
-    def to_json(self) -> dict[str, Any]: ...
+    def for_log(self) -> dict[str, Any]: ...
 
 
 class RunLog:
@@ -63,7 +63,7 @@ class RunLog:
             self._window.clear()
 
     def validation(self, step: int, evaluation: Validated) -> None:
-        self._write(step, {"kind": "validation", **evaluation.to_json()})
+        self._write(step, {"kind": "validation", **evaluation.for_log()})
         self._draw(step, "validation", {"accuracy": evaluation.accuracy})
 
     def _write(self, step: int, values: dict[str, Any]) -> None:

@@ -68,7 +68,7 @@ class RunState:
         self.validated_step = self.step
         is_best = self.best is None or self._best_is_lost() or result.accuracy > self.best["accuracy"]
         if is_best:
-            self.best = {"step": self.step, **result.to_json()}
+            self.best = {"step": self.step, **result.for_log()}
             if self.processes.first:
                 save_checkpoint(self.out / BEST, replace(self.checkpoint(), optimizer={}))
         return is_best

@@ -10,7 +10,8 @@ from typing import Any, Unpack
 from trident.data.store import ImageStore
 from trident.distributed.processes import ALONE, Processes
 from trident.errors import NotFiniteError, TaskSizeError
-from trident.measuring.evaluate import Evaluation, Sample, evaluate, mean_and_interval
+from trident.measuring.evaluate import Evaluation, Sample, evaluate
+from trident.measuring.record import plus_minus
 from trident.measuring.subject import Measurable, subject_of
 from trident.progress import StageProgress
 from trident.settings import Protocol
@@ -42,7 +43,7 @@ class AuditRow:
     difference_ci95: float
 
     def describe_difference(self) -> str:
-        return f"{round(self.difference, 2) + 0.0:+.2f} ± {self.difference_ci95:.2f}"  # + 0.0: never -0.00
+        return plus_minus(round(self.difference, 2) + 0.0, self.difference_ci95, sign="+")  # + 0.0: never -0.00
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -138,9 +139,7 @@ def audit(
                 raise
             without_result[name] = str(error)
             continue
-        baseline = rows[0].evaluation if rows else result
-        change = result.predictions.accuracies - baseline.predictions.accuracies
-        rows.append(AuditRow(name, result, *mean_and_interval(change)))
+        rows.append(AuditRow(name, result, *result.points_above(rows[0].evaluation if rows else result)))
     return Audit(tuple(rows), without_result)
 
 

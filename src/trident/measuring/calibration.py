@@ -10,7 +10,8 @@ from typing import Any, Literal, Unpack
 import numpy as np
 
 from trident.data.store import ImageStore
-from trident.measuring.evaluate import Evaluation, Predictions, Sample, evaluate_subject
+from trident.measuring.evaluate import Evaluation, Predictions, Sample, evaluate
+from trident.measuring.record import CalibrationFigures
 from trident.measuring.subject import Measurable, subject_of
 from trident.progress import Progress
 from trident.tasks.episodes import EpisodeSampler
@@ -52,6 +53,10 @@ class Calibration:
             return "no temperature"
         tasks = f" ({self.fitted_tasks})" if self.fitted_tasks else ""
         return f"temperature {self.temperature:.3f}, {FITTED_ON[self.fitted_on]}{tasks}"
+
+    def figures(self) -> CalibrationFigures:
+        """What records keep of it."""
+        return CalibrationFigures(self.ece, self.temperature, self.mce, self.brier)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"bins": {key: value.tolist() for key, value in asdict(self.bins).items()}}
@@ -95,7 +100,7 @@ def calibrate(
             if progress:
                 progress(before + done, in_all)
 
-        return evaluate_subject(subject, store, on_task, stream, **sample)
+        return evaluate(subject, store, None, on_task, stream=stream, **sample)
 
     if fitting_store is not None:  # fail early if the store has no validation classes
         EpisodeSampler(fitting_store, "val", subject.episode, subject.protocol)
@@ -119,7 +124,8 @@ def calibrate(
 def calibration(
     predictions: Predictions, temperature: float = 1.0, fitted_on: FittedOn = "none", fitted_tasks: str = ""
 ) -> Calibration:
-    probabilities, labels = _flat_probabilities(predictions, temperature)
+    log_p, labels = _flat(predictions)
+    probabilities = softmax(log_p / temperature)
     bins = reliability(probabilities, labels)
     gap = np.abs(bins.confidence - bins.accuracy)
     return Calibration(
@@ -171,11 +177,6 @@ def fit_temperature(predictions: Predictions) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if slope(np.exp(middle)) >= 0 else (low, middle)
     return float(np.exp(-(low + high) / 2))
-
-
-def _flat_probabilities(predictions: Predictions, temperature: float) -> tuple[np.ndarray, np.ndarray]:
-    log_p, labels = _flat(predictions)
-    return softmax(log_p / temperature), labels
 
 
 def _flat(predictions: Predictions) -> tuple[np.ndarray, np.ndarray]:

@@ -15,10 +15,12 @@ import torch
 from trident.data.store import ImageStore
 from trident.engines.workers import parallel_map
 from trident.errors import NotFiniteError, TridentError
+from trident.importing import needed
 from trident.learning.checkpoint import Checkpoint
-from trident.measuring.evaluate import chunks_of, mean_and_interval
+from trident.measuring.evaluate import chunks_of
 from trident.measuring.latents import LatentLearner, as_array, query_latents, set_up
-from trident.measuring.subject import default_chunk
+from trident.measuring.record import mean_and_interval
+from trident.measuring.subject import default_chunk, protocol_in_words
 from trident.nn.parameters import Parameters
 from trident.tasks.task import Batch
 
@@ -97,13 +99,8 @@ def latent_means(learner: LatentLearner, parameters: Parameters, batch: Batch) -
 
 def davies_bouldin(points: np.ndarray, labels: np.ndarray) -> float:
     """The score of points (query, latent) with classes (query,)."""
-    try:
-        from sklearn.metrics import davies_bouldin_score
-    except ImportError as error:
-        raise TridentError(
-            "the Davies-Bouldin score needs scikit-learn: pip install 'trident-fewshot[analysis]'"
-        ) from error
-    return float(davies_bouldin_score(points, labels))
+    metrics = needed("sklearn.metrics", "the Davies-Bouldin score needs scikit-learn")
+    return float(metrics.davies_bouldin_score(points, labels))
 
 
 def decoupling(
@@ -121,7 +118,7 @@ def decoupling(
 ) -> Decoupling:
     learner, parameters, source, recipe = set_up(checkpoint, store, split, seed, device, engine, precision)
     shown: TaskLatents | None = None
-    scores: dict[str, list[tuple[float, float]]] = {name: [] for name in LATENTS}
+    scores = []  # of each task that has them: (latent, 2), before and after
     chunks = chunks_of(tasks, tasks_per_chunk or default_chunk(recipe, device))
 
     def means(indices: range) -> TaskLatents:
@@ -131,40 +128,33 @@ def decoupling(
         if not all(np.isfinite(part).all() for part in (*found.before, *found.after)):
             raise NotFiniteError(f"{split} tasks {indices.start} to {indices.stop - 1}: latents are not finite")
         for task, labels in enumerate(found.labels):
-            if not 2 <= len(np.unique(labels)) < len(labels):
-                continue
-            shown = shown or TaskLatents(_only(found.before, task), _only(found.after, task), labels[None])
-            for name in LATENTS:
-                before, after = (getattr(part, name)[task] for part in (found.before, found.after))
-                scores[name].append((davies_bouldin(before, labels), davies_bouldin(after, labels)))
+            if 2 <= len(np.unique(labels)) < len(labels):
+                before, after = (LatentMeans(*(part[[task]] for part in when)) for when in (found.before, found.after))
+                shown = shown or TaskLatents(before, after, labels[None])
+                pairs = zip(before, after, strict=True)
+                scores.append([[davies_bouldin(one[0], labels) for one in pair] for pair in pairs])
         if progress:
             progress(indices.stop, tasks)
-    scored = len(scores["label"])
+    scored = len(scores)
     if scored < 2 or shown is None:
         raise TridentError(
             "there is no Davies-Bouldin score of tasks whose queries are of one class, or all of different ones: "
             f"{scored} of {tasks} tasks have one, and an interval needs two"
         )
-    protocol = (
-        f"{store.dataset} {split}, {recipe.episode.describe()}, {recipe.episode.describe_queries()}, "
-        f"{recipe.describe_protocol()}, {scored} tasks, 95 % interval, seed {seed}"
-    )
-    arrays = {name: np.array(scores[name]) for name in LATENTS}  # (task, 2): before and after
-    changes = {name: _change(array) for name, array in arrays.items()}
-    difference = mean_and_interval(arrays["label"][:, 1] - arrays["semantic"][:, 1])
+    label, semantic = np.array(scores).swapaxes(0, 1)  # (task, 2) each
+    changes = {name: _change(one) for name, one in zip(LATENTS, (label, semantic), strict=True)}
+    difference = mean_and_interval(label[:, 1] - semantic[:, 1])
+    protocol = protocol_in_words(store.dataset, split, recipe, scored, seed)
     return Decoupling(shown, changes, difference, scored, tasks - scored, protocol)
 
 
 def project(points: np.ndarray, seed: int) -> np.ndarray:
     """UMAP projection: (query, latent) -> (query, 2)."""
-    try:
-        from umap import UMAP
-    except ImportError as error:
-        raise TridentError("the projection needs umap-learn: pip install 'trident-fewshot[analysis]'") from error
+    umap = needed("umap", "the projection needs umap-learn")
     neighbours = min(15, len(points) - 1)
     # Few points start at random: the spectral start needs more points than latents.
-    umap = UMAP(n_neighbors=neighbours, random_state=seed % 2**32, n_jobs=1, init="random")
-    return np.asarray(umap.fit_transform(points))
+    projection = umap.UMAP(n_neighbors=neighbours, random_state=seed % 2**32, n_jobs=1, init="random")
+    return np.asarray(projection.fit_transform(points))
 
 
 class Panel(NamedTuple):
@@ -196,7 +186,3 @@ def projected_panels(result: Decoupling, seed: int) -> list[Panel]:
 def _change(scores: np.ndarray) -> ScoreChange:
     change, ci95 = mean_and_interval(scores[:, 1] - scores[:, 0])
     return ScoreChange(float(scores[:, 0].mean()), float(scores[:, 1].mean()), change, ci95)
-
-
-def _only(means: LatentMeans, task: int) -> LatentMeans:
-    return LatentMeans(means.label[[task]], means.semantic[[task]])

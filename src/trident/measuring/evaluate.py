@@ -1,6 +1,5 @@
 """Accuracy on many tasks, with its 95 % interval and the protocol it was obtained under."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, NotRequired, TypedDict, Unpack
@@ -8,12 +7,14 @@ from typing import Any, NotRequired, TypedDict, Unpack
 import numpy as np
 import torch
 
+import trident
 from trident.data.store import ImageStore
 from trident.distributed.processes import ALONE, Processes, shared
 from trident.engines.execution import Execution
 from trident.engines.workers import parallel_map
-from trident.errors import NotFiniteError, TridentError, one_line
-from trident.measuring.subject import Measurable, Prepared, Subject, subject_of
+from trident.errors import NotFiniteError, TridentError
+from trident.measuring.record import Record, mean_and_interval, packed
+from trident.measuring.subject import Measurable, Prepared, Subject, protocol_in_words, subject_of
 from trident.progress import Progress, StoppedError
 from trident.settings import EpisodeSpec, Protocol
 from trident.tasks.episodes import UNLABELLED
@@ -28,10 +29,14 @@ class Predictions:
     labels: np.ndarray  # (task, query) int64
 
     @property
+    def hits(self) -> np.ndarray:
+        """The number of right answers in each task: (task,)."""
+        return np.asarray((self.log_probabilities.argmax(2) == self.labels).sum(1))
+
+    @property
     def accuracies(self) -> np.ndarray:
         """The accuracy in each task, in percent: (task,)."""
-        hits = self.log_probabilities.argmax(2) == self.labels
-        return np.asarray(100 * hits.mean(1))
+        return np.asarray(100 * (self.hits / self.labels.shape[1]))
 
 
 @dataclass(frozen=True)
@@ -58,32 +63,39 @@ class Evaluation:
         return self.subject.protocol
 
     def describe_protocol(self) -> str:
-        spec = self.episode
-        return (
-            f"{one_line(self.dataset)} {self.split}, {spec.describe()}, {spec.describe_queries()}, "
-            f"{self.subject.describe_protocol()}, {self.tasks} tasks, 95 % interval, seed {self.seed}"
-        )
+        return protocol_in_words(self.dataset, self.split, self.subject, self.tasks, self.seed)
+
+    def points_above(self, other: "Evaluation") -> tuple[float, float]:
+        """The difference of two accuracies on the same tasks with its 95 % interval, paired by task."""
+        return mean_and_interval(self.predictions.accuracies - other.predictions.accuracies)
+
+    def record(self, **further: Any) -> Record:
+        """What is kept of this accuracy; `further` are other fields of the record."""
+        own = {
+            "described": self.describe_protocol(),
+            "tasks": self.tasks,
+            "data": self.fingerprint,
+            "execution": asdict(self.execution),
+            "queries": self.predictions.labels.shape[1],
+            "hits": packed(self.predictions.hits),
+            "trident": trident.__version__,
+        }
+        return Record(**self.for_log() | own | further)
 
     def to_json(self) -> dict[str, Any]:
+        return self.record().to_json()
+
+    def for_log(self) -> dict[str, Any]:
+        """The short form, without the tasks one by one."""
         protocol = {
-            "dataset": self.dataset,
-            "split": self.split,
-            "fingerprint": self.fingerprint,
+            **{"dataset": self.dataset, "split": self.split, "fingerprint": self.fingerprint},
             **asdict(self.episode),
             **asdict(self.protocol),
-            "tasks": self.tasks,
-            "seed": self.seed,
+            **{"tasks": self.tasks, "seed": self.seed},
             **self.subject.settings_json(),
         }
         execution = {"engine": self.execution.engine, "precision": self.execution.precision}
         return {"accuracy": self.accuracy, "ci95": self.ci95, "protocol": protocol, "execution": execution}
-
-
-def mean_and_interval(values: np.ndarray) -> tuple[float, float]:
-    """Mean and half width of its 95 % interval, by the normal approximation."""
-    if len(values) < 2:
-        return float(values.mean()), math.inf
-    return float(values.mean()), float(1.96 * values.std(ddof=1) / math.sqrt(len(values)))
 
 
 class Sample(TypedDict):
@@ -104,44 +116,26 @@ def evaluate(
     protocol: Protocol | None = None,
     progress: Progress | None = None,
     processes: Processes = ALONE,
+    stream: str | None = None,
     **sample: Unpack[Sample],
 ) -> Evaluation:
     """Accuracy of a model on tasks from one split, under its own protocol or another.
 
     The model is a checkpoint, or a `PredictFunction` that wraps your own function. With several processes, all call
-    this function: each computes a part of the tasks, and each gets the whole result.
+    this function: each computes a part of the tasks, and each gets the whole result. `stream` is the random stream that
+    draws the tasks, by default the split's own.
     """
-    return evaluate_subject(subject_of(model, protocol), store, progress, processes=processes, **sample)
-
-
-def evaluate_subject(
-    subject: Subject,
-    store: ImageStore,
-    progress: Progress | None = None,
-    stream: str | None = None,
-    processes: Processes = ALONE,
-    **sample: Unpack[Sample],
-) -> Evaluation:
-    """The same; `stream` is the random stream that draws the tasks, by default the split's own."""
+    subject = subject_of(model, protocol)
     split, tasks, seed = sample["split"], sample["tasks"], sample["seed"]
     device = str(sample.get("device", "cpu"))
     engine, precision = sample.get("engine", "auto"), sample.get("precision", "auto")
     prepared = processes.on_each(lambda: subject.prepare(store, split, seed, device, engine, precision, stream))
-    processes.check_same({"the engine": prepared.execution.engine, "the precision": prepared.execution.precision})
+    execution = prepared.execution
+    processes.check_same({"the engine": execution.engine, "the precision": execution.precision})
     predictions = _predictions(prepared, split, tasks, sample.get("tasks_per_chunk"), progress, processes)
     accuracy, ci95 = mean_and_interval(predictions.accuracies)
-    return Evaluation(
-        accuracy,
-        ci95,
-        tasks,
-        store.dataset,
-        split,
-        store.fingerprint,
-        subject,
-        seed,
-        prepared.execution,
-        predictions,
-    )
+    of = store.fingerprint
+    return Evaluation(accuracy, ci95, tasks, store.dataset, split, of, subject, seed, execution, predictions)
 
 
 ChunkPredictions = tuple[np.ndarray, np.ndarray]  # log-probabilities and labels of a chunk of tasks

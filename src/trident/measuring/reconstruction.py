@@ -10,6 +10,7 @@ from trident.data.store import ImageStore
 from trident.errors import NotFiniteError
 from trident.learning.checkpoint import Checkpoint
 from trident.measuring.latents import LatentLearner, as_array, query_latents, set_up
+from trident.measuring.subject import protocol_in_words
 from trident.nn.parameters import Parameters
 from trident.tasks.task import Batch
 
@@ -83,8 +84,7 @@ def reconstructions(
     found = reconstruct_task(learner, parameters, source.batch([task]))
     if not np.isfinite(found.squared_error):
         raise NotFiniteError(f"{split} task {task}: the reconstruction is not finite")
-    episode = f"{recipe.episode.describe()}, {recipe.episode.describe_queries()}"
-    return found._replace(protocol=f"{store.dataset} {split}, {episode}, {recipe.describe_protocol()}")
+    return found._replace(protocol=protocol_in_words(store.dataset, split, recipe))
 
 
 def _squared_error(images: Tensor, other: Tensor) -> float:

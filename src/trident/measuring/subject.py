@@ -12,7 +12,7 @@ from trident.backbones.frozen import FrozenBackbone
 from trident.data.store import ImageStore, positions_of
 from trident.engines.execution import Execution, execution_for
 from trident.engines.learner import Learner
-from trident.errors import TridentError
+from trident.errors import TridentError, one_line
 from trident.learning.checkpoint import Checkpoint
 from trident.learning.frozen_weights import PREFIX, conv4_features, without_conv4
 from trident.learning.learners import make_learner
@@ -172,7 +172,7 @@ class PredictFunction:
 
 
 Subject = TrainedModel | PredictFunction
-Measurable = Checkpoint | PredictFunction
+Measurable = Checkpoint | TrainedModel | PredictFunction
 
 
 def subject_of(model: Measurable, protocol: Protocol | None = None) -> Subject:
@@ -182,6 +182,15 @@ def subject_of(model: Measurable, protocol: Protocol | None = None) -> Subject:
     else:
         found = model
     return found if protocol is None else found.with_protocol(protocol)
+
+
+def protocol_in_words(
+    dataset: str, split: str, of: Subject | Recipe, tasks: int | None = None, seed: int | None = None
+) -> str:
+    """How something was measured; without a number of tasks, it was a single one."""
+    spec = of.episode
+    told = f"{one_line(dataset)} {split}, {spec.describe()}, {spec.describe_queries()}, {of.describe_protocol()}"
+    return told if tasks is None else f"{told}, {tasks} tasks, 95 % interval, seed {seed}"
 
 
 def task_source(

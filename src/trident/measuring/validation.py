@@ -3,7 +3,7 @@
 from trident.data.store import ImageStore
 from trident.distributed.processes import ALONE, Processes
 from trident.engines.execution import Execution, why_not_fused
-from trident.measuring.evaluate import Evaluation, evaluate_subject
+from trident.measuring.evaluate import Evaluation, evaluate
 from trident.measuring.subject import TrainedModel
 from trident.nn.parameters import Parameters
 from trident.progress import Progress
@@ -21,17 +21,18 @@ def validate(
 ) -> Evaluation:
     """Accuracy on validation tasks that no later measurement uses, on the engine of training if possible."""
     same = execution.engine == "plain" or why_not_fused(execution.device, recipe, execution.precision) is None
-    return evaluate_subject(
+    own = recipe.training
+    return evaluate(
         TrainedModel(recipe, parameters, running),
         store,
-        progress,
-        "selection",
+        progress=progress,
+        processes=processes,
+        stream="selection",
         split="val",
-        tasks=recipe.training.validation_tasks,
-        seed=recipe.training.seed,
+        tasks=own.validation_tasks,
+        seed=own.seed,
         device=execution.device,
         engine=execution.engine if same else "plain",
         precision=execution.precision if same else "auto",
-        tasks_per_chunk=recipe.training.tasks_per_chunk,
-        processes=processes,
+        tasks_per_chunk=own.tasks_per_chunk,
     )

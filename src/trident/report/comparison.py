@@ -9,7 +9,7 @@ from trident.learning.checkpoint import Checkpoint
 from trident.learning.run_log import read_log
 from trident.measuring.audit import default_protocol
 from trident.measuring.calibration import Calibration, calibration
-from trident.measuring.evaluate import Evaluation, Sample, evaluate, mean_and_interval
+from trident.measuring.evaluate import Evaluation, Sample, evaluate
 from trident.nn.parameters import count
 from trident.recipes.loading import recipe_values
 from trident.report.content import run_name
@@ -45,11 +45,9 @@ class Comparison:
             "runs": [
                 {
                     "name": run.name,
-                    "weights": run.checkpoint.summary(),
-                    **run.evaluation.to_json(),
+                    **run.evaluation.record(weights=run.checkpoint.summary(), parameters=run.parameters).to_json(),
                     "calibration": run.calibration.to_json(),
-                    "parameters": run.parameters,
-                    "difference": run.difference and {"points": run.difference[0], "ci95": run.difference[1]},
+                    "difference": run.difference and dict(zip(("points", "ci95"), run.difference, strict=True)),
                 }
                 for run in self.runs
             ],
@@ -74,23 +72,12 @@ def compare(
                 progress(name, place * total + done, len(checkpoints) * total)
 
         result = evaluate(checkpoint, store, default_protocol(checkpoint), report, **sample)
-        difference = None
-        if runs:
-            first = runs[0].evaluation
-            if (first.fingerprint, first.episode) == (result.fingerprint, result.episode):
-                difference = mean_and_interval(result.predictions.accuracies - first.predictions.accuracies)
-        counted = count(checkpoint.parameters)
-        runs.append(
-            ComparedRun(
-                name,
-                checkpoint,
-                result,
-                calibration(result.predictions),
-                counted,
-                read_log(checkpoint.path),
-                difference,
-            )
-        )
+        first = runs[0].evaluation if runs else None
+        same = first is not None and (first.fingerprint, first.episode) == (result.fingerprint, result.episode)
+        difference = result.points_above(first) if first is not None and same else None
+        counted, log = count(checkpoint.parameters), read_log(checkpoint.path)
+        scores = calibration(result.predictions)
+        runs.append(ComparedRun(name, checkpoint, result, scores, counted, log, difference))
     return Comparison(tuple(runs))
 
 

@@ -58,25 +58,12 @@ def make_report(
     def on(stage: str) -> Callable[[int, int], None]:
         return lambda done, total: progress(stage, done, total) if progress else None
 
-    calibrated = calibrate(
-        measured,
-        store,
-        "validation",
-        fitting_store,
-        fitting_tasks=audit_tasks,
-        progress=on("accuracy and calibration"),
-        **sample,
-    )
+    told = on("accuracy and calibration")
+    calibrated = calibrate(measured, store, "validation", fitting_store, audit_tasks, told, **sample)
     predictions = calibrated.evaluation.predictions
-    as_paper = calibration(
-        predictions, fit_temperature(predictions), "paper", f"{store.dataset} {split}, {tasks} tasks, seed {seed}"
-    )
-    audited = audit(
-        measured,
-        store,
-        progress=lambda name, done, total: progress(f"audit: {name}", done, total) if progress else None,
-        **fewer,
-    )
+    where = f"{store.dataset} {split}, {tasks} tasks, seed {seed}"
+    as_paper = calibration(predictions, fit_temperature(predictions), "paper", where)
+    audited = audit(measured, store, progress=lambda name, *done: on(f"audit: {name}")(*done), **fewer)
     decoupled, decoded, analyses = None, None, checkpoint.recipe.method.about.analyses
     if "latents" in analyses and checkpoint.recipe.episode.n_query > 1:
         decoupled = decoupling(measured, store, progress=on("latents"), **fewer)

@@ -1,7 +1,6 @@
 """Figures by matplotlib, without a display. SVG figures take their text colour from the page."""
 
 import functools
-import importlib.util
 import io
 import re
 from collections.abc import Callable, Sequence
@@ -12,6 +11,7 @@ import numpy as np
 
 from trident.errors import TridentError
 from trident.files import atomic_file, check_writable
+from trident.importing import needed
 
 if TYPE_CHECKING:
     from trident.measuring.audit import Audit
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 COLOURS = ("#1F83C4", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#7F7F7F")
 KINDS = (".svg", ".png", ".pdf")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-_MISSING = "figures need matplotlib: pip install 'trident-fewshot[analysis]'"
+_NEEDED = "figures need matplotlib"
 _Arguments = ParamSpec("_Arguments")
 _INK = "#010203"  # replaced by the page's text colour in SVG
 _STYLE: Any = {  # matplotlib's own names for settings
@@ -50,10 +50,7 @@ def styled(draw: Callable[_Arguments, Any]) -> Callable[_Arguments, Any]:
 
     @functools.wraps(draw)
     def in_style(*arguments: _Arguments.args, **options: _Arguments.kwargs) -> Any:
-        try:
-            import matplotlib
-        except ImportError as error:
-            raise TridentError(_MISSING) from error
+        matplotlib = needed("matplotlib", _NEEDED)
         with matplotlib.rc_context():
             matplotlib.rcdefaults()
             matplotlib.rcParams.update(_STYLE)
@@ -91,8 +88,7 @@ def check_figure_path(path: Path | None) -> None:
     """Check before long work that a figure can be drawn to this file."""
     if path is None:
         return
-    if importlib.util.find_spec("matplotlib") is None:
-        raise TridentError(_MISSING)
+    needed("matplotlib", _NEEDED)
     if path.suffix.lower() not in KINDS:
         raise TridentError(f"cannot draw {path}: its name must end with one of {', '.join(KINDS)}")
     check_writable(path)
@@ -114,20 +110,10 @@ def learning_curves(lines: Sequence[dict[str, Any]]) -> Any:
     """Accuracy and loss parts over the steps of a run, from the lines of its log."""
     figure, (top, bottom) = new_figure(5.2, 4.6, 2, 1, sharex=True)
     train = [line for line in lines if line["kind"] == "train"]
-    validation = [line for line in lines if line["kind"] == "validation"]
     steps = [line["step"] for line in train]
     top.plot(steps, [line["accuracy"] for line in train], color=COLOURS[0], alpha=0.7, label="training queries")
-    if validation:
-        top.errorbar(
-            [line["step"] for line in validation],
-            [line["accuracy"] for line in validation],
-            [line["ci95"] for line in validation],
-            color=COLOURS[1],
-            marker="o",
-            markersize=4,
-            capsize=2,
-            label="validation classes",
-        )
+    if any(line["kind"] == "validation" for line in lines):
+        _validation_curve(top, lines, "validation classes", COLOURS[1], MARKERS[0])
     top.set_ylabel("accuracy, %")
     top.legend(loc="lower right")
     names = dict.fromkeys(name for line in train for name in line["losses"])
@@ -151,21 +137,18 @@ def compared_curves(runs: Sequence[tuple[str, Sequence[dict[str, Any]]]]) -> Any
     """Validation accuracy over the steps of some runs."""
     figure, axes = new_figure(5.2, 3.2)
     for place, (name, lines) in enumerate(runs):
-        found = [line for line in lines if line["kind"] == "validation"]
-        axes.errorbar(
-            [line["step"] for line in found],
-            [line["accuracy"] for line in found],
-            [line["ci95"] for line in found],
-            color=COLOURS[place % len(COLOURS)],
-            marker=MARKERS[place % len(MARKERS)],
-            markersize=4,
-            capsize=2,
-            label=name,
-        )
+        _validation_curve(axes, lines, name, COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)])
     axes.set_xlabel("training steps")
     axes.set_ylabel("validation accuracy, %")
     axes.legend(loc="lower right")
     return figure
+
+
+def _validation_curve(axes: Any, lines: Sequence[dict[str, Any]], label: str, colour: str, marker: str) -> None:
+    points = [(line["step"], line["accuracy"], line["ci95"]) for line in lines if line["kind"] == "validation"]
+    steps, accuracies, intervals = zip(*points, strict=True) if points else ([], [], [])
+    style = {"color": colour, "marker": marker, "markersize": 4, "capsize": 2}
+    axes.errorbar(steps, accuracies, intervals, label=label, **style)
 
 
 @styled
@@ -219,15 +202,8 @@ def latent_plot(panels: Sequence[tuple[str, np.ndarray]], labels: np.ndarray, co
         axes.set_visible(False)
     for (title, points), axes in zip(panels, grid.flat, strict=False):
         for place, label in enumerate(np.unique(labels)):
-            chosen = points[labels == label]
-            axes.scatter(
-                *chosen.T,
-                s=26,
-                color=COLOURS[place % len(COLOURS)],
-                marker=MARKERS[place % len(MARKERS)],
-                alpha=0.85,
-                linewidths=0,
-            )
+            style = {"color": COLOURS[place % len(COLOURS)], "marker": MARKERS[place % len(MARKERS)]}
+            axes.scatter(*points[labels == label].T, s=26, alpha=0.85, linewidths=0, **style)
         axes.set_title(title, fontsize=9)
         axes.set_xticks([])
         axes.set_yticks([])
