@@ -154,7 +154,7 @@ def _build(kind: Any, values: Any, where: str) -> Any:
     built = {
         key: _build(hints[key], value, f"{where}{key}.")
         if dataclasses.is_dataclass(hints[key])
-        else _checked(value, hints[key], where + key)
+        else checked_value(value, hints[key], where + key)
         for key, value in values.items()
     }
     made = kind(**built)
@@ -191,7 +191,7 @@ def _named(values: dict[str, Any], where: str) -> tuple[Any, dict[str, Any]]:
     """The class that a [method] or [backbone] table names, and the settings for it."""
     default = "trident" if where == "method." else "conv4"
     name, rest = values.get("name", default), {key: value for key, value in values.items() if key != "name"}
-    name = _checked(name, str, f"{where}name")
+    name = checked_value(name, str, f"{where}name")
     if where == "method.":
         return method_class(name), rest
     if name not in BACKBONES:
@@ -219,11 +219,11 @@ def _short(value: Any) -> str:
         return "too long a number"
 
 
-def _checked(value: Any, hint: Any, key: str) -> Any:
+def checked_value(value: Any, hint: Any, key: str) -> Any:
     """The value converted to its type, or an error that says what is allowed."""
     if isinstance(hint, types.UnionType):
         inner, _ = typing.get_args(hint)  # all unions are "something or None"
-        return None if value is None or value == "none" else _checked(value, inner, key)
+        return None if value is None or value == "none" else checked_value(value, inner, key)
     if typing.get_origin(hint) is typing.Literal:
         choices = typing.get_args(hint)
         if value not in choices:
@@ -244,7 +244,7 @@ def _checked(value: Any, hint: Any, key: str) -> Any:
 
 
 def _parse(text: str, hint: Any) -> Any:
-    """A value from the command line, where everything is text; `_checked` checks it."""
+    """A value from the command line, where everything is text; `checked_value` checks it."""
     if isinstance(hint, types.UnionType):
         inner, _ = typing.get_args(hint)
         return None if text.lower() == "none" else _parse(text, inner)
