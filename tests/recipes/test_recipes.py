@@ -9,7 +9,7 @@ from trident.errors import TridentError
 from trident.methods.ensemble import Ensemble
 from trident.methods.metric.protonet import ProtoNet
 from trident.methods.trident.method import Trident
-from trident.recipes.files import FOLDER, read_toml, recipe_names
+from trident.recipes.files import FOLDER, facts, read_recipe, read_toml, recipe_names
 from trident.recipes.loading import (
     full_key,
     load_recipe,
@@ -181,14 +181,36 @@ def test_a_base_must_be_an_included_recipe(tmp_path: Path) -> None:
         load_recipe(str(path))
 
 
-@pytest.mark.parametrize("name", recipe_names())
-def test_no_recipe_repeats_what_its_base_says(name: str) -> None:
-    own = read_toml(FOLDER / f"{name}.toml")
-    if "base" not in own:
-        return
-    base = recipe_values(load_recipe(own["base"]))
-    for table, values in own.items():
-        other_method = table == "method" and values.get("name", base["method"]["name"]) != base["method"]["name"]
-        if isinstance(values, dict) and not other_method:  # another method inherits nothing
-            repeated = [key for key, value in values.items() if key != "name" and base[table].get(key) == value]
-            assert not repeated, f"[{table}] {', '.join(repeated)}"
+def test_recipes_for_several_shots_and_variants_come_from_one_file() -> None:
+    names = {name for name in recipe_names() if name.startswith("mini-5w") and "-feat" in name}
+    assert names == {f"mini-5w{shots}s-feat{end}" for shots in (1, 5) for end in ("", "-transductive")}
+    values = {name: recipe_values(load_recipe(name)) for name in names}
+    steps = {name: (part["training"]["steps"], part["episode"]["n_shot"]) for name, part in values.items()}
+    assert steps["mini-5w1s-feat"] == (16_000, 1)
+    assert steps["mini-5w5s-feat"] == (14_000, 5)
+    assert steps["mini-5w5s-feat-transductive"] == (12_000, 5)
+    assert values["mini-5w5s-feat-transductive"]["summary"] == "miniImageNet, 5-way 5-shot, FEAT, transductive"
+    assert values["mini-5w5s-feat-transductive"]["training"]["validate_every"] == 3_000
+    assert load_recipe("mini-5w5s-maml").training.start_from == "mini-5w5s-protonet"
+
+
+def test_facts_are_those_of_the_recipes() -> None:
+    assert list(facts()) == recipe_names()
+    for name in ("features-tim", "glyphs-set", "mini-5w5s-feat-transductive"):
+        recipe = load_recipe(name)
+        method = recipe_values(recipe)["method"]["name"]
+        assert facts()[name] == {"summary": recipe.summary, "dataset": recipe.dataset, "method": method}
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.toml")), ids=lambda path: path.stem)
+def test_nothing_is_said_twice(path: Path) -> None:
+    """Nor is what a file's base says, or what the file says for all its variants and numbers of shots."""
+    own = read_toml(path)
+    base = read_recipe(own["base"].format(shots=1))[0] if "base" in own else {}
+    parts = [own.get("shots", {}).get("5", {}), *own.get("variants", {}).values()]
+    for before, values in [(base, own), *((own, part) for part in parts)]:
+        for table in before.keys() & values.keys() & {"episode", "protocol", "views", "backbone", "method", "training"}:
+            names = [part.get("name") for part in (before[table], values[table])]
+            if names[1] in (None, names[0]):  # another method inherits nothing
+                repeated = [key for key, value in values[table].items() if before[table].get(key) == value]
+                assert set(repeated) <= {"name", "validate_every"}, f"[{table}] {', '.join(repeated)}"

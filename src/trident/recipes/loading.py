@@ -25,8 +25,7 @@ BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "n
 
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     """An included recipe by name, or any by the path of its TOML file, with `key=value` overrides applied."""
-    values, path = read_recipe(name)
-    return with_overrides(recipe_from(values, str(path)), overrides)
+    return with_overrides(recipe_from(*read_recipe(name)), overrides)
 
 
 def recipe_from(values: dict[str, Any], source: str) -> Recipe:
