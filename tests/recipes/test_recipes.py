@@ -11,6 +11,7 @@ from trident.methods.metric.protonet import ProtoNet
 from trident.methods.trident.method import Trident
 from trident.recipes.files import FOLDER, facts, read_recipe, read_toml, recipe_names
 from trident.recipes.loading import (
+    RETIRED,
     full_key,
     load_recipe,
     recipe_from,
@@ -104,6 +105,17 @@ def test_wrong_overrides(override: str, message: str) -> None:
     with pytest.raises(TridentError) as caught:
         load_recipe("mini-5w1s", [override])
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("key", RETIRED)
+def test_old_files_may_give_the_only_value_of_a_setting_that_is_gone(key: str) -> None:
+    values = recipe_values(load_recipe("glyphs"))
+    section, name = key.split(".")
+    old = {**values, section: {**values[section], name: RETIRED[key]}}
+    assert recipe_from(old, "old.toml") == load_recipe("glyphs")
+    old[section][name] = "another"
+    with pytest.raises(TridentError, match=key):
+        recipe_from(old, "old.toml")
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,16 @@ MOST_VALUES = 2**34  # in the images of one training step
 MOST_PARAMETERS = 2**28  # 1 GiB in single precision
 BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
+# Settings that are gone, with the only value of theirs that old weights and recipes may still give.
+RETIRED = {
+    "method.label_prior": "standard_normal",
+    "method.semantic_prior": "standard_normal",
+    "method.rectify": True,  # LaplacianShot
+    "method.compare_shifted": True,
+    "method.rule": "map",  # MetaQDA
+    "method.through_turns": False,  # SSR
+}
+
 
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     """An included recipe by name, or any by the path of its TOML file, with `key=value` overrides applied."""
@@ -143,6 +153,7 @@ def _build(kind: Any, values: Any, where: str) -> Any:
     if where in ("method.", "backbone."):
         kind, values = _named(values, where)
     hints = {entry.name: hints_of(kind)[entry.name] for entry in dataclasses.fields(kind)}
+    values = {key: value for key, value in values.items() if key in hints or RETIRED.get(where + key, ...) != value}
     unknown = [key for key in values if key not in hints]
     if unknown:
         raise TridentError(f"unknown setting {_short(where + unknown[0])}{did_you_mean(unknown[0], list(hints))}")
