@@ -150,7 +150,7 @@ def test_a_recipe_of_ones_own(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("summary = ", "is not valid TOML"),
-        ('dataset = "x"', "setting 'summary' is missing"),
+        ('dataset = "x"', "'summary' is missing"),
         ('summary = "s"\ndataset = "x"\n[metod]\n', "unknown setting 'metod': did you mean 'method'?"),
         (
             'summary = "s"\ndataset = "x"\n[backbone]\nchanels = 3',

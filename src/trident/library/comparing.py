@@ -14,7 +14,7 @@ from trident.errors import BadValueError
 from trident.library.head import OWN, Head, as_rows
 from trident.measuring.evaluate import evaluate_subject, mean_and_interval
 from trident.measuring.subject import PredictFunction, TrainedModel
-from trident.recipes.loading import checked_value
+from trident.recipes.plain_values import checked
 from trident.settings import EpisodeSpec, Protocol, hints_of
 
 # Features (n_support, feature) of the labelled images, their labels (n_support,) from 0 to n_way - 1, and features
@@ -91,7 +91,7 @@ def compare(
     table = class_table((name, "test", len(rows)) for name, rows in by_class.items())
     store = replace(store_in_memory(OWN, images, table), features_of=OWN)
     episode = EpisodeSpec(n_way, n_shot, queries)
-    protocol = Protocol(balance=checked_value(balance, hints_of(Protocol)["balance"], "balance"))
+    protocol = Protocol(balance=checked(hints_of(Protocol)["balance"], balance, "balance"))
     accuracies: dict[str, np.ndarray] = {}
     used: Counter[str] = Counter()
     for method in methods:
