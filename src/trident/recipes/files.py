@@ -7,8 +7,8 @@ A file of this folder holds the recipes of one method on one dataset:
         [variants.transductive]     mini-5w1s-feat-transductive and mini-5w5s-feat-transductive: what differs in both
         [variants.transductive.shots.5.training]
 
-A file without a summary holds its variants only. Training is validated and saved after each quarter of its steps,
-unless the file says otherwise.
+A file without a summary is no recipe: it holds what its variants share, or the files that name it as their base.
+Training is validated and saved after each quarter of its steps, unless the file says otherwise.
 """
 
 import copy
@@ -26,7 +26,7 @@ SHOTS = ("1", "5")  # of files with several numbers of shots
 
 
 def recipe_names() -> list[str]:
-    return sorted(_included())
+    return sorted(name for name, values in _included().items() if "summary" in values)
 
 
 def facts() -> dict[str, dict[str, str]]:
@@ -41,7 +41,7 @@ def facts() -> dict[str, dict[str, str]]:
 def read_recipe(name: str) -> tuple[dict[str, Any], str]:
     """The values of an included recipe, by name, or of any recipe, by the path of its TOML file; and where they are."""
     if not name.endswith(".toml"):
-        if name not in _included():
+        if name not in recipe_names():
             raise TridentError(f"no recipe is called '{name}'{did_you_mean(name, recipe_names())}")
         return {"name": name, **_with_quarters(_whole(name))}, f"recipe {name}"
     path = Path(name)
@@ -50,10 +50,8 @@ def read_recipe(name: str) -> tuple[dict[str, Any], str]:
     values = read_toml(path)
     base = values.pop("base", None)
     if base is not None:
-        if base not in _included():
+        if base not in recipe_names():
             raise TridentError(f"{path}: base is {base!r}: it must be one of {', '.join(recipe_names())}")
-        if "base" in _included()[base]:
-            raise TridentError(f"{path}: its base {base} has a base itself: name {_included()[base]['base']} instead")
         values = _merged(_with_quarters(_whole(base)), values)
     return {"name": path.stem, **values}, str(path)
 
@@ -64,7 +62,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 @functools.cache
 def _included() -> dict[str, dict[str, Any]]:
-    """What the files of this folder say, by recipe."""
+    """What the files of this folder say, by recipe, and what some recipes share."""
     found = {}
     for path in FOLDER.glob("*.toml"):
         text, stem = _text(path), path.stem
@@ -76,8 +74,7 @@ def _included() -> dict[str, dict[str, Any]]:
                 for part in (values, variant):
                     own = {key: value for key, value in part.items() if key != "shots"}
                     recipe = _merged(_merged(recipe, own), part.get("shots", {}).get(shots, {}))
-                if "summary" in recipe:
-                    found[stem.replace("Ns", f"{shots}s") + suffix] = recipe
+                found[stem.replace("Ns", f"{shots}s") + suffix] = recipe
     return found
 
 
