@@ -53,18 +53,17 @@ def test_a_class_that_no_image_is_nearest_to_keeps_its_mean() -> None:
     assert found[0, 0, 1] == pytest.approx(-10 * 0.1**2)
 
 
-@pytest.mark.parametrize(("rectify", "shifted"), [(False, True), (True, True), (True, False)])
 @pytest.mark.parametrize("rounds", [0, 1, 20])
-def test_laplacian_shot_is_what_it_says(rectify: bool, shifted: bool, rounds: int) -> None:
-    method = LaplacianShot(smoothness=0.9, neighbours=3, rounds=rounds, rectify=rectify, compare_shifted=shifted)
+def test_laplacian_shot_is_what_it_says(rounds: int) -> None:
+    method = LaplacianShot(smoothness=0.9, neighbours=3, rounds=rounds)
     features, labels = some_features()
     found = probabilities(logits_of(method, features, labels))
     n = labels.shape[1]
     for task in range(2):
         f = [unit(row) for row in features[task]]
-        w = rectified_by_loops(f, labels[task]) if rectify else own_means(f, labels[task])
+        w = rectified_by_loops(f, labels[task])
         near = NearestNeighbors(n_neighbors=4).fit(f[n:]).kneighbors(f[n:], return_distance=False)[:, 1:]
-        shift = np.mean(f[:n], 0) - np.mean(f[n:], 0) if rectify and shifted else 0
+        shift = np.mean(f[:n], 0) - np.mean(f[n:], 0)
         own = [[-(length(row + shift - w[c]) ** 2) for c in CLASSES] for row in f[n:]]
         q = [softmax(row) for row in own]
         for _ in range(rounds):

@@ -99,7 +99,8 @@ def test_every_command_works(command: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "printed"), list(zip(blocks("python"), ("pile/picture.jpg", "shuffled queries"), strict=True))
+    ("code", "printed"),
+    list(zip(blocks("python"), ("pile/picture.jpg", "minus nearest-mean", "shuffled queries"), strict=True)),
 )
 def test_every_python_example_works(code: str, printed: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)

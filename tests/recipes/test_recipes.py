@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,8 +10,9 @@ from trident.errors import TridentError
 from trident.methods.ensemble import Ensemble
 from trident.methods.metric.protonet import ProtoNet
 from trident.methods.trident.method import Trident
-from trident.recipes.files import FOLDER, read_toml, recipe_names
+from trident.recipes.files import FOLDER, facts, read_recipe, read_toml, recipe_names
 from trident.recipes.loading import (
+    RETIRED,
     full_key,
     load_recipe,
     recipe_from,
@@ -106,6 +108,17 @@ def test_wrong_overrides(override: str, message: str) -> None:
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize("key", RETIRED)
+def test_old_files_may_give_the_only_value_of_a_setting_that_is_gone(key: str) -> None:
+    values = recipe_values(load_recipe("glyphs"))
+    section, name = key.split(".")
+    old = {**values, section: {**values[section], name: RETIRED[key]}}
+    assert recipe_from(old, "old.toml") == load_recipe("glyphs")
+    old[section][name] = "another"
+    with pytest.raises(TridentError, match=key):
+        recipe_from(old, "old.toml")
+
+
 @dataclass(frozen=True)
 class TwoRates(ProtoNet):
     """A method with a setting that training has too."""
@@ -138,7 +151,7 @@ def test_a_recipe_of_ones_own(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("summary = ", "is not valid TOML"),
-        ('dataset = "x"', "setting 'summary' is missing"),
+        ('dataset = "x"', "'summary' is missing"),
         ('summary = "s"\ndataset = "x"\n[metod]\n', "unknown setting 'metod': did you mean 'method'?"),
         (
             'summary = "s"\ndataset = "x"\n[backbone]\nchanels = 3',
@@ -181,14 +194,39 @@ def test_a_base_must_be_an_included_recipe(tmp_path: Path) -> None:
         load_recipe(str(path))
 
 
-@pytest.mark.parametrize("name", recipe_names())
-def test_no_recipe_repeats_what_its_base_says(name: str) -> None:
-    own = read_toml(FOLDER / f"{name}.toml")
-    if "base" not in own:
-        return
-    base = recipe_values(load_recipe(own["base"]))
-    for table, values in own.items():
-        other_method = table == "method" and values.get("name", base["method"]["name"]) != base["method"]["name"]
-        if isinstance(values, dict) and not other_method:  # another method inherits nothing
-            repeated = [key for key, value in values.items() if key != "name" and base[table].get(key) == value]
-            assert not repeated, f"[{table}] {', '.join(repeated)}"
+def test_recipes_for_several_shots_and_variants_come_from_one_file() -> None:
+    names = {name for name in recipe_names() if name.startswith("mini-5w") and "-feat" in name}
+    assert names == {f"mini-5w{shots}s-feat{end}" for shots in (1, 5) for end in ("", "-transductive")}
+    values = {name: recipe_values(load_recipe(name)) for name in names}
+    steps = {name: (part["training"]["steps"], part["episode"]["n_shot"]) for name, part in values.items()}
+    assert steps["mini-5w1s-feat"] == (16_000, 1)
+    assert steps["mini-5w5s-feat"] == (14_000, 5)
+    assert steps["mini-5w5s-feat-transductive"] == (12_000, 5)
+    assert values["mini-5w5s-feat-transductive"]["summary"] == "miniImageNet, 5-way 5-shot, FEAT, transductive"
+    assert values["mini-5w5s-feat-transductive"]["training"]["validate_every"] == 3_000
+    assert load_recipe("mini-5w5s-maml").training.start_from == "mini-5w5s-protonet"
+
+
+def test_facts_are_those_of_the_recipes() -> None:
+    assert list(facts()) == recipe_names()
+    for name in ("features-tim", "glyphs-set", "mini-5w5s-feat-transductive"):
+        recipe = load_recipe(name)
+        method = recipe_values(recipe)["method"]["name"]
+        assert facts()[name] == {"summary": recipe.summary, "dataset": recipe.dataset, "method": method}
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.toml")), ids=lambda path: path.stem)
+def test_nothing_is_said_twice(path: Path) -> None:
+    """Nor is what a file's base says, or what the file says for all its variants and numbers of shots."""
+    own = read_toml(path)
+    base: dict[str, Any] = {}
+    if "base" in own:
+        name = own["base"].format(shots=1)
+        base = read_recipe(name)[0] if name in recipe_names() else read_toml(FOLDER / f"{name}.toml")
+    parts = [own.get("shots", {}).get("5", {}), *own.get("variants", {}).values()]
+    for before, values in [(base, own), *((own, part) for part in parts)]:
+        for table in before.keys() & values.keys() & {"episode", "protocol", "views", "backbone", "method", "training"}:
+            names = [part.get("name") for part in (before[table], values[table])]
+            if names[1] in (None, names[0]):  # another method inherits nothing
+                repeated = [key for key, value in values[table].items() if before[table].get(key) == value]
+                assert set(repeated) <= {"name", "validate_every"}, f"[{table}] {', '.join(repeated)}"

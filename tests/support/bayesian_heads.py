@@ -42,8 +42,7 @@ HEADS: dict[str, HeadOnFeatures] = {
     "logistic-softmax, predictive": LogisticSoftmaxProcess(objective="predictive", rounds=4),
     "sib": SyntheticInformationBottleneck(rate=0.1),
     # Not CL2N: no gradient goes through the mean of the training features.
-    "metaqda, map": MetaQda(normalisation="L2N", dimensions=5),
-    "metaqda, bayesian": MetaQda(normalisation="L2N", dimensions=5, rule="bayesian"),
+    "metaqda": MetaQda(normalisation="L2N", dimensions=5),
     "abpml": BayesianPrototypes(initial_log_var=-1.0),
     "ssr": SelfSupervisedReranking(rate=0.1, width=6, steps=2),
 }

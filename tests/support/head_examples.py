@@ -68,7 +68,6 @@ BAYESIAN: dict[str, HeadOnFeatures] = {
     "logistic-softmax": LogisticSoftmaxProcess(),
     "SIB": SyntheticInformationBottleneck(),
     "MetaQDA": MetaQda(dimensions=6),
-    "MetaQDA, bayesian": MetaQda(dimensions=6, rule="bayesian"),
     "ABPML": BayesianPrototypes(),
     "SSR": SelfSupervisedReranking(width=6),
 }
@@ -103,7 +102,6 @@ GOLDEN = {  # balanced, and with unequal class sizes; trained methods have rando
     "OVE": (82.75, 83.15),
     "logistic-softmax": (82.8, 83.6),
     "MetaQDA": (39.75, 39.6),
-    "MetaQDA, bayesian": (39.6, 39.85),
     "ABPML": (66.55, 64.25),
     "SIB": (78.8, 77.45),
     "SSR": (80.0, 79.55),

@@ -1,38 +1,46 @@
 """From TOML or a checkpoint to a checked `Recipe`, and back to plain values."""
 
 import dataclasses
-import reprlib
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from trident.backbones import BACKBONES
-from trident.errors import TridentError, did_you_mean, is_shown
+from trident.errors import TridentError, did_you_mean
 from trident.importing import imported
 from trident.methods.base import Method
 from trident.methods.registry import method_class, method_name
 from trident.nn.parameters import count
 from trident.recipes.files import read_recipe
+from trident.recipes.plain_values import checked, short
 from trident.recipes.recipe import Recipe
-from trident.settings import LARGEST, check_largest, hints_of, require
+from trident.settings import hints_of, require
 
-MOST_CHARACTERS = 1000  # of a setting that is text
 MOST_VALUES = 2**34  # in the images of one training step
 MOST_PARAMETERS = 2**28  # 1 GiB in single precision
 BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
+# Settings that are gone, with the only value of theirs that old weights and recipes may still give.
+RETIRED = {
+    "method.label_prior": "standard_normal",
+    "method.semantic_prior": "standard_normal",
+    "method.rectify": True,  # LaplacianShot
+    "method.compare_shifted": True,
+    "method.rule": "map",  # MetaQDA
+    "method.through_turns": False,  # SSR
+}
+
 
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     """An included recipe by name, or any by the path of its TOML file, with `key=value` overrides applied."""
-    values, path = read_recipe(name)
-    return with_overrides(recipe_from(values, str(path)), overrides)
+    return with_overrides(recipe_from(*read_recipe(name)), overrides)
 
 
 def recipe_from(values: dict[str, Any], source: str) -> Recipe:
     """A recipe from nested plain values, as in TOML or in a checkpoint; every key and type is checked."""
     try:
-        return _sized(typing.cast(Recipe, _build(Recipe, values, "")))
+        return _sized(typing.cast(Recipe, checked(Recipe, values, "", _class_and_values)))
     except TridentError as error:
         raise TridentError(f"{source}: {error}") from None
 
@@ -53,8 +61,8 @@ def flat_values(recipe: Recipe) -> dict[str, Any]:
 def method_from(name: str, values: Any) -> Method:
     """A method from plain values; every key and type is checked."""
     if not isinstance(values, dict):
-        raise TridentError(f"'method' must be a table of settings, not {_short(values)}")
-    return typing.cast(Method, _build(Method, {**values, "name": name}, "method."))
+        raise TridentError(f"'method' must be a table of settings, not {short(values)}")
+    return typing.cast(Method, checked(Method, {**values, "name": name}, "method", _class_and_values))
 
 
 def with_overrides(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
@@ -71,7 +79,7 @@ def with_overrides(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
         known = full_key(recipe, key)
         section, name = known.split(".")
         values[section][name] = _parse(value, keys[known])
-    return _sized(typing.cast(Recipe, _build(Recipe, values, "")))
+    return _sized(typing.cast(Recipe, checked(Recipe, values, "", _class_and_values)))
 
 
 def full_key(recipe: Recipe, key: str) -> str:
@@ -100,67 +108,50 @@ def formatted(value: Any) -> str:
 
 def setting_types(recipe: Recipe) -> dict[str, Any]:
     """The type of every setting of a recipe, by section.key, including the method's settings."""
-    return {
-        f"{section}.{entry.name}": hints_of(kind)[entry.name]
-        for section, kind in _sections(recipe)
-        for entry in dataclasses.fields(kind)
-    }
+    return {key: hints_of(kind)[entry.name] for key, kind, entry in _settings(recipe)}
 
 
 def setting_help(recipe: Recipe) -> dict[str, str]:
-    return {
-        f"{section}.{entry.name}": entry.metadata["help"]
-        for section, kind in _sections(recipe)
-        for entry in dataclasses.fields(kind)
-    }
+    return {key: entry.metadata["help"] for key, _, entry in _settings(recipe)}
 
 
 def setting_bounds(recipe: Recipe) -> dict[str, float]:
     """The largest value of every setting that is a number, by section.key."""
-    return {
-        f"{section}.{entry.name}": entry.metadata["most"]
-        for section, kind in _sections(recipe)
-        for entry in dataclasses.fields(kind)
-    }
+    return {key: entry.metadata["most"] for key, _, entry in _settings(recipe)}
 
 
 def after_training(recipe: Recipe) -> set[str]:
     """The settings that may be changed for trained weights: how they are measured, and how the method predicts."""
-    own = {f"method.{entry.name}" for entry in dataclasses.fields(recipe.method) if entry.metadata["after_training"]}
-    sections = {"episode", "protocol", "views"}
+    free = {"episode", "protocol", "views"}
     if recipe.method.about.trained_on == "nothing":
-        sections.add("backbone")  # nothing was trained on its features
-    return own | {key for key in setting_types(recipe) if key.split(".")[0] in sections}
+        free.add("backbone")  # nothing was trained on its features
+    return {key for key, _, entry in _settings(recipe) if key.split(".")[0] in free or entry.metadata["after_training"]}
 
 
-def _sections(recipe: Recipe) -> list[tuple[str, Any]]:
-    parts = [(entry.name, getattr(recipe, entry.name)) for entry in dataclasses.fields(recipe)]
-    return [(name, type(part)) for name, part in parts if dataclasses.is_dataclass(part)]
+def _settings(recipe: Recipe) -> Iterator[tuple[str, type, "dataclasses.Field[Any]"]]:
+    """section.key of every setting, the class that it belongs to, and its field."""
+    for section in dataclasses.fields(recipe):
+        kind = type(getattr(recipe, section.name))
+        if dataclasses.is_dataclass(kind):
+            yield from ((f"{section.name}.{entry.name}", kind, entry) for entry in dataclasses.fields(kind))
 
 
-def _build(kind: Any, values: Any, where: str) -> Any:
-    if not isinstance(values, dict):
-        raise TridentError(f"'{where.rstrip('.')}' must be a table of settings, not {_short(values)}")
-    if where in ("method.", "backbone."):
-        kind, values = _named(values, where)
-    hints = {entry.name: hints_of(kind)[entry.name] for entry in dataclasses.fields(kind)}
-    unknown = [key for key in values if key not in hints]
-    if unknown:
-        raise TridentError(f"unknown setting {_short(where + unknown[0])}{did_you_mean(unknown[0], list(hints))}")
-    needed = [entry.name for entry in dataclasses.fields(kind) if _has_no_default(entry)]
-    missing = [name for name in needed if name not in values]
-    if missing:
-        raise TridentError(f"setting '{where}{missing[0]}' is missing")
-    built = {
-        key: _build(hints[key], value, f"{where}{key}.")
-        if dataclasses.is_dataclass(hints[key])
-        else _checked(value, hints[key], where + key)
-        for key, value in values.items()
+def _class_and_values(kind: Any, values: dict[str, Any], where: str) -> tuple[Any, dict[str, Any]]:
+    """The class that a [method] or [backbone] table names, and its settings without those that are gone."""
+    if where in ("method", "backbone"):
+        default = "trident" if where == "method" else "conv4"
+        name = checked(str, values.get("name", default), f"{where}.name", _class_and_values)
+        values = {key: value for key, value in values.items() if key != "name"}
+        if where == "method":
+            kind = method_class(name)
+        elif name in BACKBONES:
+            kind = imported(BACKBONES[name])
+        else:
+            raise TridentError(f"backbone.name is '{name}': it must be one of {', '.join(BACKBONES)}")
+    known, before = hints_of(kind), f"{where}."
+    return kind, {
+        key: value for key, value in values.items() if key in known or RETIRED.get(before + key, ...) != value
     }
-    made = kind(**built)
-    for entry in dataclasses.fields(kind):
-        check_largest(where + entry.name, getattr(made, entry.name), entry.metadata.get("most", LARGEST))
-    return made
 
 
 def _sized(recipe: Recipe) -> Recipe:
@@ -187,64 +178,12 @@ def _sized(recipe: Recipe) -> Recipe:
     return recipe
 
 
-def _named(values: dict[str, Any], where: str) -> tuple[Any, dict[str, Any]]:
-    """The class that a [method] or [backbone] table names, and the settings for it."""
-    default = "trident" if where == "method." else "conv4"
-    name, rest = values.get("name", default), {key: value for key, value in values.items() if key != "name"}
-    name = _checked(name, str, f"{where}name")
-    if where == "method.":
-        return method_class(name), rest
-    if name not in BACKBONES:
-        raise TridentError(f"backbone.name is '{name}': it must be one of {', '.join(BACKBONES)}")
-    return imported(BACKBONES[name]), rest
-
-
 def _backbone_name(backbone: Any) -> str:
     return next(name for name, path in BACKBONES.items() if imported(path) is type(backbone))
 
 
-def _has_no_default(entry: "dataclasses.Field[Any]") -> bool:
-    return entry.default is dataclasses.MISSING and entry.default_factory is dataclasses.MISSING
-
-
-_SHORTENED = reprlib.Repr()
-_SHORTENED.maxstring = 200
-
-
-def _short(value: Any) -> str:
-    """A value in a message: in quotes, and shortened, because it can be long or deeply nested."""
-    try:
-        return _SHORTENED.repr(value)
-    except ValueError:  # Python does not write out numbers of thousands of digits
-        return "too long a number"
-
-
-def _checked(value: Any, hint: Any, key: str) -> Any:
-    """The value converted to its type, or an error that says what is allowed."""
-    if isinstance(hint, types.UnionType):
-        inner, _ = typing.get_args(hint)  # all unions are "something or None"
-        return None if value is None or value == "none" else _checked(value, inner, key)
-    if typing.get_origin(hint) is typing.Literal:
-        choices = typing.get_args(hint)
-        if value not in choices:
-            raise TridentError(f"{key} is {_short(value)}: it must be one of {', '.join(choices)}")
-        return value
-    if isinstance(value, int) and abs(value) >= 2**63:
-        raise TridentError(f"{key} is too large a number: it must be below 2**63")
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if type(value) is not hint:
-        names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-        raise TridentError(f"{key} is {_short(value)}: it must be {names[hint]}")
-    if isinstance(value, str) and (len(value) > MOST_CHARACTERS or not is_shown(value)):
-        raise TridentError(
-            f"{key} is {_short(value)}: it must be text of at most {MOST_CHARACTERS} printable characters"
-        )
-    return value
-
-
 def _parse(text: str, hint: Any) -> Any:
-    """A value from the command line, where everything is text; `_checked` checks it."""
+    """A value from the command line, where everything is text; `checked` checks it."""
     if isinstance(hint, types.UnionType):
         inner, _ = typing.get_args(hint)
         return None if text.lower() == "none" else _parse(text, inner)

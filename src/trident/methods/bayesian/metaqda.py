@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -37,13 +37,9 @@ class MetaQda(NormalisedHead):
         mu   =  (kappa m + n mean(x)) / (kappa + n)
         S_c  =  S + sum of (x_i - mean(x)) (x_i - mean(x))^T + kappa n / (kappa + n) (mean(x) - m) (mean(x) - m)^T
 
-        map        score  -D,    C = S_c / (nu + n + d + 2)
-        bayesian   score  log of Student's t with r = nu + n + 1 - d degrees of freedom, up to a constant:
-                   log G((r + d)/2) - log G(r/2) - d/2 log r - 1/2 log |C| - (r + d)/2 log(1 + D / r),
-                   C = S_c (kappa + n + 1) / ((kappa + n) r)
-        where      D(x)  =  (x - mu)^T ((1 - blend) C^-1 + blend I) (x - mu)
+        logits  -(x - mu)^T ((1 - blend) C^-1 + blend I) (x - mu)    with the most probable C = S_c / (nu + n + d + 2)
 
-    Queries' scores are their logits. The published method takes the features themselves, whose covariances have no
+    The published method takes the features themselves, whose covariances have no
     room for 1,600 features: the projection is an addition. So is the start of L at `initial_spread` times I instead of
     I, because features have unit length here.
     """
@@ -51,9 +47,6 @@ class MetaQda(NormalisedHead):
     about = About("MetaQDA", "Zhang et al. 2021", "Shallow Bayesian Meta Learning for Real-World Few-Shot Recognition")
     dimensions: int | None = setting(
         128, "d: numbers that features are projected to; 'none' takes them as they are", most=4096
-    )
-    rule: Literal["map", "bayesian"] = setting(
-        "map", "how a class is scored: by its most probable Gaussian, or averaged over all (Student's t)"
     )
     blend: float = setting(0.5, "weight of the identity in the inverse covariance, from 0 to 1")
     initial_spread: float = setting(4.0, "start of L, as a multiple of the identity")
@@ -64,7 +57,7 @@ class MetaQda(NormalisedHead):
         require(0 <= self.blend <= 1, f"method.blend is {self.blend}: it must be from 0 to 1")
 
     def describe(self) -> str:
-        return {"map": "most probable class Gaussians", "bayesian": "class Gaussians averaged out"}[self.rule]
+        return "most probable class Gaussians"
 
     def initial(self, n_features: int, generator: torch.Generator) -> Parameters:
         start: Parameters = {}
@@ -105,16 +98,9 @@ class MetaQda(NormalisedHead):
         scatter = (members[..., None] * within[:, None]).mT @ within[:, None]  # (task, n_way, d, d)
         scatter = scatter + (kappa * n / (kappa + n))[..., None, None] * away[..., None] * away[..., None, :]
         centres = (kappa * m + n[..., None] * means) / (kappa + n)[..., None]
-        freedom = nu + n + 1 - d  # of Student's t, (task, n_way)
-        size = 1 / (nu + n + d + 2) if self.rule == "map" else (kappa + n + 1) / ((kappa + n) * freedom)
+        size = 1 / (nu + n + d + 2)  # (task, n_way)
         factor: Tensor = torch.linalg.cholesky_ex((spread + scatter) * size[..., None, None]).L
         apart = queries[:, None] - centres[:, :, None]  # (task, n_way, query, d)
         scaled: Tensor = torch.linalg.solve_triangular(factor, apart.mT, upper=False)  # (task, n_way, d, query)
         curved = scaled.square().sum(2)  # (task, n_way, query)
-        distances = ((1 - self.blend) * curved + self.blend * apart.square().sum(3)).mT  # (task, query, n_way)
-        if self.rule == "map":
-            return -distances
-        freedom = freedom[:, None]
-        log_root = factor.diagonal(dim1=2, dim2=3).log().sum(2)[:, None]  # of the determinant
-        level = torch.lgamma((freedom + d) / 2) - torch.lgamma(freedom / 2) - d / 2 * freedom.log() - log_root
-        return level - (freedom + d) / 2 * torch.log1p(distances / freedom)
+        return -((1 - self.blend) * curved + self.blend * apart.square().sum(3)).mT
