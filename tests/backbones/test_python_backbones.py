@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from backbone_pictures import message, noise, scaled
-from trident.backbones.imported_code import imported_code
 from trident.backbones.pretrained import (
     BATCH,
     IMAGENET_MEAN,
@@ -19,6 +18,7 @@ from trident.backbones.pretrained import (
     Facts,
     find_backbone,
 )
+from trident.backbones.python_function import imported_code
 from trident.backbones.torch_module import probe
 from trident.errors import TridentError
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 import pytest
-from PIL import Image
 
 from ablation_grids import Answer
 from commands import assert_one_line_error
@@ -24,7 +23,7 @@ from trident.backbones.feature_store import prepare_features
 from trident.backbones.pretrained import find_backbone
 from trident.data import decoding, resuming
 from trident.data.decoding import decoded
-from trident.data.images import ImageContent, ImageFile, Target, UnreadableImageError
+from trident.data.images import DatasetImage, ImageFile, Target, UnreadableImageError
 from trident.data.prepare import prepare
 from trident.errors import TridentError
 
@@ -248,7 +247,7 @@ def test_unreadable_images_are_counted_by_all_processes(tmp_path: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Counted:
+class Counted(DatasetImage):
     """Counts how often images are handed out."""
 
     path: Path
@@ -256,17 +255,11 @@ class Counted:
 
     name, file = "counted", Path()
 
-    def open(self) -> Image.Image:
-        raise NotImplementedError
-
-    def key(self) -> bytes:
-        raise NotImplementedError
-
-    def portable(self) -> ImageContent:
+    def content(self) -> bytes:
         self.handed_out.append(self.path)
         if len(self.handed_out) == 5:
             raise ValueError("it is lost")
-        return ImageFile(self.path).portable()
+        return ImageFile(self.path).content()
 
 
 def test_few_images_are_in_memory(pets: Path, monkeypatch: pytest.MonkeyPatch) -> None:

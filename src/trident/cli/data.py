@@ -90,7 +90,7 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Print what a store holds."""
-    from trident.data.describe import describe, verify_fingerprint
+    from trident.data.store import describe, verify_fingerprint
 
     opened = open_data(store)
     about = describe(opened)

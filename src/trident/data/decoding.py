@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 
 from trident.data.decoding_process import DecodingProcesses, KilledError, decoders
-from trident.data.images import DatasetImage, ImageFile, ImageSource, Target, UnreadableImageError, naming_errors
+from trident.data.images import DatasetImage, ImageFile, ImageSource, Target, UnreadableImageError, in_memory
 from trident.errors import ResumableError
 
 _BATCH_BYTES = 2**20  # of decoded images that a process is given at once
@@ -52,8 +52,7 @@ def _portable(batch: Sequence[DatasetImage]) -> list[ImageSource | UnreadableIma
     found: list[ImageSource | UnreadableImageError] = []
     for source in batch:
         try:
-            with naming_errors(source):
-                found.append(source if isinstance(source, ImageFile) else source.portable())
+            found.append(source if isinstance(source, ImageFile) else in_memory(source))
         except UnreadableImageError as error:
             found.append(error)
     return found

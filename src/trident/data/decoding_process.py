@@ -32,12 +32,11 @@ from PIL import Image
 
 from trident.data.images import (
     MOST_PIXELS,
-    EncodedImage,
-    ImageContent,
+    ImageInMemory,
     ImageSource,
     Target,
     UnreadableImageError,
-    naming_errors,
+    in_memory,
     open_image,
     silence_pillow,
 )
@@ -71,7 +70,8 @@ class _EndedError(Exception):
 
     def __init__(self, code: int):
         self.killed = code == -signal.SIGKILL
-        super().__init__(f"the process that decoded it ended ({_how(code)})")
+        how = signal.Signals(-code).name if -code in {*signal.Signals} else f"status {code}"
+        super().__init__(f"the process that decoded it ended ({how})")
 
 
 @dataclass(frozen=True)
@@ -118,17 +118,14 @@ class DecodingProcesses:
         Pictures that are pixels in memory already are not sent to another process.
         """
         seconds = min(seconds, _seconds(target.pixels))
-        if not isinstance(source, EncodedImage):
-            return target.decode(source)
-        with naming_errors(source):
-            content = source.portable().content
+        content = in_memory(source).held
         if not isinstance(content, bytes):
-            return target.decode(ImageContent(source.name, content))
+            return target.decode(ImageInMemory(source.name, content))
         job = _Job(len(content), target, seconds)
         with suppress(_EndedError):  # perhaps not because of the picture: the system may have no memory left
-            return self._answer(source.name, job, content)
+            return self._decoded(source.name, job, content)
         try:
-            return self._answer(source.name, job, content)
+            return self._decoded(source.name, job, content)
         except _EndedError as error:
             kind = KilledError if error.killed else UnreadableImageError
             raise kind(f"{source.name}: {error}") from error
@@ -143,7 +140,7 @@ class DecodingProcesses:
         with self._lock:
             self._closed = True
             for process in self._busy:
-                process.end()
+                process.end()  # while another thread waits for its answer
             for process in self._free:
                 process.kill()
             self._free.clear()
@@ -152,14 +149,9 @@ class DecodingProcesses:
         """In a fork: the processes belong to the parent."""
         self.__init__()  # type: ignore[misc]
 
-    def _answer(self, name: str, job: _Job, content: bytes) -> np.ndarray:
+    def _decoded(self, name: str, job: _Job, content: bytes) -> np.ndarray:
         with self._process() as process:
-            found = process.ask(job, content, self._room)
-        if isinstance(found, np.ndarray):
-            return found
-        if isinstance(found, TimeoutError):
-            raise TooSlowError(f"{name}: it took too long to decode: save it again, or smaller")
-        raise UnreadableImageError(f"{name}: {found}")
+            return process.decoded(name, job, content, self._room)
 
     @contextmanager
     def _process(self) -> "Iterator[_Process]":
@@ -170,6 +162,8 @@ class DecodingProcesses:
             self._busy.add(process)
         try:
             yield process
+        except UnreadableImageError:  # a whole answer
+            raise
         except BaseException:  # also Ctrl-C: what it would answer belongs to this picture
             process.kill()
             raise
@@ -198,8 +192,8 @@ class _Process:
         )
         self.alive = True
 
-    def ask(self, job: _Job, content: bytes, room: _Room) -> np.ndarray | str | TimeoutError:
-        """The pixels, why the picture cannot be read, or that it took too long."""
+    def decoded(self, name: str, job: _Job, content: bytes, room: _Room) -> np.ndarray:
+        """The pixels. An UnreadableImageError says why there are none."""
         sent, output = self._process.stdin, self._process.stdout
         assert sent is not None and output is not None
         try:
@@ -216,16 +210,16 @@ class _Process:
                     return np.frombuffer(_read_all(output, length), np.uint8).reshape(shape)
                 if kind != _ERROR or length > _LONGEST_TEXT:
                     self.kill()
-                    return "the process that decoded it gave no sensible answer"
-                return " ".join(_read_all(output, length).decode("utf-8", "replace").split())
+                    raise UnreadableImageError(f"{name}: the process that decoded it gave no sensible answer")
+                reason = " ".join(_read_all(output, length).decode("utf-8", "replace").split())
+                raise UnreadableImageError(f"{name}: {reason}")
         except (BrokenPipeError, EOFError, TimeoutError) as error:
             self.kill()
             if isinstance(error, TimeoutError) or self._process.returncode == -signal.SIGPROF:
-                return TimeoutError()
+                raise TooSlowError(f"{name}: it took too long to decode: save it again, or smaller") from error
             raise _EndedError(self._process.returncode) from error
 
     def end(self) -> None:
-        """End it while another thread waits for its answer."""
         self._process.kill()
 
     def kill(self) -> None:
@@ -236,12 +230,6 @@ class _Process:
             self._process.wait(0.2)  # one that has ended tells why; one that is free ends now
         self._process.kill()
         self._process.wait()
-
-
-def _how(code: int) -> str:
-    with suppress(ValueError):
-        return signal.Signals(-code).name
-    return f"status {code}"
 
 
 def _write_all(pipe: IO[bytes], content: bytes) -> None:
@@ -281,7 +269,7 @@ def serve() -> None:
             job: _Job = pickle.loads(_read_all(taken, _LENGTH.unpack(_read_all(taken, _LENGTH.size))[0]))
         except EOFError:
             os._exit(0)
-        kind, answer = _answer(_Limited(job, own, taken, given))
+        kind, answer = _answer(job, own, taken, given)
         signal.setitimer(signal.ITIMER_PROF, 0)
         if own is not None and (_address_space() or 0) > own + 2 * _BYTES:
             with suppress(AttributeError):  # another C library
@@ -289,48 +277,35 @@ def serve() -> None:
         _write_all(given, _HEAD.pack(kind, len(answer)) + answer)
 
 
-@dataclass(frozen=True)
-class _Limited:
-    """The picture of a job. When it is opened, this process gets limits that fit its size."""
+def _answer(job: _Job, own: int | None, taken: IO[bytes], given: IO[bytes]) -> tuple[int, bytes]:
+    """Decode the picture of a job. This process gets limits that fit its size; it has `own` bytes anyway."""
 
-    job: _Job
-    own: int | None  # bytes that this process has anyway
-    taken: IO[bytes]
-    given: IO[bytes]
-    name = "picture"
-
-    def open(self) -> Image.Image:
-        self._limit(0)
-        image = open_image(bytes(_read_all(self.taken, self.job.size)))
-        pixels = image.width * image.height
-        if _SMALL < pixels <= self.job.target.pixels:
-            _write_all(self.given, _HEAD.pack(_LARGE, pixels))
-            _read_all(self.taken, 1)  # comes when there is room
-        self._limit(pixels)
-        return image
-
-    def key(self) -> bytes:
-        raise NotImplementedError("the process that sent the picture knows its key")
-
-    def _limit(self, pixels: int) -> None:
+    def limit(pixels: int) -> None:
         # The timer's signal ends the process, whatever it is doing.
-        signal.setitimer(signal.ITIMER_PROF, min(self.job.seconds, _seconds(pixels)))
-        if self.own is not None:
-            most = self.own + 2 * self.job.size + _BYTES + _BYTES_PER_PIXEL * pixels
+        signal.setitimer(signal.ITIMER_PROF, min(job.seconds, _seconds(pixels)))
+        if own is not None:
+            most = own + 2 * job.size + _BYTES + _BYTES_PER_PIXEL * pixels
             with suppress(ValueError):  # the user's own limit is lower
                 resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+    def opened() -> Image.Image:
+        limit(0)
+        image = open_image(bytes(_read_all(taken, job.size)))
+        pixels = image.width * image.height
+        if _SMALL < pixels <= job.target.pixels:
+            _write_all(given, _HEAD.pack(_LARGE, pixels))
+            _read_all(taken, 1)  # comes when there is room
+        limit(pixels)
+        return image
+
+    try:
+        return _PIXELS, job.target.decode_opened("", opened).tobytes()
+    except UnreadableImageError as error:
+        return _ERROR, str(error).removeprefix(": ").encode("utf-8", "replace")[:_LONGEST_TEXT]
 
 
 def _seconds(pixels: int) -> float:
     return _SECONDS + _SECONDS_PER_PIXEL * pixels
-
-
-def _answer(source: _Limited) -> tuple[int, bytes]:
-    try:
-        return _PIXELS, source.job.target.decode(source).tobytes()
-    except UnreadableImageError as error:
-        text = str(error).removeprefix(f"{source.name}: ")
-        return _ERROR, text.encode("utf-8", "replace")[:_LONGEST_TEXT]
 
 
 def _address_space() -> int | None:

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from struct import error as StructError
 from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile
 
-from trident.data.images import DatasetImage, ImageBytes
+from trident.data.images import DatasetImage
 from trident.data.readers import ClassImages, Dataset, image_files, ordered_classes, subfolders
 from trident.errors import TridentError
 
@@ -24,7 +24,7 @@ Alphabets = dict[str, dict[str, list[DatasetImage]]]  # alphabet, character, dra
 
 
 @dataclass(frozen=True, slots=True)
-class ZippedImage(ImageBytes):
+class ZippedImage(DatasetImage):
     """An image in a zip file. The zip file stays open as long as one of its images is referenced."""
 
     archive: ZipFile

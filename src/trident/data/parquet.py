@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from trident.data.images import ImageBytes
+from trident.data.images import ImageSource
 from trident.data.pictures import UniqueNames
 from trident.errors import TridentError
 
@@ -24,7 +24,7 @@ _reading = threading.Lock()  # so that two threads do not read the same row grou
 
 
 @dataclass(frozen=True, slots=True)
-class ParquetPicture(ImageBytes):
+class ParquetPicture(ImageSource):
     """A picture in a row of a Parquet file."""
 
     file: Path

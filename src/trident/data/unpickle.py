@@ -300,7 +300,7 @@ def _parts(value: Any) -> Sequence[Any] | None:
     if isinstance(value, dict):
         return [part for pair in value.items() for part in pair]
     if isinstance(value, np.ndarray):
-        return cast(list[Any], value.ravel().tolist()) if value.dtype.hasobject else None
+        return value.ravel().tolist() if value.dtype.hasobject else None
     return tuple(value) if isinstance(value, list | tuple | set | frozenset) else None
 
 
