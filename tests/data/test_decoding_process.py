@@ -64,7 +64,7 @@ def test_pixels_and_errors_are_those_of_decoding_here(tmp_path: Path, monkeypatc
     for target in (
         TARGET,
         Target(33, 1, inverted=True),
-        Target(8, 3, reduced=True, middle=0.5),
+        Target(8, 3, reduced=True, centre_crop=0.5),
         Target(8, 3, pixels=9),
     ):
         for source in sources:

@@ -4,7 +4,7 @@ The module takes scaled pictures (picture, 3, size, size) and returns features (
 attributes; the defaults are those of most networks trained on ImageNet:
 
     image_size   224
-    middle       1.0: the part of a picture's centre square that it looks at, of its height and width
+    centre_crop  1.0: the part of a picture's centre square that it looks at, of its height and width
     mean, std    of pixels from 0 to 255, three numbers each: ImageNet's
     licence      text
     trained_on   text
@@ -32,18 +32,20 @@ from trident.errors import TridentError
 from trident.files import MOST_WEIGHTS, read_regular
 
 UNKNOWN = "unknown"  # licence or training data
-SETTINGS = ("image_size", "middle", "mean", "std", "licence", "trained_on")
+SETTINGS = ("image_size", "centre_crop", "mean", "std", "licence", "trained_on")
+OLD_CROP = "middle"  # what older files call it
 
 
 def load(name: str, device: str) -> Pretrained:
     module = _made(name)
-    facts = facts_from(name, {key: getattr(module, key, None) for key in SETTINGS})
+    facts = facts_from(name, {key: getattr(module, key, None) for key in (*SETTINGS, OLD_CROP)})
     return from_module(name, facts, _contents(name, module) + probe(module, facts), module, device)
 
 
 def facts_from(name: str, given: dict[str, Any]) -> Facts:
     """Checks the settings of a backbone; what is missing gets the usual value."""
-    size, middle, mean, std, licence, trained_on = (given.get(key) for key in SETTINGS)
+    size, centre_crop, mean, std, licence, trained_on = (given.get(key) for key in SETTINGS)
+    centre_crop = given.get(OLD_CROP) if centre_crop is None else centre_crop
     try:
         return Facts(
             224 if size is None else _whole(size),
@@ -51,7 +53,7 @@ def facts_from(name: str, given: dict[str, Any]) -> Facts:
             IMAGENET_STD if std is None else _three("std", std),
             str(licence or UNKNOWN),
             str(trained_on or UNKNOWN),
-            1.0 if middle is None else _number("middle", middle),
+            1.0 if centre_crop is None else _number("centre_crop", centre_crop),
         )
     except TridentError as error:
         raise TridentError(f"backbone {name}: {error}") from error
@@ -126,12 +128,12 @@ def imported_code(name: str, others: Iterable[str] = ()) -> dict[str, bytes]:
     file = Path(getattr(sys.modules.get(name), "__file__", None) or "")
     root = file.parents[name.count(".") + (file.name.partition(".")[0] == "__init__")] if file.name else file
     package = name.partition(".")[0] if {"site-packages", "dist-packages"} & {*root.parts} else None
-    found: dict[str, bytes] = {}
+    code_of: dict[str, bytes] = {}
     waiting = [file.stem if name == "__main__" else name, *others] if file.name else []
     while waiting:
         one = waiting.pop()
         parent, path = one.rpartition(".")[0], root.joinpath(*one.split("."))
-        if one and one not in found and package in (None, one.partition(".")[0]):
+        if one and one not in code_of and package in (None, one.partition(".")[0]):
             places = {path / "__init__.py": one, path.with_name(f"{path.name}.py"): parent}
             loaded = Path(getattr(sys.modules.get(one), "__file__", None) or "")
             if loaded.parent in (path, path.parent):
@@ -139,9 +141,9 @@ def imported_code(name: str, others: Iterable[str] = ()) -> dict[str, bytes]:
             for place, base in places.items():
                 if place.is_file():
                     code = read_regular(place, MOST_WEIGHTS)
-                    found[one] = found.get(one, b"") + code
+                    code_of[one] = code_of.get(one, b"") + code
                     waiting += [parent, *_imported(code, base)]
-    return found
+    return code_of
 
 
 def _imported(code: bytes, package: str) -> Iterator[str]:

@@ -49,13 +49,13 @@ def decoded(sources: Sequence[DatasetImage], target: Target, workers: int) -> It
 
 def _portable(batch: Sequence[DatasetImage]) -> list[ImageSource | UnreadableImageError]:
     """What another thread can read. Pickles and zip files are read in this one only; a file waits for its turn."""
-    found: list[ImageSource | UnreadableImageError] = []
+    loaded: list[ImageSource | UnreadableImageError] = []
     for source in batch:
         try:
-            found.append(source if isinstance(source, ImageFile) else in_memory(source))
+            loaded.append(source if isinstance(source, ImageFile) else in_memory(source))
         except UnreadableImageError as error:
-            found.append(error)
-    return found
+            loaded.append(error)
+    return loaded
 
 
 def _decode_batch(

@@ -244,14 +244,14 @@ def _read_all(pipe: IO[bytes], n: int, seconds: float = math.inf) -> bytearray:
     coming.register(pipe, select.POLLIN)
     if seconds < math.inf and not coming.poll(1000 * seconds):
         raise TimeoutError
-    found = bytearray(n)
+    content = bytearray(n)
     done = 0
     while done < n:
-        got = pipe.readinto(memoryview(found)[done:])  # type: ignore[attr-defined]
+        got = pipe.readinto(memoryview(content)[done:])  # type: ignore[attr-defined]
         if not got:
             raise EOFError
         done += got
-    return found
+    return content
 
 
 # In the other process

@@ -216,7 +216,7 @@ class Target:
     # A JPEG is decoded at a half, a quarter or an eighth of its size if that is still twice the size wanted: much
     # faster for photographs of many megapixels, and almost the same pixels.
     reduced: bool = False
-    middle: float = 1.0  # the part of the centre square that is kept, of its height and width
+    centre_crop: float = 1.0  # the part of the centre square that is kept, of its height and width
     pixels: int = MOST_PIXELS  # an image with more is an error
 
     def decode(self, source: ImageSource) -> np.ndarray:
@@ -229,7 +229,7 @@ class Target:
                 image.draft(None, (2 * self.size, 2 * self.size))  # does nothing in other formats
             image.load()
             upright = _to_eight_bits(_upright(image), "RGB" if self.channels == 3 else "L")
-            pixels = np.asarray(_fit(upright, self.size, self.middle)).reshape(self.size, self.size, self.channels)
+            pixels = np.asarray(_fit(upright, self.size, self.centre_crop)).reshape(self.size, self.size, self.channels)
         return 255 - pixels if self.inverted else pixels
 
     def _checked(self, opened: Callable[[], Image.Image]) -> Image.Image:
@@ -281,11 +281,11 @@ def _to_eight_bits(image: Image.Image, mode: str) -> Image.Image:
     return image.convert(mode)
 
 
-def _fit(image: Image.Image, size: int, middle: float) -> Image.Image:
-    if image.size == (size, size) and middle == 1:
+def _fit(image: Image.Image, size: int, centre_crop: float) -> Image.Image:
+    if image.size == (size, size) and centre_crop == 1:
         return image
     width, height = image.size
-    side = min(width, height) * middle
+    side = min(width, height) * centre_crop
     left, top = (width - side) / 2, (height - side) / 2
     return image.resize((size, size), Image.Resampling.LANCZOS, (left, top, left + side, top + side))
 
@@ -300,14 +300,14 @@ _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
 def has_more_scans(content: bytes, most: int = MOST_SCANS) -> bool:
     """Whether a JPEG file has more scans. What follows the picture, such as a film, is not counted."""
     scans, place = 0, 2  # after the marker of its start
-    while found := _MARKER.search(content, place):
-        kind = content[found.start() + 1]
+    while match := _MARKER.search(content, place):
+        kind = content[match.start() + 1]
         if kind == _END:
             return False
         if kind == _START_OF_SCAN:
             scans += 1
             if scans > most:
                 return True
-        length = int.from_bytes(content[found.end() : found.end() + 2])
-        place = found.end() + max(2, length)
+        length = int.from_bytes(content[match.end() : match.end() + 2])
+        place = match.end() + max(2, length)
     return False

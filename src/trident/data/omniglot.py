@@ -78,7 +78,7 @@ def _find(source: Path) -> tuple[Alphabets, Alphabets]:
         return ({}, alphabets) if set_name == _EVALUATION else (alphabets, {})
     if source.resolve().name in _BACKGROUNDS and not any((source / name).exists() for name in _BACKGROUNDS):
         return _read_folder(source), {}
-    background = next((found for name in _BACKGROUNDS if (found := _read_set(source, name))), None)
+    background = next((alphabets for name in _BACKGROUNDS if (alphabets := _read_set(source, name))), None)
     if background is None:
         raise TridentError(
             f"{source} has no images_background.zip, nor a folder images_background: expected Omniglot's files"

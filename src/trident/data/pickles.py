@@ -28,8 +28,8 @@ def load_fields(path: Path, *names: str) -> dict[str, Any]:
 def pixel_array(path: Path, images: Any) -> np.ndarray:
     """Check that a pickle's images are one array of RGB pixels."""
     if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:
-        found = f"{images.dtype} {images.shape}" if isinstance(images, np.ndarray) else type(images).__name__
-        raise TridentError(f"{path}: its images are {found}, expected one uint8 array (image, height, width, 3)")
+        kind = f"{images.dtype} {images.shape}" if isinstance(images, np.ndarray) else type(images).__name__
+        raise TridentError(f"{path}: its images are {kind}, expected one uint8 array (image, height, width, 3)")
     return images
 
 

@@ -73,12 +73,12 @@ class UniqueNames:
         self._counts: dict[str, int] = {}
 
     def unique(self, name: str) -> str:
-        found = name
-        while found in self._counts:
+        candidate = name
+        while candidate in self._counts:
             self._counts[name] += 1
-            found = f"{name}#{self._counts[name]}"
-        self._counts[found] = 1
-        return found
+            candidate = f"{name}#{self._counts[name]}"
+        self._counts[candidate] = 1
+        return candidate
 
 
 def sources_of(images: Any) -> list[ImageSource]:

@@ -81,8 +81,8 @@ def refuse_links_outside(root: Path, files: Iterable[Path]) -> None:
     top = root.resolve()
 
     def is_inside(path: Path) -> bool:
-        found = path.resolve()
-        return found == top or top in found.parents
+        real = path.resolve()
+        return real == top or top in real.parents
 
     for file in files:
         if file.parent not in inside:  # many files have the same folder, and resolving takes time
@@ -112,8 +112,8 @@ def read_lines(path: Path) -> list[str]:
 
 def subfolders(folder: Path) -> list[Path]:
     """The subfolders of a folder, sorted by name, without hidden ones and __MACOSX."""
-    found = (path for path in folder.iterdir() if not path.name.startswith((".", "__MACOSX")) and path.is_dir())
-    return sorted(found, key=lambda path: path.name)
+    inside = (path for path in folder.iterdir() if not path.name.startswith((".", "__MACOSX")) and path.is_dir())
+    return sorted(inside, key=lambda path: path.name)
 
 
 def image_files(folders: Iterable[Path], suffixes: frozenset[str] = IMAGE_SUFFIXES) -> list[ImageFile]:
@@ -135,13 +135,13 @@ def split_folders(root: Path) -> dict[str, Path]:
 def class_folders(root: Path) -> dict[str, list[Path]]:
     """The folders of each class: directly in `root`, or joined by name from its train, val and test."""
     parents = list(split_folders(root).values()) or [root]
-    found: dict[str, list[Path]] = {}
+    by_name: dict[str, list[Path]] = {}
     for parent in parents:
         for folder in subfolders(parent):
-            found.setdefault(folder.name, []).append(folder)
-    if not found:
+            by_name.setdefault(folder.name, []).append(folder)
+    if not by_name:
         raise TridentError(f"{root} has no class folders: expected {root}/CLASS/IMAGE.jpg")
-    return found
+    return by_name
 
 
 def read_split_file(path: Path) -> dict[str, str]:

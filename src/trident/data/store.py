@@ -63,11 +63,11 @@ class ImageStore:
 
     def classes_of(self, split: str) -> tuple[ClassEntry, ...]:
         """The classes of one split. An empty split is an error."""
-        found = tuple(entry for entry in self.classes if entry.split == split)
-        if not found:
+        entries = tuple(entry for entry in self.classes if entry.split == split)
+        if not entries:
             present = sorted({entry.split for entry in self.classes})
             raise TridentError(f"{self.dataset} has no classes in split '{split}': it has {', '.join(present)}")
-        return found
+        return entries
 
 
 def class_table(counts: Iterable[tuple[str, str, int]]) -> tuple[ClassEntry, ...]:

@@ -35,8 +35,8 @@ class ClassEntry:
 def checked_header(content: bytes) -> Any:
     """A store's header, which is compared with its own checksum first. Older versions wrote none."""
     if re.search(rb'"(header_checksum|block_checksums)"', content):
-        found = re.search(rb'"header_checksum": "([0-9a-f]{64})"', content)
-        if not found or digest_of_header(content, found[1].decode()) != found[1].decode():
+        recorded = re.search(rb'"header_checksum": "([0-9a-f]{64})"', content)
+        if not recorded or digest_of_header(content, recorded[1].decode()) != recorded[1].decode():
             raise ValueError("its header does not match its checksum, so the file is damaged")
     return json.loads(content)
 

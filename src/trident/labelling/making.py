@@ -107,17 +107,17 @@ def labeller_by_method(
 def _weights_of(name: str, n_pictures: int, n_classes: int) -> str:
     """The included weights of a method that suit so many labelled photographs."""
     recipes = {weights: recipe_of_weights(weights) for weights in weight_names() if weights.startswith("mini-")}
-    found = [
+    fitting = [
         weights
         for weights, recipe in recipes.items()
         if method_name(recipe.method) == name and not recipe.method.positional
     ]
     few = n_pictures <= FEW_SHOTS * n_classes
-    found.sort(key=lambda weights: (few != (recipes[weights].episode.n_shot == 1), len(weights)))
-    if not found:
+    fitting.sort(key=lambda weights: (few != (recipes[weights].episode.n_shot == 1), len(weights)))
+    if not fitting:
         raise TridentError(
             f"{name} has to be trained and no weights of it are installed: 'pip install ./packages/weights' in a clone "
             "of trident has those of most methods; or train it with 'trident train' and give --weights RUN instead of "
             "--method"
         )
-    return found[0]
+    return fitting[0]

@@ -53,8 +53,8 @@ def features_of(
             missing = {place: sources[place] for place in part if place not in bad and wanted.get(place) not in known}
             report(len(part) - len(missing))
             for batch in _batches(_decoded(backbone, missing, workers, keys)):
-                pixels = {place: found for place, found in batch if not isinstance(found, str)}
-                failures |= {place: found for place, found in batch if isinstance(found, str)}
+                pixels = {place: outcome for place, outcome in batch if not isinstance(outcome, str)}
+                failures |= {place: outcome for place, outcome in batch if isinstance(outcome, str)}
                 if pixels:
                     features[list(pixels)] = backbone.features(np.stack(list(pixels.values())))
                     if cache is not None:
@@ -93,9 +93,9 @@ def _keys(
     sources: Sequence[ImageSource], part: range, workers: ThreadPoolExecutor
 ) -> tuple[dict[int, bytes], dict[int, str]]:
     """The keys of these pictures in the cache, and error messages."""
-    found = dict(zip(part, workers.map(lambda place: key_or_reason(sources[place]), part), strict=True))
-    keys = {place: one for place, one in found.items() if isinstance(one, bytes)}
-    return keys, {place: one for place, one in found.items() if isinstance(one, str)}
+    outcomes = dict(zip(part, workers.map(lambda place: key_or_reason(sources[place]), part), strict=True))
+    keys = {place: one for place, one in outcomes.items() if isinstance(one, bytes)}
+    return keys, {place: one for place, one in outcomes.items() if isinstance(one, str)}
 
 
 def _decoded(

@@ -122,7 +122,7 @@ def evaluate_subject(
     processes: Processes = ALONE,
     **sample: Unpack[Sample],
 ) -> Evaluation:
-    """The same; `stream` is the random stream that draws the tasks, by default the split's own."""
+    """Accuracy of a subject. `stream` is the random stream that draws the tasks, by default the split's own."""
     split, tasks, seed = sample["split"], sample["tasks"], sample["seed"]
     device = str(sample.get("device", "cpu"))
     engine, precision = sample.get("engine", "auto"), sample.get("precision", "auto")

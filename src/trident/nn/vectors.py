@@ -17,5 +17,5 @@ def span_coordinates(features: Tensor) -> Tensor:
 
 def length_of(vectors: Tensor, least: float = 1e-6) -> Tensor:
     """(..., size) -> (..., 1), never 0, so that one can divide by it."""
-    found: Tensor = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
-    return found.clamp(min=least)
+    lengths: Tensor = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
+    return lengths.clamp(min=least)

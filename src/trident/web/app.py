@@ -36,7 +36,7 @@ def make_routes(network: Network, limits: Limits, metrics: Metrics, processes: D
     queue = RequestQueue(limits.at_once, limits.per_client)
     metrics.queue_length = queue.length
     target = Target(
-        network.size, network.channels, reduced=network.reduced, middle=network.middle, pixels=limits.pixels
+        network.size, network.channels, reduced=network.reduced, centre_crop=network.centre_crop, pixels=limits.pixels
     )
     receiver = Receiver(limits, target, PageDecoder(processes))
 
@@ -65,9 +65,9 @@ def make_routes(network: Network, limits: Limits, metrics: Metrics, processes: D
             ) from None
 
     def count_labelled(network: Network, task: Task, check: Check) -> dict[str, Any]:
-        found = label(network, task, check)
+        answered = label(network, task, check)
         metrics.pictures += sum(picture.pixels is not None for picture in task.upload.pile)
-        return found
+        return answered
 
     async def about(request: Request) -> Response:
         facts = {"version": trident.__version__, "weights": network.described(), "hint": network.hint}

@@ -91,9 +91,9 @@ def longest_waiting(connections: Iterable[FairProtocol]) -> FairProtocol | None:
 def client_of(address: str) -> str:
     """The client that an address belongs to. With IPv6, a client is a /64 network of addresses."""
     try:
-        found = ipaddress.ip_address(address)
+        parsed = ipaddress.ip_address(address)
     except ValueError:
         return address
-    if isinstance(found, ipaddress.IPv6Address):
-        return str(found.ipv4_mapped or ipaddress.IPv6Network((int(found) >> 64 << 64, 64)))
-    return str(found)
+    if isinstance(parsed, ipaddress.IPv6Address):
+        return str(parsed.ipv4_mapped or ipaddress.IPv6Network((int(parsed) >> 64 << 64, 64)))
+    return str(parsed)

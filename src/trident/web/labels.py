@@ -30,7 +30,7 @@ class Network(Protocol):
     size: int  # pictures are scaled to this many pixels, height and width
     channels: int
     reduced: bool  # see `decode`
-    middle: float
+    centre_crop: float
     hint: str | None  # one line about what would label better
 
     def described(self) -> list[dict[str, Any]]:

@@ -68,7 +68,7 @@ class FeatureNetwork:
             backbone = replace(backbone, name=f"weights of {Path(file).name}")
         self._backbone = backbone
         self._memory = FeatureMemory(MEMORY)
-        self.size, self.middle = backbone.facts.image_size, backbone.facts.middle
+        self.size, self.centre_crop = backbone.facts.image_size, backbone.facts.centre_crop
         self._latents = latents_for(backbone.name)
         # The first batch takes seconds longer than others: better now than with the first visitor.
         self._backbone.features(np.zeros((1, self.size, self.size, self.channels), np.uint8))
@@ -94,9 +94,9 @@ class FeatureNetwork:
         features = self._features([*task.examples, *pile], task.upload.tab, check)
         check()
         labeller = FeatureLabeller(self._backbone, task.classes, features[:n], task.labels, self._latents)
-        found = labeller.label_features(features[n:])
+        labelled = labeller.label_features(features[n:])
         failures = {place: got.error or "" for place, got in enumerate(task.upload.pile) if got.pixels is None}
-        return found.with_failures(failures)
+        return labelled.with_failures(failures)
 
     def _features(self, pictures: Sequence[np.ndarray], tab: str, check: Check) -> np.ndarray:
         """(picture, feature). Those that the same tab sent before are not computed again."""
@@ -126,7 +126,7 @@ _MANY = 1000
 class WeightStore:
     """Labels by weights of Conv4, which are read once. The pile is classified in chunks."""
 
-    middle = 1.0
+    centre_crop = 1.0
     reduced = False  # as `trident predict` decodes for Conv4
     hint: str | None = None
 

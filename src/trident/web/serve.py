@@ -26,18 +26,18 @@ def listen(host: str, port: int) -> socket.socket:
     """A socket at that address. With port 0 the system chooses a free one."""
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        found = socket.socket(family, socket.SOCK_STREAM)
+        listening = socket.socket(family, socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         why = error.strerror if isinstance(error, OSError) else None
         raise TridentError(f"--host {host[:100]}: {why or 'unknown host'}") from error
     try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind(address)
-        found.listen()
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen()
     except OSError as error:
-        found.close()
+        listening.close()
         raise TridentError(f"cannot listen on {host} port {port}: {error.strerror}; choose another --port") from error
-    return found
+    return listening
 
 
 def check_proxies(proxies: Sequence[str]) -> None:

@@ -221,10 +221,10 @@ class Receiver:
 
 def _tab(part: Part) -> str:
     """It must be long, so that nobody guesses that of another visitor."""
-    found = part.content.decode("utf-8", "replace")
-    if not re.fullmatch("[0-9a-f]{32}", found):
+    text = part.content.decode("utf-8", "replace")
+    if not re.fullmatch("[0-9a-f]{32}", text):
         raise RefusedError(422, "tab must have 32 hexadecimal digits")
-    return found
+    return text
 
 
 def _check_classes(upload: Upload) -> None:
