@@ -18,9 +18,8 @@ from ablation_grids import Answer
 from commands import run_trident
 from data_pictures import picture, png, save_class_folders
 from hostile_pictures import many_scans, tiles_of_the_same_data
-from trident.data import decoding, decoding_process
-from trident.data.decoding import decoded
-from trident.data.decoding_process import DecodingProcesses, KilledError, TooSlowError, decoders
+from trident.data import decoding_process
+from trident.data.decoding_process import DecodingProcesses, KilledError, TooSlowError, decoded, decoders
 from trident.data.images import (
     MOST_PIXELS,
     ImageFile,
@@ -212,7 +211,7 @@ def test_a_system_without_memory_is_not_the_picture_s_fault(monkeypatch: pytest.
     """What is prepared already is not thrown away."""
     monkeypatch.setattr(decoding_process, "_PROGRAM", "import os; os.kill(os.getpid(), 9)")
     pets = [ImageFile(path) for path in save_class_folders(tmp_path, {"a": 2}, 20).rglob("*.png")]
-    monkeypatch.setattr(decoding, "_BATCH_BYTES", 1)
+    monkeypatch.setattr(decoding_process, "_BATCH_BYTES", 1)
     with pytest.raises(ResumableError, match="perhaps because memory ran out"):
         list(decoded(pets, TARGET, 2))
 

@@ -48,7 +48,7 @@ def facts_from(name: str, given: dict[str, Any]) -> Facts:
     centre_crop = given.get(OLD_CROP) if centre_crop is None else centre_crop
     try:
         return Facts(
-            224 if size is None else _whole(size),
+            224 if size is None else int(_number("image_size", size, whole=True)),
             IMAGENET_MEAN if mean is None else _three("mean", mean),
             IMAGENET_STD if std is None else _three("std", std),
             str(licence or UNKNOWN),
@@ -97,16 +97,9 @@ def _bytes_of(value: Any) -> bytes:
     return f"{tuple(value.shape)} {value.dtype} ".encode() + numbers.tobytes()
 
 
-def _whole(value: Any) -> int:
-    whole = isinstance(value, Real) and not isinstance(value, bool) and float(value).is_integer()
-    if not whole:
-        raise TridentError(f"image_size is {value!r}: it must be a whole number")
-    return int(value)
-
-
-def _number(what: str, value: Any) -> float:
-    if not isinstance(value, Real) or isinstance(value, bool):
-        raise TridentError(f"{what} is {value!r}: it must be a number")
+def _number(what: str, value: Any, whole: bool = False) -> float:
+    if not isinstance(value, Real) or isinstance(value, bool) or (whole and not float(value).is_integer()):
+        raise TridentError(f"{what} is {value!r}: it must be a {'whole ' if whole else ''}number")
     return float(value)
 
 

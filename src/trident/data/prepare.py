@@ -10,7 +10,7 @@ import numpy as np
 import PIL
 
 import trident
-from trident.data.decoding import decoded
+from trident.data.decoding_process import decoded
 from trident.data.images import Target, UnreadableImageError
 from trident.data.readers import Dataset, refuse_links_outside
 from trident.data.registry import READERS, WITH_SPLIT_FILE

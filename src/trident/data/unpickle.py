@@ -38,7 +38,7 @@ _DATA_INSTRUCTIONS = (
     "UNICODE BINUNICODE SHORT_BINUNICODE BINUNICODE8 "
     "EMPTY_LIST APPEND APPENDS LIST EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 "
     "EMPTY_DICT DICT SETITEM SETITEMS EMPTY_SET ADDITEMS FROZENSET "
-    "GET BINGET LONG_BINGET PUT BINPUT LONG_BINPUT MEMOIZE GLOBAL STACK_GLOBAL INST REDUCE BUILD"
+    "GET BINGET LONG_BINGET PUT BINPUT LONG_BINPUT MEMOIZE GLOBAL STACK_GLOBAL"
 )
 _MOST_INSTRUCTIONS = 2**24  # of any file; tieredImageNet's largest pickle has about 10 million
 _INSTRUCTIONS = 2**22  # of any file, and then one for each so many bytes: images have few instructions for their size
@@ -226,10 +226,10 @@ def _size_of(arguments: Any) -> int:
     return sum(len(part) for part in arguments if isinstance(part, str | bytes | list | tuple))
 
 
-def _load_call(code: int, machine: Any) -> None:
-    """One of the two instructions that call one of `_NAMES`. What it may copy is bounded by the size of the file."""
-    machine.spend_bytes(_size_of(machine.stack[-1] if code == pickle.REDUCE[0] else tuple(machine.stack)))
-    _STANDARD[code](machine)
+def _load_reduce(machine: Any) -> None:
+    """The instruction that calls one of `_NAMES`. What it may copy is bounded by the size of the file."""
+    machine.spend_bytes(_size_of(machine.stack[-1]))
+    _STANDARD[pickle.REDUCE[0]](machine)
 
 
 def _load_with_keys(code: int, keys: slice, machine: Any) -> None:
@@ -244,8 +244,8 @@ _ALLOWED: dict[int, Callable[..., None]] = {
     pickle.BUILD[0]: _load_build,
     pickle.BINSTRING[0]: _load_long_string,
     pickle.BYTEARRAY8[0]: _load_byte_array,
+    pickle.REDUCE[0]: _load_reduce,
 }
-_ALLOWED |= {code: partial(_load_call, code) for code in (pickle.REDUCE[0], pickle.INST[0])}
 _KEYS = {  # where the stack has keys or members. Behind the last mark stand key, value, key, value and so on.
     pickle.SETITEM[0]: slice(-2, -1),
     pickle.SETITEMS[0]: slice(0, None, 2),

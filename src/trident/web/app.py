@@ -18,11 +18,11 @@ import trident
 from trident.data.decoding_process import DecodingProcesses, decoders
 from trident.data.images import Target
 from trident.errors import TridentError
-from trident.web.connections import client_of
 from trident.web.labels import Network, Task, label, task_of
 from trident.web.latent_view import show_latents
 from trident.web.limits import Limits, RefusedError
 from trident.web.request_queue import Check, RequestQueue
+from trident.web.serve import client_of
 from trident.web.service import Metrics
 from trident.web.uploads import PageDecoder, Receiver, Upload, at_pace, drain
 

@@ -74,17 +74,9 @@ class FeatureNetwork:
         self._backbone.features(np.zeros((1, self.size, self.size, self.channels), np.uint8))
 
     def described(self) -> list[dict[str, Any]]:
-        facts = self._backbone.facts
-        return [
-            {
-                "name": self._backbone.name,
-                "described": "" if facts.trained_on == UNKNOWN else f"trained on {facts.trained_on}",
-                "size": self.size,
-                "features": True,
-                "latents": False,
-                "included": self._backbone.name == INCLUDED,
-            }
-        ]
+        name, data = self._backbone.name, self._backbone.facts.trained_on
+        described = {"name": name, "described": "" if data == UNKNOWN else f"trained on {data}", "size": self.size}
+        return [described | {"features": True, "latents": False, "included": name == INCLUDED}]
 
     def described_for(self, task: Task) -> dict[str, Any]:
         return self.described()[0]

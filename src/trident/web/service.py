@@ -11,8 +11,7 @@ from pathlib import Path
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from trident.web.access import TokenGate
-from trident.web.guard import Guard
+from trident.web.access import Guard, TokenGate
 
 _CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # of the Prometheus text format
 
