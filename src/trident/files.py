@@ -84,7 +84,7 @@ def check_writable(path: Path) -> None:
 
 
 def check_new(path: Path) -> None:
-    """The same for a file that must not replace another."""
+    """Check that a new file can be written, and replaces no other."""
     check_writable(path)
     if path.exists():
         raise TridentError(f"{path} exists already: choose another name, or delete it first")

@@ -29,7 +29,7 @@ from trident.backbones.pretrained import (
     find_backbone,
     fingerprint_of,
 )
-from trident.data.images import ImageFile, decode
+from trident.data.images import ImageFile, Target
 from trident.errors import TridentError
 
 
@@ -49,7 +49,7 @@ def network_of_the_package(number: int) -> nn.Module:
 
 
 def test_features_are_those_of_the_package(lite0: Pretrained) -> None:
-    pixels = decode(ImageFile(PICTURE), 224, 3)[None]
+    pixels = Target(224, 3).decode(ImageFile(PICTURE))[None]
     with torch.inference_mode():
         expected = network_of_the_package(0).extract_features(scaled(pixels, 127, 128))  # type: ignore[operator]
     found = lite0.features(pixels)
@@ -201,7 +201,7 @@ def test_large_photographs_are_decoded_faster_and_almost_the_same(tmp_path: Path
     seconds, pixels = [], []
     for reduced in (False, True):
         start = time.process_time()
-        pixels.append(decode(ImageFile(tmp_path / "large.jpg"), 224, 3, reduced=reduced).astype(int))
+        pixels.append(Target(224, 3, reduced=reduced).decode(ImageFile(tmp_path / "large.jpg")).astype(int))
         seconds.append(time.process_time() - start)
     assert seconds[1] < 0.6 * seconds[0]  # a seventh on an idle core
     assert 0 < np.abs(pixels[0] - pixels[1]).mean() < 0.5
@@ -213,4 +213,4 @@ def test_small_photographs_and_other_formats_are_decoded_the_same(tmp_path: Path
     with Image.open(PICTURE) as image:
         image.convert("RGB").resize((500, 375) if suffix == "jpg" else (1500, 1125)).save(tmp_path / f"a.{suffix}")
     source = ImageFile(tmp_path / f"a.{suffix}")
-    assert np.array_equal(decode(source, 224, 3, reduced=True), decode(source, 224, 3))
+    assert np.array_equal(Target(224, 3, reduced=True).decode(source), Target(224, 3).decode(source))

@@ -18,7 +18,7 @@ from trident.backbones.feature_store import features_of_store
 from trident.backbones.frozen import FrozenBackbone
 from trident.backbones.pretrained import find_backbone
 from trident.data.glyphs import open_glyphs
-from trident.data.images import ImageFile, decode
+from trident.data.images import ImageFile, Target
 from trident.data.store import ImageStore, class_table, open_store, write_store
 from trident.errors import TridentError
 from trident.leaderboard.subjects import Features
@@ -96,7 +96,7 @@ def test_the_features_are_those_of_the_pictures(stores: Path, trident_here: Here
     backbone = find_backbone(NAME)
     first = store.classes_of("val")[1]
     files = sorted((stores / "pictures" / "val" / first.name).iterdir())
-    pixels = np.stack([decode(ImageFile(path), backbone.facts.image_size, 3) for path in files])
+    pixels = np.stack([Target(backbone.facts.image_size, 3).decode(ImageFile(path)) for path in files])
     np.testing.assert_allclose(store.images[first.start :][: first.count], backbone.features(pixels), atol=1e-6)
     shown = json.loads(trident_here("data", "show", "features.store", "--verify", "--json").stdout)
     assert (shown["features_of"], shown["features"], shown["images"]) == (NAME, 32, 96)
@@ -216,7 +216,7 @@ def test_stored_features_are_compared_with_the_weights(stores: Path, trident_her
 def test_weights_of_grey_pictures_are_a_backbone(stores: Path, trident_here: Here) -> None:
     network = find_backbone("weights:glyphs-simpleshot")
     file = ImageFile(next((stores / "pictures" / "val" / "val red").iterdir()))
-    np.testing.assert_array_equal(network.decoded(file), decode(file, 28, 1))
+    np.testing.assert_array_equal(network.decoded(file), Target(28, 1).decode(file))
     call = ("data", "prepare", "folder", "--from", "pictures", "--to", "grey.store", "--features", network.name)
     assert trident_here(*call).returncode == 0
     shown = json.loads(trident_here("data", "show", "grey.store", "--json").stdout)

@@ -49,7 +49,7 @@ def test_the_settings_of_an_onnx_file(tmp_path: Path) -> None:
     pixels = noise(2, 32)
     assert np.abs(found.features(pixels) - expected_of_onnx(pixels, (1, 2, 3), (4, 5, 6))).max() < 1e-4
     (tmp_path / "a.toml").write_text("size = 32")
-    assert "unknown setting 'size'; there are image_size, middle, mean" in message(name)
+    assert "unknown setting 'size'; there are image_size, centre_crop, mean" in message(name)
     (tmp_path / "a.toml").write_text("image_size = ")
     assert f"cannot read {tmp_path / 'a.toml'}" in message(name)
     (tmp_path / "a.toml").write_text("image_size = 'large'")

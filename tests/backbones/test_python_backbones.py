@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from backbone_pictures import message, noise, scaled
-from trident.backbones.imported_code import imported_code
 from trident.backbones.pretrained import (
     BATCH,
     IMAGENET_MEAN,
@@ -19,6 +18,7 @@ from trident.backbones.pretrained import (
     Facts,
     find_backbone,
 )
+from trident.backbones.python_function import facts_from, imported_code
 from trident.backbones.torch_module import probe
 from trident.errors import TridentError
 
@@ -227,3 +227,7 @@ def test_nan_for_one_picture_only(write: Write) -> None:
     assert np.isfinite(found.features(noise(2))).all()
     with pytest.raises(TridentError, match="NaN or infinity for a picture"):
         found.features(noise(2) * np.array([1, 0], np.uint8).reshape(2, 1, 1, 1))
+
+
+def test_the_older_name_of_a_setting_is_known() -> None:
+    assert facts_from("python:x:y", {"middle": 0.5}) == facts_from("python:x:y", {"centre_crop": 0.5})

@@ -32,7 +32,7 @@ def test_mistakes_in_cifar_fs(tmp_path: Path) -> None:
     root = save_cifar(tmp_path / "cifar100")
     lists = root / "splits" / "bertinetto"
     (lists / "val.txt").write_text("clock\napple\n")
-    assert "class 'apple' is in train already" in refusal("cifar-fs", root)
+    assert "class 'apple' is in both train and val" in refusal("cifar-fs", root)
     (lists / "val.txt").write_text("clock\nlion\n")
     assert "1 class has no folder" in refusal("cifar-fs", root)
     (lists / "val.txt").write_text("")

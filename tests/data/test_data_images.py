@@ -12,11 +12,11 @@ import pytest
 from PIL import Image
 
 from data_pictures import picture, save
-from trident.data.images import ImageFile, UnreadableImageError, decode, silence_pillow
+from trident.data.images import ImageFile, Target, UnreadableImageError, silence_pillow
 
 
 def decoded(path: Path, size: int = 84, channels: int = 3, inverted: bool = False) -> np.ndarray:
-    return decode(ImageFile(path), size, channels, inverted)
+    return Target(size, channels, inverted).decode(ImageFile(path))
 
 
 def test_an_image_of_the_right_size_is_kept_as_it_is(tmp_path: Path) -> None:

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from data_pictures import picture, save, save_class_folders
-from trident.data.describe import describe, verify_fingerprint
 from trident.data.prepare import prepare
 from trident.data.registry import READERS
-from trident.data.store import open_store
+from trident.data.store import describe, open_store, verify_fingerprint
 from trident.errors import TridentError
 
 CLASSES = {"train/ant": 3, "train/bee": 2, "val/cow": 2, "test/dog": 1}

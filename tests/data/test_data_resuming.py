@@ -7,14 +7,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 import pytest
-from PIL import Image
 
 from ablation_grids import Answer
 from commands import assert_one_line_error
@@ -22,11 +20,12 @@ from data_pictures import save_class_folders
 from stand_in_backbone import NAME
 from trident.backbones.feature_store import prepare_features
 from trident.backbones.pretrained import find_backbone
-from trident.data import decoding, resuming
-from trident.data.decoding import decoded
-from trident.data.images import ImageContent, ImageFile, Target, UnreadableImageError
+from trident.data import decoding_process, resuming
+from trident.data.decoding_process import decoded
+from trident.data.images import DatasetImage, ImageFile, Target, UnreadableImageError
 from trident.data.prepare import prepare
 from trident.errors import TridentError
+from trident.files import locked
 
 Here = Callable[..., Answer]
 CLASSES = {"train/ant": 60, "train/bee": 50, "val/cow": 40, "test/dog": 50}
@@ -94,15 +93,13 @@ def test_a_store_that_another_process_has_just_written_is_kept(
     tmp_path: Path, pets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was not there when this process began, but it is when this one gets the lock."""
-    target, locked = tmp_path / "pets.store", resuming._locked
+    target = tmp_path / "pets.store"
 
-    @contextmanager
-    def late(journal: Path, path: Path) -> Iterator[BinaryIO]:
-        path.write_bytes(b"of the other process")
-        with locked(journal, path) as file:
-            yield file
+    def late(journal: BinaryIO) -> bool | None:
+        target.write_bytes(b"of the other process")
+        return locked(journal)
 
-    monkeypatch.setattr(resuming, "_locked", late)
+    monkeypatch.setattr(resuming, "locked", late)
     with pytest.raises(TridentError, match=r"pets.store exists already"):
         prepare("folder", pets, target, image_size=20)
     assert target.read_bytes() == b"of the other process"
@@ -248,7 +245,7 @@ def test_unreadable_images_are_counted_by_all_processes(tmp_path: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Counted:
+class Counted(DatasetImage):
     """Counts how often images are handed out."""
 
     path: Path
@@ -256,22 +253,16 @@ class Counted:
 
     name, file = "counted", Path()
 
-    def open(self) -> Image.Image:
-        raise NotImplementedError
-
-    def key(self) -> bytes:
-        raise NotImplementedError
-
-    def portable(self) -> ImageContent:
+    def content(self) -> bytes:
         self.handed_out.append(self.path)
         if len(self.handed_out) == 5:
             raise ValueError("it is lost")
-        return ImageFile(self.path).portable()
+        return ImageFile(self.path).content()
 
 
 def test_few_images_are_in_memory(pets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the reader is. An image that cannot be loaded for another process is told in its place."""
-    monkeypatch.setattr(decoding, "_BATCH_BYTES", 2 * 20 * 20 * 3)
+    monkeypatch.setattr(decoding_process, "_BATCH_BYTES", 2 * 20 * 20 * 3)
     handed_out: list[Path] = []
     paths = sorted(pets.rglob("*.png"))
     results = decoded([Counted(path, handed_out) for path in paths], Target(20, 3), 2)
@@ -289,7 +280,7 @@ def test_zips_and_pickles_in_several_processes(tmp_path: Path, monkeypatch: pyte
     from test_data_omniglot import save_omniglot, zip_folder
     from test_data_tiered_imagenet import save_tiered, tiered
 
-    monkeypatch.setattr(decoding, "_BATCH_BYTES", 1)
+    monkeypatch.setattr(decoding_process, "_BATCH_BYTES", 1)
     zipped = zip_folder(save_omniglot(tmp_path, "images_background", ["A", "B", "C"]))
     pickled = save_tiered(tmp_path / "tiered", tiered())
     for name, source in (("omniglot", zipped), ("tiered-imagenet", pickled)):

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from data_pictures import table
-from trident.data.describe import describe, verify_fingerprint
 from trident.data.prepare import prepare
-from trident.data.store import SPLITS
+from trident.data.store import SPLITS, describe, verify_fingerprint
 
 
 @pytest.fixture

@@ -18,17 +18,22 @@ from ablation_grids import Answer
 from commands import run_trident
 from data_pictures import picture, png, save_class_folders
 from hostile_pictures import many_scans, tiles_of_the_same_data
-from trident.data import decoding, decoding_process
-from trident.data.decoding import decoded
-from trident.data.decoding_process import DecodingProcesses, KilledError, TooSlowError, decoders
-from trident.data.images import MOST_PIXELS, ImageContent, ImageFile, ImageSource, Target, UnreadableImageError
-from trident.data.jpeg_scans import has_more_scans
-from trident.data.pictures import ImageInMemory
+from trident.data import decoding_process
+from trident.data.decoding_process import DecodingProcesses, KilledError, TooSlowError, decoded, decoders
+from trident.data.images import (
+    MOST_PIXELS,
+    ImageFile,
+    ImageInMemory,
+    ImageSource,
+    Target,
+    UnreadableImageError,
+    has_more_scans,
+)
 from trident.errors import ResumableError
 from web_server import until
 
 TARGET = Target(20, 3)
-ORDINARY = ImageContent("ordinary", png(picture(0)).tobytes())
+ORDINARY = ImageInMemory("ordinary", png(picture(0)).tobytes())
 
 
 @pytest.fixture
@@ -39,9 +44,9 @@ def processes() -> Iterator[DecodingProcesses]:
 
 
 @pytest.fixture(scope="module")
-def slow() -> ImageContent:
+def slow() -> ImageInMemory:
     """As many scans as are allowed, of many pixels: about two seconds."""
-    return ImageContent("slow", many_scans(80))
+    return ImageInMemory("slow", many_scans(80))
 
 
 def pids(processes: DecodingProcesses) -> list[int]:
@@ -54,11 +59,11 @@ def test_pixels_and_errors_are_those_of_decoding_here(tmp_path: Path, monkeypatc
     transparent = io.BytesIO()
     Image.new("LA", (30, 40), (100, 50)).save(transparent, "PNG")
     sources: list[ImageSource] = [ImageFile(tmp_path / name) for name in ("a.png", "b.png", "none.png")]
-    sources += [ORDINARY, ImageContent("t", transparent.getvalue()), ImageContent("e", b"")]
+    sources += [ORDINARY, ImageInMemory("t", transparent.getvalue()), ImageInMemory("e", b"")]
     for target in (
         TARGET,
         Target(33, 1, inverted=True),
-        Target(8, 3, reduced=True, middle=0.5),
+        Target(8, 3, reduced=True, centre_crop=0.5),
         Target(8, 3, pixels=9),
     ):
         for source in sources:
@@ -76,7 +81,7 @@ def test_pixels_and_errors_are_those_of_decoding_here(tmp_path: Path, monkeypatc
 
 
 def test_what_takes_too_long_is_ended_and_the_next_one_is_decoded(
-    processes: DecodingProcesses, slow: ImageContent
+    processes: DecodingProcesses, slow: ImageInMemory
 ) -> None:
     before = processes.decode(ORDINARY, TARGET)
     (first,) = pids(processes)
@@ -91,7 +96,7 @@ def test_what_takes_too_long_is_ended_and_the_next_one_is_decoded(
     assert pids(processes) == [second]  # it is kept
 
 
-def test_limits_grow_with_the_picture(processes: DecodingProcesses, slow: ImageContent) -> None:
+def test_limits_grow_with_the_picture(processes: DecodingProcesses, slow: ImageInMemory) -> None:
     """The same work is allowed in a picture of many pixels, which may need it."""
     assert processes.decode(slow, TARGET).shape == (20, 20, 3)
     assert decoding_process._seconds(50_000_000) < 10
@@ -101,7 +106,7 @@ def test_memory_is_limited(processes: DecodingProcesses, monkeypatch: pytest.Mon
     """Pixels that the header does not tell of: here the limit is made lower than what an honest picture needs."""
     file = io.BytesIO()
     Image.new("RGB", (9000, 9000)).save(file, "PNG", compress_level=1)
-    large = ImageContent("large", file.getvalue())
+    large = ImageInMemory("large", file.getvalue())
     patch = "import trident.data.decoding_process as d; d._BYTES, d._BYTES_PER_PIXEL = 2**26, 1"
     (tmp_path / "sitecustomize.py").write_text("")
     (tmp_path / "low.py").write_text(patch)
@@ -118,7 +123,7 @@ def test_large_pictures_wait_for_each_other(processes: DecodingProcesses) -> Non
     Image.new("L", (1100, 1000)).save(file, "PNG")
     with ThreadPoolExecutor(1) as other:
         with processes._room.taken(MOST_PIXELS - 1_000_000):
-            large = other.submit(processes.decode, ImageContent("large", file.getvalue()), TARGET)
+            large = other.submit(processes.decode, ImageInMemory("large", file.getvalue()), TARGET)
             assert until(lambda: bool(processes._room._changed._waiters))  # type: ignore[attr-defined]
             assert processes.decode(ORDINARY, TARGET).shape == (20, 20, 3) and not large.done()
         assert large.result().shape == (20, 20, 3)
@@ -152,7 +157,7 @@ def test_a_very_large_picture_is_not_overtaken() -> None:
 def test_known_bombs_are_refused_by_their_headers(name: str, content: bytes, words: str) -> None:
     began = time.monotonic()
     with pytest.raises(UnreadableImageError, match=words):
-        decoders.decode(ImageContent(name, content), TARGET)
+        decoders.decode(ImageInMemory(name, content), TARGET)
     assert time.monotonic() - began < 2
 
 
@@ -164,13 +169,13 @@ def test_an_ordinary_mpo_is_read_and_other_formats_are_not() -> None:
         assert image.format == "MPO"
     alone = io.BytesIO()
     first.save(alone, "JPEG")
-    found, expected = (decoders.decode(ImageContent("a", one.getvalue()), TARGET) for one in (file, alone))
+    found, expected = (decoders.decode(ImageInMemory("a", one.getvalue()), TARGET) for one in (file, alone))
     np.testing.assert_array_equal(found, expected)
     for kind in ("ICO", "TGA", "PCX", "JPEG2000"):
         other = io.BytesIO()
         first.save(other, kind)
         with pytest.raises(UnreadableImageError, match="not an image in a known format"):
-            decoders.decode(ImageContent("picture.jpg", other.getvalue()), TARGET)
+            decoders.decode(ImageInMemory("picture.jpg", other.getvalue()), TARGET)
 
 
 def test_scans_are_counted_to_the_end_of_the_picture() -> None:
@@ -182,7 +187,7 @@ def test_scans_are_counted_to_the_end_of_the_picture() -> None:
     assert not has_more_scans(b"", 0)
 
 
-def test_a_process_that_is_killed_does_not_cost_a_picture(processes: DecodingProcesses, slow: ImageContent) -> None:
+def test_a_process_that_is_killed_does_not_cost_a_picture(processes: DecodingProcesses, slow: ImageInMemory) -> None:
     """The first time. If it ends again, the picture is to blame."""
 
     def kill(times: int) -> None:
@@ -206,7 +211,7 @@ def test_a_system_without_memory_is_not_the_picture_s_fault(monkeypatch: pytest.
     """What is prepared already is not thrown away."""
     monkeypatch.setattr(decoding_process, "_PROGRAM", "import os; os.kill(os.getpid(), 9)")
     pets = [ImageFile(path) for path in save_class_folders(tmp_path, {"a": 2}, 20).rglob("*.png")]
-    monkeypatch.setattr(decoding, "_BATCH_BYTES", 1)
+    monkeypatch.setattr(decoding_process, "_BATCH_BYTES", 1)
     with pytest.raises(ResumableError, match="perhaps because memory ran out"):
         list(decoded(pets, TARGET, 2))
 
@@ -224,7 +229,7 @@ def test_what_a_process_answers_is_not_believed(processes: DecodingProcesses, mo
 def test_pixels_in_memory_need_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     unused = DecodingProcesses()
     assert unused.decode(ImageInMemory("a", Image.fromarray(picture(0))), TARGET).shape == (20, 20, 3)
-    assert unused.decode(ImageContent("a", picture(0)), TARGET).shape == (20, 20, 3)
+    assert unused.decode(ImageInMemory("a", picture(0)), TARGET).shape == (20, 20, 3)
     assert pids(unused) == []
 
 
@@ -241,7 +246,7 @@ def test_processes_end_with_their_parent(tmp_path: Path) -> None:
         assert until(lambda: not Path(f"/proc/{pid}").exists())  # noqa: B023
 
 
-def test_several_at_once_and_one_of_them_hostile(tmp_path: Path, slow: ImageContent) -> None:
+def test_several_at_once_and_one_of_them_hostile(tmp_path: Path, slow: ImageInMemory) -> None:
     sources = [ImageFile(path) for path in sorted(save_class_folders(tmp_path, {"a": 70}, 20).rglob("*.png"))]
     (tmp_path / "slow.jpg").write_bytes(many_scans(300, 800, mpo=True))
     sources.insert(30, ImageFile(tmp_path / "slow.jpg"))

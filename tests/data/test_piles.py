@@ -16,7 +16,7 @@ import pytest
 from ablation_grids import Answer
 from commands import assert_one_line_error
 from stand_in_backbone import NAME, picture, save_pictures, save_support_and_pile
-from trident.data.images import ImageFile, UnreadableImageError, decode
+from trident.data.images import ImageFile, Target, UnreadableImageError
 from trident.data.parquet import parquet_pictures
 from trident.data.pictures import UniqueNames
 from trident.data.piles import find_pile
@@ -113,9 +113,9 @@ def test_what_archives_may_hold(tmp_path: Path) -> None:
     found, unread = tar_pictures([path])
     assert unread == {}
     assert [one.member for one in found] == ["../../up.png", "/etc/x.png", "x.png", "x.png#2", long]
-    assert [decode(found[at], 24, 3).shape for at in (0, 1, 3, 4)] == [(24, 24, 3)] * 4
+    assert [Target(24, 3).decode(found[at]).shape for at in (0, 1, 3, 4)] == [(24, 24, 3)] * 4
     with pytest.raises(UnreadableImageError, match=r"a.tar/x.png: it is not an image"):
-        decode(found[2], 24, 3)
+        Target(24, 3).decode(found[2])
     (tmp_path / "same.png").write_bytes(png.getvalue())
     assert found[0].key() == ImageFile(tmp_path / "same.png").key()
     assert pickle.loads(pickle.dumps(found)) == found

@@ -13,8 +13,7 @@ import torch
 from made_up_latents import made_up_latents
 from stand_in_backbone import COLOURS, NAME, made_up, picture, save_pictures
 from trident.backbones.pretrained import BATCH, INCLUDED, Pretrained, find_backbone
-from trident.data.images import ImageFile, UnreadableImageError, key_of
-from trident.data.pictures import ImageInMemory
+from trident.data.images import ImageFile, ImageInMemory, UnreadableImageError, key_of
 from trident.errors import BadValueError, TridentError
 from trident.labelling import feature_labeller, label_latents, picture_features
 from trident.labelling.feature_cache import FeatureCache

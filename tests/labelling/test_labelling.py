@@ -26,7 +26,7 @@ from trident.methods.base import Method
 from trident.methods.metric.protonet import ProtoNet
 from trident.recipes.recipe import Recipe
 from trident.settings import Views
-from trident.web.weight_store import WeightStore
+from trident.web.networks import WeightStore
 from trident.weights import weight_names, weights_for
 
 USUAL = replace(TINY_METHOD, attfex="set", classifier_start="prototypes", log_var_bound=1.0, inner_steps=0)

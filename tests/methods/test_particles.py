@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from adapted_conv4 import learner_of, tasks_for
 from tiny import one_task
 from trident.methods.inner_loop.adapted_conv4 import SUPPORT_FEATURES
-from trident.methods.inner_loop.bmaml import PARTICLES, BayesianMamlModel
-from trident.nn.svgd import svgd_direction
+from trident.methods.inner_loop.bmaml import PARTICLES, BayesianMamlModel, svgd_direction
 
 
 def transcribed_direction(particles: np.ndarray, gradient: np.ndarray) -> np.ndarray:

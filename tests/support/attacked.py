@@ -236,7 +236,7 @@ class World:
 def _decoded(backbone: Any, picture: ImageFile) -> np.ndarray:
     from trident.data.images import Target
 
-    return Target(backbone.facts.image_size, 3, reduced=True, middle=backbone.facts.middle).decode(picture)
+    return Target(backbone.facts.image_size, 3, reduced=True, centre_crop=backbone.facts.centre_crop).decode(picture)
 
 
 def save_weights(path: Path, seed: int) -> None:

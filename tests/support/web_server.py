@@ -24,9 +24,9 @@ from trident.learning.checkpoint import Checkpoint, save_checkpoint
 from trident.web.app import make_routes
 from trident.web.labels import Network
 from trident.web.limits import Limits
+from trident.web.networks import WeightStore
 from trident.web.serve import address_of, listen, make_server
 from trident.web.service import Service
-from trident.web.weight_store import WeightStore
 
 File = tuple[str, bytes]
 COLOURS = {"red": (200, 40, 30), "green": (30, 160, 60), "blue": (40, 60, 190)}

@@ -16,13 +16,12 @@ import pytest
 from PIL import Image
 
 from commands import Trident_command, assert_one_line_error
-from trident.data.images import ImageFile, decode
-from trident.data.pictures import ImageInMemory
+from trident.data.images import ImageFile, ImageInMemory, Target
 from trident.labelling.corrections import mark_of
 from trident.labelling.labeller import Labeller, read_labelled
 from trident.learning.checkpoint import load_checkpoint
 from trident.web.limits import Limits
-from trident.web.weight_store import WeightStore
+from trident.web.networks import WeightStore
 from web_server import (
     COLOURS,
     Site,
@@ -155,7 +154,7 @@ def test_many_at_once_are_kept_apart_and_leave_nothing_behind(weights: Path, tmp
         return {f"visitor {number} {letter}": [sent[i]] for i, letter in enumerate("abc")}, sent[3:]
 
     def pixels(content: bytes) -> np.ndarray:
-        return decode(ImageInMemory("", Image.open(io.BytesIO(content))), 16, 3)
+        return Target(16, 3).decode(ImageInMemory("", Image.open(io.BytesIO(content))))
 
     def visit(server: Site, numbers: Sequence[int]) -> None:
         for number in numbers:
@@ -202,7 +201,7 @@ def test_many_at_once_are_kept_apart_and_leave_nothing_behind(weights: Path, tmp
 
 def test_mistakes_are_told_in_one_line(trident: Trident_command, trident_here: Callable, tmp_path: Path) -> None:
     (tmp_path / "without").mkdir()
-    (tmp_path / "without" / "fastapi.py").write_text("raise ImportError")
+    (tmp_path / "without" / "starlette.py").write_text("raise ImportError")
     missing = trident("web", env={"PYTHONPATH": str(tmp_path / "without")})
     assert_one_line_error(missing, "trident web needs the web extra: pip install 'trident-fewshot[web]'")
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -22,11 +22,8 @@ from trident.data.images import ImageFile
 from trident.labelling.making import HINT, make_labeller
 from trident.learning.checkpoint import load_checkpoint, save_checkpoint
 from trident.learning.frozen_weights import without_conv4
-from trident.web.feature_memory import FeatureMemory
-from trident.web.feature_network import FeatureNetwork
 from trident.web.limits import Limits
-from trident.web.networks import open_network
-from trident.web.weight_store import WeightStore
+from trident.web.networks import FeatureMemory, FeatureNetwork, WeightStore, open_network
 from web_backbone import NAME, Counting
 from web_server import COLOURS, File, Site, body_of, command, picture, pile, site, three_classes, until
 

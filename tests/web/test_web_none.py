@@ -14,8 +14,7 @@ from trident.labelling.class_names import NONE
 from trident.labelling.corrections import read_corrections
 from trident.labelling.making import HINT, make_labeller
 from trident.labelling.typicality import LEAST_TYPICAL
-from trident.web.feature_network import FeatureNetwork
-from trident.web.weight_store import WeightStore
+from trident.web.networks import FeatureNetwork, WeightStore
 from web_backbone import NAME, Counting
 from web_server import COLOURS, Site, picture, site
 from web_visit import BESIDE_THE_PAGE, copies, fill_in, label, shown, table, upload, visit

@@ -17,10 +17,10 @@ import pytest
 
 from ablation_grids import Answer
 from commands import assert_one_line_error
-from trident.web import connections
+from trident.web import serve
 from trident.web.access import COOKIE
-from trident.web.connections import client_of
 from trident.web.limits import Limits
+from trident.web.serve import client_of
 from web_server import Command, Site, body_of, command, four, pile, site, until
 
 TOKEN = "a-token-for-the-tests"
@@ -208,7 +208,7 @@ def test_whom_an_address_belongs_to(address: str, client: str) -> None:
 
 def test_a_connection_that_waits_too_long_is_closed(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one that sends a byte now and then; not one whose answer takes its time."""
-    monkeypatch.setattr(connections, "HEADER_SECONDS", 0.6)
+    monkeypatch.setattr(serve, "HEADER_SECONDS", 0.6)
     with site(weights, Limits(grace_seconds=1.5)) as running:
         place = urlsplit(running.address)
         with socket.create_connection((place.hostname, place.port), 10) as raw:
@@ -235,8 +235,8 @@ def test_a_connection_that_waits_too_long_is_closed(weights: Path, monkeypatch: 
 
 
 def test_who_does_not_read_the_answer_is_closed(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "READ_SECONDS", 0.3)
-    monkeypatch.setattr(connections, "HEADER_SECONDS", 0.3)
+    monkeypatch.setattr(serve, "READ_SECONDS", 0.3)
+    monkeypatch.setattr(serve, "HEADER_SECONDS", 0.3)
     with site(weights) as running:
         place = urlsplit(running.address)
         with socket.socket() as raw:

@@ -81,13 +81,13 @@ class Conv4Backbone(Backbone):
                 f"the store of {store.dataset} holds features of {store.features_of}, but conv4 takes pictures: "
                 "prepare a store without --features"
             )
-        wanted, found = (self.image_size, self.image_channels), (store.image_size, store.image_channels)
-        if wanted != found:
+        wanted, stored = (self.image_size, self.image_channels), (store.image_size, store.image_channels)
+        if wanted != stored:
             raise TridentError(
-                f"the images of {store.dataset} are {found[0]}x{found[0]} with {_channels(found[1])}, but the model "
+                f"the images of {store.dataset} are {stored[0]}x{stored[0]} with {_channels(stored[1])}, but the model "
                 f"takes {wanted[0]}x{wanted[0]} with {_channels(wanted[1])}"
-                f": train with backbone.image_size={found[0]} backbone.image_channels={found[1]}"
-                + (f", or prepare the store with --image-size {wanted[0]}" if wanted[1] == found[1] else "")
+                f": train with backbone.image_size={stored[0]} backbone.image_channels={stored[1]}"
+                + (f", or prepare the store with --image-size {wanted[0]}" if wanted[1] == stored[1] else "")
             )
 
     def initial_running(self) -> Parameters:

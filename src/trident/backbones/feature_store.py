@@ -49,9 +49,9 @@ def features_of_store(
     store: ImageStore, backbone: Pretrained, progress: Progress | None = None, splits: Sequence[str] = SPLITS
 ) -> ImageStore:
     """The features of every image of a store, or of some splits only, in memory."""
-    found, wanted = (store.image_size, store.image_channels), (backbone.facts.image_size, backbone.facts.channels)
-    if found != wanted:
-        own, other = (f"{size}x{size} in {'grey' if n == 1 else 'colour'}" for size, n in (found, wanted))
+    stored, wanted = (store.image_size, store.image_channels), (backbone.facts.image_size, backbone.facts.channels)
+    if stored != wanted:
+        own, other = (f"{size}x{size} in {'grey' if n == 1 else 'colour'}" for size, n in (stored, wanted))
         raise TridentError(f"the images of {store.dataset} are {own}, but {backbone.name} takes {other}")
     classes = [entry for entry in store.classes if entry.split in splits]
     rows = positions_of(classes)

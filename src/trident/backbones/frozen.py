@@ -49,9 +49,9 @@ class FrozenBackbone(Backbone):
 
     def check_store(self, store: ImageStore) -> None:
         if store.features_of != self.of:
-            found = f"features of {store.features_of}" if store.features_of else "pictures"
+            content = f"features of {store.features_of}" if store.features_of else "pictures"
             raise TridentError(
-                f"the store of {store.dataset} holds {found}, but the recipe takes features of {self.of}: make them "
+                f"the store of {store.dataset} holds {content}, but the recipe takes features of {self.of}: make them "
                 f"with 'trident data prepare --features {self.of}'"
             )
         self.check_fingerprint(store.features_fingerprint, f"the store of {store.dataset} was made with")
@@ -61,10 +61,10 @@ class FrozenBackbone(Backbone):
                 f"backbone.size is {self.size}"
             )
 
-    def check_fingerprint(self, found: str, where: str) -> None:
-        if found != self.fingerprint and "" not in (found, self.fingerprint):
+    def check_fingerprint(self, other: str, where: str) -> None:
+        if other != self.fingerprint and "" not in (other, self.fingerprint):
             raise TridentError(
-                f"{where} another version of {self.of} ({found[:12]}, not {self.fingerprint[:12]}). Make the store "
+                f"{where} another version of {self.of} ({other[:12]}, not {self.fingerprint[:12]}). Make the store "
                 "again, or train again if the run is older."
             )
 

@@ -5,7 +5,7 @@ pixels are scaled is not in an ONNX file. If it is not the usual way of networks
 TOML file of the same name beside it, `dinov2.toml` beside `dinov2.onnx`:
 
     image_size = 224             # only needed if the input has no fixed size
-    middle = 1.0                 # the part of a picture's centre square that it looks at
+    centre_crop = 1.0            # the part of a picture's centre square that it looks at
     mean = [123.7, 116.3, 103.5] # of pixels from 0 to 255
     std = [58.4, 57.1, 57.4]
     licence = "Apache-2.0"
@@ -28,7 +28,7 @@ from trident.backbones.pretrained import (
     fingerprint_of,
     short_message,
 )
-from trident.backbones.python_function import SETTINGS, facts_from
+from trident.backbones.python_function import OLD_CROP, SETTINGS, facts_from
 from trident.errors import TridentError
 from trident.files import MOST_WEIGHTS, read_regular
 
@@ -53,10 +53,10 @@ def load(name: str, device: str) -> Pretrained:
         raise TridentError(f"backbone {name} gives {output.type}: its first output must be tensor(float)")
     compute = _compute(session, facts, batch)
     try:
-        found = compute(np.zeros((BATCH, size, size, 3), np.uint8))
+        features = compute(np.zeros((BATCH, size, size, 3), np.uint8))
     except Exception as error:  # onnxruntime's own exceptions
         raise TridentError(f"backbone {name} cannot take {size}x{size} pictures: {short_message(error)}") from error
-    return Pretrained(name, facts, check_output(name, found), fingerprint_of(facts, weights), compute, device)
+    return Pretrained(name, facts, check_output(name, features), fingerprint_of(facts, weights), compute, device)
 
 
 def _settings(path: Path) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def _settings(path: Path) -> dict[str, Any]:
         settings = tomllib.loads(read_regular(path).decode())
     except ValueError as error:
         raise TridentError(f"cannot read {path}: {error}") from error
-    unknown = [key for key in settings if key not in SETTINGS]
+    unknown = [key for key in settings if key not in (*SETTINGS, OLD_CROP)]
     if unknown:
         raise TridentError(f"{path}: unknown setting '{unknown[0]}'; there are {', '.join(SETTINGS)}")
     return settings
@@ -93,9 +93,9 @@ def _input_size(name: str, session: Any, settings: dict[str, Any]) -> tuple[Any,
     inputs = session.get_inputs()
     shape = list(inputs[0].shape) if inputs else []
     if len(inputs) != 1 or len(shape) != 4 or shape[1] != 3 or inputs[0].type != "tensor(float)":
-        found = " and ".join(f"{one.type} {one.shape}" for one in inputs) or "nothing"
+        described = " and ".join(f"{one.type} {one.shape}" for one in inputs) or "nothing"
         raise TridentError(
-            f"backbone {name} takes {found}: it must have one input, tensor(float) ['picture', 3, size, size]"
+            f"backbone {name} takes {described}: it must have one input, tensor(float) ['picture', 3, size, size]"
         )
     batch, _, *sides = (side if isinstance(side, int) else None for side in shape)
     fixed = {side for side in sides if side is not None}
@@ -120,9 +120,9 @@ def _compute(session: Any, facts: Facts, batch: int | None) -> Compute:
         missing = -len(scaled) % at_once  # to fill the last batch of a network that fixes its size
         scaled = np.concatenate([scaled, np.zeros((missing, *scaled.shape[1:]), np.float32)])
         parts = np.split(scaled, len(scaled) // at_once)
-        found = [np.asarray(session.run(None, {entry: part})[0], np.float32) for part in parts]
-        if found[0].ndim == 0 or len(found[0]) != at_once:
-            return found[0]  # of the wrong shape, which `check_output` reports
-        return np.concatenate(found)[: len(pixels)]
+        features = [np.asarray(session.run(None, {entry: part})[0], np.float32) for part in parts]
+        if features[0].ndim == 0 or len(features[0]) != at_once:
+            return features[0]  # of the wrong shape, which `check_output` reports
+        return np.concatenate(features)[: len(pixels)]
 
     return compute

@@ -8,7 +8,7 @@ Nothing is downloaded.
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
@@ -36,7 +36,7 @@ class Facts:
     std: tuple[float, float, float]
     licence: str
     trained_on: str
-    middle: float = 1.0  # the part of a picture's centre square that is looked at, of its height and width
+    centre_crop: float = 1.0  # the part of a picture's centre square that is looked at, of its height and width
     channels: int = 3  # 1: pictures are turned to grey
 
     def __post_init__(self) -> None:
@@ -44,8 +44,8 @@ class Facts:
             raise TridentError(f"image_size is {self.image_size}: it must be between 16 and {LARGEST_IMAGE}")
         if not all(np.isfinite(self.mean)) or not all(np.isfinite(self.std)) or min(self.std) <= 0:
             raise TridentError("mean and std must be three finite numbers each, and std above 0")
-        if not 0.1 <= self.middle <= 1:
-            raise TridentError(f"middle is {self.middle}: it must be between 0.1 and 1")
+        if not 0.1 <= self.centre_crop <= 1:
+            raise TridentError(f"centre_crop is {self.centre_crop}: it must be between 0.1 and 1")
         if max(self.std) < 1:  # the most common mistake, and nobody would notice it
             raise TridentError(f"std is {self.std}, as if pixels went from 0 to 1: multiply mean and std by 255")
 
@@ -108,15 +108,17 @@ class Pretrained:
     def decoded(self, source: ImageSource) -> np.ndarray:
         """The part of a picture that the network looks at: (size, size, channel) uint8."""
         facts = self.facts
-        return decoders.decode(source, Target(facts.image_size, facts.channels, reduced=True, middle=facts.middle))
+        return decoders.decode(
+            source, Target(facts.image_size, facts.channels, reduced=True, centre_crop=facts.centre_crop)
+        )
 
     def features(self, pixels: np.ndarray) -> np.ndarray:
         """(picture, size, size, channel) uint8 -> (picture, feature) float32. No picture changes those of another."""
         if not len(pixels):
             return np.zeros((0, self.n_features), np.float32)
-        found = in_batches(self.compute, pixels)
-        _check_numbers(self.name, found)
-        return found
+        output = in_batches(self.compute, pixels)
+        _check_numbers(self.name, output)
+        return output
 
 
 def in_batches(compute: Compute, pixels: np.ndarray) -> np.ndarray:
@@ -131,8 +133,8 @@ def find_backbone(name: str, device: str = "cpu") -> Pretrained:
     """The backbone of this name, with its weights loaded."""
     for prefix, path in PREFIXES.items():
         if name.startswith(prefix):
-            found: Pretrained = imported(path)(name, device)
-            return found
+            network: Pretrained = imported(path)(name, device)
+            return network
     if name not in BACKBONES:
         raise TridentError(
             f"no backbone is called '{name}': there are {', '.join(BACKBONES)}, {INCLUDED}, onnx:FILE, "
@@ -141,31 +143,31 @@ def find_backbone(name: str, device: str = "cpu") -> Pretrained:
     listed = BACKBONES[name]
     if not listed.installed:
         raise TridentError(f"backbone {name} is not installed: {INSTALL}")
-    found = imported(listed.load)(name, listed.facts, device)
-    return found
+    network = imported(listed.load)(name, listed.facts, device)
+    return network
 
 
 def fingerprint_of(facts: Facts, weights: bytes) -> str:
     """A hash of all that the features depend on: the weights and how pixels are scaled."""
-    scaling = {key: value for key, value in asdict(facts).items() if key in ("image_size", "mean", "std", "middle")}
+    scaling = {"image_size": facts.image_size, "mean": facts.mean, "std": facts.std, "middle": facts.centre_crop}
     return hashlib.sha256(json.dumps(scaling, sort_keys=True).encode() + hashlib.sha256(weights).digest()).hexdigest()
 
 
-def check_output(name: str, found: np.ndarray) -> int:
+def check_output(name: str, output: np.ndarray) -> int:
     """The number of features, after a check of a backbone's output for a batch of pictures."""
-    shape: tuple[int, ...] = found.shape
+    shape: tuple[int, ...] = output.shape
     if len(shape) != 2 or shape[0] != BATCH or not 1 <= shape[1] <= MOST_FEATURES:
         hint = {4: ": take the mean over height and width", 3: ": take the class token, or the mean over tokens"}
         raise TridentError(
             f"backbone {name} returned an array of shape {shape} for {BATCH} pictures: it must be "
             f"({BATCH}, features), with at most {MOST_FEATURES} features{hint.get(len(shape), '')}"
         )
-    _check_numbers(name, found)
+    _check_numbers(name, output)
     return shape[1]
 
 
-def _check_numbers(name: str, found: np.ndarray) -> None:
-    if not (np.abs(found) <= LARGEST_FEATURE).all():  # NaN is not, either
+def _check_numbers(name: str, features: np.ndarray) -> None:
+    if not (np.abs(features) <= LARGEST_FEATURE).all():  # NaN is not, either
         what = f"NaN or infinity for a picture, or a number above {LARGEST_FEATURE:.0e}"
         raise TridentError(f"backbone {name} gave {what}: its weights may be damaged")
 

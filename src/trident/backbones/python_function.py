@@ -4,7 +4,7 @@ The module takes scaled pictures (picture, 3, size, size) and returns features (
 attributes; the defaults are those of most networks trained on ImageNet:
 
     image_size   224
-    middle       1.0: the part of a picture's centre square that it looks at, of its height and width
+    centre_crop  1.0: the part of a picture's centre square that it looks at, of its height and width
     mean, std    of pixels from 0 to 255, three numbers each: ImageNet's
     licence      text
     trained_on   text
@@ -12,41 +12,48 @@ attributes; the defaults are those of most networks trained on ImageNet:
 The function is run, so only give one that you trust. A name of this kind in a file is never run by itself.
 """
 
+import ast
 import hashlib
 import importlib
 import re
+import sys
+from collections.abc import Iterable, Iterator
+from importlib.util import resolve_name
 from numbers import Real
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from trident.backbones.imported_code import imported_code
 from trident.backbones.pretrained import IMAGENET_MEAN, IMAGENET_STD, Facts, Pretrained, short_message
 from trident.backbones.torch_module import from_module, probe
 from trident.errors import TridentError
+from trident.files import MOST_WEIGHTS, read_regular
 
 UNKNOWN = "unknown"  # licence or training data
-SETTINGS = ("image_size", "middle", "mean", "std", "licence", "trained_on")
+SETTINGS = ("image_size", "centre_crop", "mean", "std", "licence", "trained_on")
+OLD_CROP = "middle"  # what older files call it
 
 
 def load(name: str, device: str) -> Pretrained:
     module = _made(name)
-    facts = facts_from(name, {key: getattr(module, key, None) for key in SETTINGS})
+    facts = facts_from(name, {key: getattr(module, key, None) for key in (*SETTINGS, OLD_CROP)})
     return from_module(name, facts, _contents(name, module) + probe(module, facts), module, device)
 
 
 def facts_from(name: str, given: dict[str, Any]) -> Facts:
     """Checks the settings of a backbone; what is missing gets the usual value."""
-    size, middle, mean, std, licence, trained_on = (given.get(key) for key in SETTINGS)
+    size, centre_crop, mean, std, licence, trained_on = (given.get(key) for key in SETTINGS)
+    centre_crop = given.get(OLD_CROP) if centre_crop is None else centre_crop
     try:
         return Facts(
-            224 if size is None else _whole(size),
+            224 if size is None else int(_number("image_size", size, whole=True)),
             IMAGENET_MEAN if mean is None else _three("mean", mean),
             IMAGENET_STD if std is None else _three("std", std),
             str(licence or UNKNOWN),
             str(trained_on or UNKNOWN),
-            1.0 if middle is None else _number("middle", middle),
+            1.0 if centre_crop is None else _number("centre_crop", centre_crop),
         )
     except TridentError as error:
         raise TridentError(f"backbone {name}: {error}") from error
@@ -90,16 +97,9 @@ def _bytes_of(value: Any) -> bytes:
     return f"{tuple(value.shape)} {value.dtype} ".encode() + numbers.tobytes()
 
 
-def _whole(value: Any) -> int:
-    whole = isinstance(value, Real) and not isinstance(value, bool) and float(value).is_integer()
-    if not whole:
-        raise TridentError(f"image_size is {value!r}: it must be a whole number")
-    return int(value)
-
-
-def _number(what: str, value: Any) -> float:
-    if not isinstance(value, Real) or isinstance(value, bool):
-        raise TridentError(f"{what} is {value!r}: it must be a number")
+def _number(what: str, value: Any, whole: bool = False) -> float:
+    if not isinstance(value, Real) or isinstance(value, bool) or (whole and not float(value).is_integer()):
+        raise TridentError(f"{what} is {value!r}: it must be a {'whole ' if whole else ''}number")
     return float(value)
 
 
@@ -110,3 +110,44 @@ def _three(what: str, values: Any) -> tuple[float, float, float]:
         given = " ".join(repr(values).split())
         raise TridentError(f"{what} is {given}: it must be three numbers, for red, green and blue") from error
     return red, green, blue
+
+
+def imported_code(name: str, others: Iterable[str] = ()) -> dict[str, bytes]:
+    """The code of a loaded module, of `others` and of all that they import, directly or not, by the modules' names.
+
+    Only what lies in the folder where Python found the module; for an installed one, only what is in its package. Of
+    compiled code, the file that was loaded, but not what it imports.
+    """
+    file = Path(getattr(sys.modules.get(name), "__file__", None) or "")
+    root = file.parents[name.count(".") + (file.name.partition(".")[0] == "__init__")] if file.name else file
+    package = name.partition(".")[0] if {"site-packages", "dist-packages"} & {*root.parts} else None
+    code_of: dict[str, bytes] = {}
+    waiting = [file.stem if name == "__main__" else name, *others] if file.name else []
+    while waiting:
+        one = waiting.pop()
+        parent, path = one.rpartition(".")[0], root.joinpath(*one.split("."))
+        if one and one not in code_of and package in (None, one.partition(".")[0]):
+            places = {path / "__init__.py": one, path.with_name(f"{path.name}.py"): parent}
+            loaded = Path(getattr(sys.modules.get(one), "__file__", None) or "")
+            if loaded.parent in (path, path.parent):
+                places.setdefault(loaded, parent)
+            for place, base in places.items():
+                if place.is_file():
+                    code = read_regular(place, MOST_WEIGHTS)
+                    code_of[one] = code_of.get(one, b"") + code
+                    waiting += [parent, *_imported(code, base)]
+    return code_of
+
+
+def _imported(code: bytes, package: str) -> Iterator[str]:
+    """The names of all modules that the code of a module in this package may import."""
+    try:
+        nodes = [*ast.walk(ast.parse(code))]
+    except (SyntaxError, ValueError, RecursionError):  # so Python could not import it
+        return
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level <= package.count(".") + bool(package):
+            base = resolve_name("." * node.level + (node.module or ""), package)
+            yield from (base, *(f"{base}.{alias.name}" for alias in node.names))

@@ -26,8 +26,8 @@ class _FromPixels(nn.Module):
         self.register_buffer("std", torch.tensor(facts.std).view(1, 3, 1, 1), persistent=False)
 
     def forward(self, pixels: Tensor) -> Tensor:  # (picture, 3, size, size) uint8
-        found: Tensor = self.module((pixels.to(self.mean.dtype) - self.mean) / self.std)
-        return found
+        features: Tensor = self.module((pixels.to(self.mean.dtype) - self.mean) / self.std)
+        return features
 
 
 def from_module(name: str, facts: Facts, weights: bytes, module: nn.Module, device: str) -> Pretrained:
@@ -55,9 +55,9 @@ def probe(module: nn.Module, facts: Facts) -> bytes:
     try:
         with torch.inference_mode():
             batch = _on_device(picture.repeat(BATCH, 0), "cpu")  # some modules take no other number
-            found = _FromPixels(module, facts).eval()(batch)[0].flatten().double()
-        turned = torch.from_numpy(generator.standard_normal((8, len(found)))) @ found / found.norm()
-        return repr([round(10 * value) for value in turned.tolist()] + [round(math.log2(found.norm()))]).encode()
+            output = _FromPixels(module, facts).eval()(batch)[0].flatten().double()
+        turned = torch.from_numpy(generator.standard_normal((8, len(output)))) @ output / output.norm()
+        return repr([round(10 * value) for value in turned.tolist()] + [round(math.log2(output.norm()))]).encode()
     except Exception:  # the user's module may raise anything, which is reported when it is compiled
         return b""
 
@@ -79,13 +79,13 @@ def _compiled(name: str, facts: Facts, module: nn.Module, device: str) -> tuple[
         if torch.device(device).type == "cuda":
             network = network.half()
         with torch.inference_mode():
-            found = network(example)
+            output = network(example)
     except Exception as error:  # the user's module may raise anything
         raise TridentError(f"backbone {name} cannot take {size}x{size} pictures: {short_message(error)}") from error
-    if not isinstance(found, Tensor):
-        raise TridentError(f"backbone {name} returned {type(found).__name__}: it must return a tensor of features")
-    n_features = check_output(name, found.float().cpu().numpy())
-    run = _traced(network, found, example, other) if torch.device(device).type == "cpu" else network
+    if not isinstance(output, Tensor):
+        raise TridentError(f"backbone {name} returned {type(output).__name__}: it must return a tensor of features")
+    n_features = check_output(name, output.float().cpu().numpy())
+    run = _traced(network, output, example, other) if torch.device(device).type == "cpu" else network
 
     def compute(pixels: np.ndarray) -> np.ndarray:
         with torch.inference_mode():
@@ -100,11 +100,11 @@ def _on_device(pixels: np.ndarray, device: str) -> Tensor:
     return torch.from_numpy(pixels).to(device).permute(0, 3, 1, 2)
 
 
-def _traced(network: nn.Module, found: Tensor, example: Tensor, other: Tensor) -> nn.Module:
+def _traced(network: nn.Module, expected: Tensor, example: Tensor, other: Tensor) -> nn.Module:
     """The network as a frozen trace, which is faster. A module that cannot be traced runs as it is.
 
     It is traced with one picture of one batch, because that is fast, and compared on another batch, `example`, for
-    which the network gave `found`. A module that makes decisions by its input would be traced wrongly: tracing warns
+    which the network gave `expected`. A module that makes decisions by its input would be traced wrongly: tracing warns
     about them, and then it is not used.
     """
     with warnings.catch_warnings(), torch.no_grad():
@@ -114,7 +114,7 @@ def _traced(network: nn.Module, found: Tensor, example: Tensor, other: Tensor) -
             recorded = torch.jit.trace(network, other[:1], check_trace=False)  # type: ignore[no-untyped-call]
             traced = torch.jit.freeze(recorded)
             traced(other)  # the first call measures and the second optimises; later ones repeat the second bit by bit
-            same = torch.allclose(traced(example), found, atol=1e-3, rtol=1e-3)
+            same = torch.allclose(traced(example), expected, atol=1e-3, rtol=1e-3)
         except Exception:  # tracing has many ways to fail, none of which matters
             return network
         return traced if same else network

@@ -40,7 +40,7 @@ def prepare(
     command goes on where it stopped; until then, hidden files beside the store keep what is done.
     """
     from trident.cli.console import counting, stderr
-    from trident.data.decoding import available_cores
+    from trident.data.decoding_process import available_cores
     from trident.data.images import silence_pillow
     from trident.data.prepare import prepare as write
 
@@ -90,7 +90,7 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Print what a store holds."""
-    from trident.data.describe import describe, verify_fingerprint
+    from trident.data.store import describe, verify_fingerprint
 
     opened = open_data(store)
     about = describe(opened)

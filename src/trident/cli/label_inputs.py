@@ -208,7 +208,7 @@ def labeller_from_pictures(
     from trident.cli.console import stderr
 
     if method is not None:
-        from trident.labelling.by_method import labeller_by_method
+        from trident.labelling.making import labeller_by_method
 
         labeller = labeller_by_method(by_class, method, backbone, device, opened_cache(use_cache))
         stderr.print(labeller.describe(), soft_wrap=True)

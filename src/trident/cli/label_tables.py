@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trident.labelling.class_names import NONE
-from trident.labelling.corrections import COLUMN, mark_of
-from trident.labelling.spreadsheets import guarded
+from trident.labelling.corrections import COLUMN, guarded, mark_of
 
 if TYPE_CHECKING:
     from trident.data.images import ImageSource

@@ -80,8 +80,8 @@ def web(
     --token-file, or a new one, which is printed as a part of the address.
     """
     try:
-        import fastapi  # noqa: F401
         import python_multipart  # noqa: F401
+        import starlette  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise TridentError("trident web needs the web extra: pip install 'trident-fewshot[web]'") from error

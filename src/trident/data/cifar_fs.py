@@ -12,6 +12,7 @@ from trident.data.readers import (
     read_lines,
     refuse_unlisted,
     require_files,
+    split_table,
 )
 from trident.data.store import SPLITS
 from trident.errors import TridentError
@@ -36,12 +37,8 @@ def _from_folders(root: Path) -> list[ClassImages]:
     if not (root / "data").is_dir():
         raise TridentError(f"{root} has no folder data/ with the class folders")
     lists = root / "splits" / "bertinetto"
-    split_of: dict[str, str] = {}
-    for split, path in zip(SPLITS, require_files(lists, _LISTS), strict=True):
-        for name in read_lines(path):
-            if name in split_of:
-                raise TridentError(f"{path}: class '{name}' is in {split_of[name]} already: list each class once")
-            split_of[name] = split
+    files = zip(SPLITS, require_files(lists, _LISTS), strict=True)
+    split_of = split_table((name, split, path) for split, path in files for name in read_lines(path))
     folders = class_folders(root / "data")
     refuse_unlisted(folders, split_of, lists)
     return classes_by_split(folders, split_of, lists, root / "data")

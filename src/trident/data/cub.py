@@ -69,15 +69,15 @@ def _from_lists(root: Path) -> list[ClassImages]:
 
 def _numbered(path: Path) -> dict[int, str]:
     """Read one of CUB's lists, whose lines are 'number text'."""
-    found: dict[int, str] = {}
+    entries: dict[int, str] = {}
     for line in read_lines(path):
         number, _, text = line.partition(" ")
         if not number.isdecimal() or len(number) > _MOST_DIGITS or not text:
             raise TridentError(f"{path}: expected a number and a name in each line, got '{line[:80]}'")
-        if int(number) in found:
+        if int(number) in entries:
             raise TridentError(f"{path}: number {number} is there twice")
-        found[int(number)] = text.strip()
-    return found
+        entries[int(number)] = text.strip()
+    return entries
 
 
 def _from_folders(root: Path) -> list[ClassImages]:

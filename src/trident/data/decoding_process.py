@@ -21,7 +21,9 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,16 +34,17 @@ from PIL import Image
 
 from trident.data.images import (
     MOST_PIXELS,
-    EncodedImage,
-    ImageContent,
+    DatasetImage,
+    ImageFile,
+    ImageInMemory,
     ImageSource,
     Target,
     UnreadableImageError,
-    naming_errors,
+    in_memory,
     open_image,
     silence_pillow,
 )
-from trident.errors import TridentError
+from trident.errors import ResumableError, TridentError
 
 # Limits grow with the pixels of the picture. What honest ones need, on a slow core: 0.09 microseconds for a pixel of a
 # transparent PNG, and five copies with 4 bytes each while such a picture is turned and made opaque.
@@ -71,7 +74,8 @@ class _EndedError(Exception):
 
     def __init__(self, code: int):
         self.killed = code == -signal.SIGKILL
-        super().__init__(f"the process that decoded it ended ({_how(code)})")
+        how = signal.Signals(-code).name if -code in {*signal.Signals} else f"status {code}"
+        super().__init__(f"the process that decoded it ended ({how})")
 
 
 @dataclass(frozen=True)
@@ -118,17 +122,14 @@ class DecodingProcesses:
         Pictures that are pixels in memory already are not sent to another process.
         """
         seconds = min(seconds, _seconds(target.pixels))
-        if not isinstance(source, EncodedImage):
-            return target.decode(source)
-        with naming_errors(source):
-            content = source.portable().content
+        content = in_memory(source).held
         if not isinstance(content, bytes):
-            return target.decode(ImageContent(source.name, content))
+            return target.decode(ImageInMemory(source.name, content))
         job = _Job(len(content), target, seconds)
         with suppress(_EndedError):  # perhaps not because of the picture: the system may have no memory left
-            return self._answer(source.name, job, content)
+            return self._decoded(source.name, job, content)
         try:
-            return self._answer(source.name, job, content)
+            return self._decoded(source.name, job, content)
         except _EndedError as error:
             kind = KilledError if error.killed else UnreadableImageError
             raise kind(f"{source.name}: {error}") from error
@@ -143,7 +144,7 @@ class DecodingProcesses:
         with self._lock:
             self._closed = True
             for process in self._busy:
-                process.end()
+                process.end()  # while another thread waits for its answer
             for process in self._free:
                 process.kill()
             self._free.clear()
@@ -152,14 +153,9 @@ class DecodingProcesses:
         """In a fork: the processes belong to the parent."""
         self.__init__()  # type: ignore[misc]
 
-    def _answer(self, name: str, job: _Job, content: bytes) -> np.ndarray:
+    def _decoded(self, name: str, job: _Job, content: bytes) -> np.ndarray:
         with self._process() as process:
-            found = process.ask(job, content, self._room)
-        if isinstance(found, np.ndarray):
-            return found
-        if isinstance(found, TimeoutError):
-            raise TooSlowError(f"{name}: it took too long to decode: save it again, or smaller")
-        raise UnreadableImageError(f"{name}: {found}")
+            return process.decoded(name, job, content, self._room)
 
     @contextmanager
     def _process(self) -> "Iterator[_Process]":
@@ -170,6 +166,8 @@ class DecodingProcesses:
             self._busy.add(process)
         try:
             yield process
+        except UnreadableImageError:  # a whole answer
+            raise
         except BaseException:  # also Ctrl-C: what it would answer belongs to this picture
             process.kill()
             raise
@@ -198,8 +196,8 @@ class _Process:
         )
         self.alive = True
 
-    def ask(self, job: _Job, content: bytes, room: _Room) -> np.ndarray | str | TimeoutError:
-        """The pixels, why the picture cannot be read, or that it took too long."""
+    def decoded(self, name: str, job: _Job, content: bytes, room: _Room) -> np.ndarray:
+        """The pixels. An UnreadableImageError says why there are none."""
         sent, output = self._process.stdin, self._process.stdout
         assert sent is not None and output is not None
         try:
@@ -216,16 +214,16 @@ class _Process:
                     return np.frombuffer(_read_all(output, length), np.uint8).reshape(shape)
                 if kind != _ERROR or length > _LONGEST_TEXT:
                     self.kill()
-                    return "the process that decoded it gave no sensible answer"
-                return " ".join(_read_all(output, length).decode("utf-8", "replace").split())
+                    raise UnreadableImageError(f"{name}: the process that decoded it gave no sensible answer")
+                reason = " ".join(_read_all(output, length).decode("utf-8", "replace").split())
+                raise UnreadableImageError(f"{name}: {reason}")
         except (BrokenPipeError, EOFError, TimeoutError) as error:
             self.kill()
             if isinstance(error, TimeoutError) or self._process.returncode == -signal.SIGPROF:
-                return TimeoutError()
+                raise TooSlowError(f"{name}: it took too long to decode: save it again, or smaller") from error
             raise _EndedError(self._process.returncode) from error
 
     def end(self) -> None:
-        """End it while another thread waits for its answer."""
         self._process.kill()
 
     def kill(self) -> None:
@@ -236,12 +234,6 @@ class _Process:
             self._process.wait(0.2)  # one that has ended tells why; one that is free ends now
         self._process.kill()
         self._process.wait()
-
-
-def _how(code: int) -> str:
-    with suppress(ValueError):
-        return signal.Signals(-code).name
-    return f"status {code}"
 
 
 def _write_all(pipe: IO[bytes], content: bytes) -> None:
@@ -256,14 +248,14 @@ def _read_all(pipe: IO[bytes], n: int, seconds: float = math.inf) -> bytearray:
     coming.register(pipe, select.POLLIN)
     if seconds < math.inf and not coming.poll(1000 * seconds):
         raise TimeoutError
-    found = bytearray(n)
+    content = bytearray(n)
     done = 0
     while done < n:
-        got = pipe.readinto(memoryview(found)[done:])  # type: ignore[attr-defined]
+        got = pipe.readinto(memoryview(content)[done:])  # type: ignore[attr-defined]
         if not got:
             raise EOFError
         done += got
-    return found
+    return content
 
 
 # In the other process
@@ -281,7 +273,7 @@ def serve() -> None:
             job: _Job = pickle.loads(_read_all(taken, _LENGTH.unpack(_read_all(taken, _LENGTH.size))[0]))
         except EOFError:
             os._exit(0)
-        kind, answer = _answer(_Limited(job, own, taken, given))
+        kind, answer = _answer(job, own, taken, given)
         signal.setitimer(signal.ITIMER_PROF, 0)
         if own is not None and (_address_space() or 0) > own + 2 * _BYTES:
             with suppress(AttributeError):  # another C library
@@ -289,48 +281,35 @@ def serve() -> None:
         _write_all(given, _HEAD.pack(kind, len(answer)) + answer)
 
 
-@dataclass(frozen=True)
-class _Limited:
-    """The picture of a job. When it is opened, this process gets limits that fit its size."""
+def _answer(job: _Job, own: int | None, taken: IO[bytes], given: IO[bytes]) -> tuple[int, bytes]:
+    """Decode the picture of a job. This process gets limits that fit its size; it has `own` bytes anyway."""
 
-    job: _Job
-    own: int | None  # bytes that this process has anyway
-    taken: IO[bytes]
-    given: IO[bytes]
-    name = "picture"
-
-    def open(self) -> Image.Image:
-        self._limit(0)
-        image = open_image(bytes(_read_all(self.taken, self.job.size)))
-        pixels = image.width * image.height
-        if _SMALL < pixels <= self.job.target.pixels:
-            _write_all(self.given, _HEAD.pack(_LARGE, pixels))
-            _read_all(self.taken, 1)  # comes when there is room
-        self._limit(pixels)
-        return image
-
-    def key(self) -> bytes:
-        raise NotImplementedError("the process that sent the picture knows its key")
-
-    def _limit(self, pixels: int) -> None:
+    def limit(pixels: int) -> None:
         # The timer's signal ends the process, whatever it is doing.
-        signal.setitimer(signal.ITIMER_PROF, min(self.job.seconds, _seconds(pixels)))
-        if self.own is not None:
-            most = self.own + 2 * self.job.size + _BYTES + _BYTES_PER_PIXEL * pixels
+        signal.setitimer(signal.ITIMER_PROF, min(job.seconds, _seconds(pixels)))
+        if own is not None:
+            most = own + 2 * job.size + _BYTES + _BYTES_PER_PIXEL * pixels
             with suppress(ValueError):  # the user's own limit is lower
                 resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+    def opened() -> Image.Image:
+        limit(0)
+        image = open_image(bytes(_read_all(taken, job.size)))
+        pixels = image.width * image.height
+        if _SMALL < pixels <= job.target.pixels:
+            _write_all(given, _HEAD.pack(_LARGE, pixels))
+            _read_all(taken, 1)  # comes when there is room
+        limit(pixels)
+        return image
+
+    try:
+        return _PIXELS, job.target.decode_opened("", opened).tobytes()
+    except UnreadableImageError as error:
+        return _ERROR, str(error).removeprefix(": ").encode("utf-8", "replace")[:_LONGEST_TEXT]
 
 
 def _seconds(pixels: int) -> float:
     return _SECONDS + _SECONDS_PER_PIXEL * pixels
-
-
-def _answer(source: _Limited) -> tuple[int, bytes]:
-    try:
-        return _PIXELS, source.job.target.decode(source).tobytes()
-    except UnreadableImageError as error:
-        text = str(error).removeprefix(f"{source.name}: ")
-        return _ERROR, text.encode("utf-8", "replace")[:_LONGEST_TEXT]
 
 
 def _address_space() -> int | None:
@@ -342,3 +321,67 @@ def _address_space() -> int | None:
 decoders = DecodingProcesses()  # all that one command needs
 atexit.register(decoders.close)
 os.register_at_fork(after_in_child=decoders.forget)
+
+
+# Many images, in order, with few of them in memory
+
+_BATCH_BYTES = 2**20  # of decoded images that a process is given at once
+_MOST_IN_A_BATCH = 64
+_BATCHES_IN_FLIGHT = 3  # for each process
+
+Decoded = np.ndarray | UnreadableImageError
+
+
+def available_cores() -> int:
+    """The number of cores that this process may use, or of all cores if the system does not say."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def decoded(sources: Sequence[DatasetImage], target: Target, workers: int) -> Iterator[Decoded]:
+    """Each image's pixels, or why it cannot be read, in the order of the sources."""
+    image_bytes = target.size**2 * target.channels
+    at_once = max(1, min(_MOST_IN_A_BATCH, _BATCH_BYTES // image_bytes))
+    batches = [sources[start : start + at_once] for start in range(0, len(sources), at_once)]
+    if min(workers, len(batches)) <= 1:
+        for source in sources:
+            yield _decoded(decoders, source, target)
+        return
+    processes = DecodingProcesses()
+    threads = ThreadPoolExecutor(min(workers, len(batches)))  # each waits for a process of its own
+    waiting: deque[Future[list[Decoded]]] = deque()
+    try:
+        for batch in batches:
+            if len(waiting) >= _BATCHES_IN_FLIGHT * workers:
+                yield from waiting.popleft().result()
+            waiting.append(threads.submit(_decode_batch, processes, _portable(batch), target))
+        while waiting:
+            yield from waiting.popleft().result()
+    finally:
+        processes.close()  # on an error or Ctrl-C they do not finish their batches
+        threads.shutdown(cancel_futures=True)
+
+
+def _portable(batch: Sequence[DatasetImage]) -> list[ImageSource | UnreadableImageError]:
+    """What another thread can read. Pickles and zip files are read in this one only; a file waits for its turn."""
+    loaded: list[ImageSource | UnreadableImageError] = []
+    for source in batch:
+        try:
+            loaded.append(source if isinstance(source, ImageFile) else in_memory(source))
+        except UnreadableImageError as error:
+            loaded.append(error)
+    return loaded
+
+
+def _decode_batch(
+    processes: DecodingProcesses, batch: list[ImageSource | UnreadableImageError], target: Target
+) -> list[Decoded]:
+    return [one if isinstance(one, UnreadableImageError) else _decoded(processes, one, target) for one in batch]
+
+
+def _decoded(processes: DecodingProcesses, source: ImageSource, target: Target) -> Decoded:
+    try:
+        return processes.decode(source, target)
+    except KilledError as error:
+        raise ResumableError("a process that decoded images was killed, perhaps because memory ran out") from error
+    except UnreadableImageError as error:
+        return error

@@ -2,25 +2,23 @@
 
 import hashlib
 import math
+import re
 import warnings
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
 from struct import error as StructError
-from typing import Protocol, runtime_checkable
 from zipfile import BadZipFile
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from trident.data.jpeg_scans import MOST_SCANS, has_more_scans
 from trident.errors import TridentError
-from trident.files import open_regular, read_regular
+from trident.files import read_regular
 
 # Pillow knows many more formats, and some call other programs. Only these are tried, whatever a file's name.
 _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
@@ -40,7 +38,6 @@ _DECODING_ERRORS = (
     StructError, zlib.error, BadZipFile, Image.DecompressionBombError, Image.DecompressionBombWarning,
 )  # fmt: skip
 
-_new_key = partial(hashlib.blake2b, digest_size=20)
 _ORIENTATION_TAG = 0x0112  # EXIF: how the camera was held
 _TILE_WIDTH_TAG, _TILE_HEIGHT_TAG = 322, 323
 _TILE_PIXELS = 2**22  # always allowed for all tiles together; 2**16 for each one are common
@@ -55,64 +52,16 @@ _UPRIGHT = {
 }
 
 
+# The bytes of an image file; or a picture that is decoded: (height, width, channel) uint8, or Pillow's.
+Content = bytes | np.ndarray | Image.Image
+
+
 class UnreadableImageError(TridentError):
     """An image that cannot be decoded. The message has its name and the reason."""
 
 
-class ImageSource(Protocol):
-    """An image that is not decoded yet, with a name for messages."""
-
-    @property
-    def name(self) -> str: ...
-
-    def open(self) -> Image.Image: ...
-
-    def key(self) -> bytes:
-        """A hash of the content; the name does not matter. Raises UnreadableImageError."""
-        ...
-
-
-@runtime_checkable
-class EncodedImage(ImageSource, Protocol):
-    """An image in the bytes of an image file, which another process can decode."""
-
-    def portable(self) -> "ImageContent":
-        """The same image with its content in memory."""
-        ...
-
-
-class DatasetImage(EncodedImage, Protocol):
-    """An image of a dataset on disk."""
-
-    @property
-    def file(self) -> Path:
-        """The file that it is in, perhaps with other images."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class ImageContent:
-    """An image in memory: its pixels (height, width, 3) uint8, or the bytes of an image file."""
-
-    name: str
-    content: np.ndarray | bytes
-
-    def portable(self) -> "ImageContent":
-        return self
-
-    def open(self) -> Image.Image:
-        if isinstance(self.content, np.ndarray):
-            return Image.fromarray(self.content)
-        return open_image(self.content)
-
-    def key(self) -> bytes:
-        if isinstance(self.content, bytes):
-            return key_of(self.content)
-        return key_of_pixels(self.open())
-
-
-class ImageBytes(ABC):
-    """An image in the bytes of an image file: a file of its own, or a part of another, such as an archive."""
+class ImageSource(ABC):
+    """A picture that is not decoded yet, with a name for messages."""
 
     __slots__ = ()
 
@@ -121,22 +70,42 @@ class ImageBytes(ABC):
     def name(self) -> str: ...
 
     @abstractmethod
-    def content(self) -> bytes:
-        """The bytes of the image file."""
-
-    def portable(self) -> ImageContent:
-        return ImageContent(self.name, self.content())
+    def content(self) -> Content: ...
 
     def open(self) -> Image.Image:
-        return open_image(self.content())
+        return _opened(self.content())
 
     def key(self) -> bytes:
-        with naming_errors(self):
-            return key_of(self.content())
+        """A hash of the content; the name does not matter. Raises UnreadableImageError."""
+        with naming_errors(self.name):
+            content = self.content()
+            return key_of(content) if isinstance(content, bytes) else key_of_pixels(_opened(content))
+
+
+class DatasetImage(ImageSource):
+    """An image of a dataset on disk."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def file(self) -> Path:
+        """The file that it is in, perhaps with other images."""
 
 
 @dataclass(frozen=True, slots=True)
-class ImageFile(ImageBytes):
+class ImageInMemory(ImageSource):
+    """A picture in memory."""
+
+    name: str = field()  # without it, the property of the base class would be the default
+    held: Content = field()
+
+    def content(self) -> Content:
+        return self.held
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFile(DatasetImage):
     """An image file."""
 
     path: Path
@@ -152,15 +121,19 @@ class ImageFile(ImageBytes):
     def content(self) -> bytes:
         return read_regular(self.path, MOST_BYTES)
 
-    def key(self) -> bytes:
-        with naming_errors(self), open_regular(self.path, MOST_BYTES) as file:
-            return hashlib.file_digest(file, _new_key).digest()
+
+def in_memory(source: ImageSource) -> ImageInMemory:
+    """A picture that is read now, once: its key is that of the very bytes that are decoded."""
+    with naming_errors(source.name):
+        return ImageInMemory(source.name, source.content())
 
 
-def in_memory(source: ImageSource) -> ImageSource:
-    """An image whose bytes are read now, once: its key is that of the very bytes that are decoded."""
-    with naming_errors(source):
-        return source.portable() if isinstance(source, ImageBytes) else source
+def _opened(content: Content) -> Image.Image:
+    if isinstance(content, bytes):
+        return open_image(content)
+    if isinstance(content, Image.Image):
+        return content.copy()
+    return Image.fromarray(content[:, :, 0] if content.shape[2:] == (1,) else content)
 
 
 def open_image(content: bytes) -> Image.Image:
@@ -207,17 +180,17 @@ def silence_pillow() -> None:
 
 
 @contextmanager
-def naming_errors(source: ImageSource) -> Iterator[None]:
+def naming_errors(name: str) -> Iterator[None]:
     """Turns the errors of Pillow and of files into an UnreadableImageError with the picture's name."""
     try:
         yield
     except _DECODING_ERRORS as error:
-        raise UnreadableImageError(f"{source.name}: {_reason(error)}") from error
+        raise UnreadableImageError(f"{name}: {_reason(error)}") from error
 
 
 def key_of(*content: bytes) -> bytes:
     """A hash of a picture's content."""
-    digest = _new_key()
+    digest = hashlib.blake2b(digest_size=20)
     for part in content:
         digest.update(part)
     return digest.digest()
@@ -229,59 +202,45 @@ def key_of_pixels(image: Image.Image) -> bytes:
     return key_of(f"{image.mode} {pixels.size} ".encode(), pixels.tobytes())
 
 
-def decode(
-    source: ImageSource,
-    size: int,
-    channels: int,
-    inverted: bool = False,
-    *,
-    reduced: bool = False,
-    middle: float = 1.0,
-    pixels: int = MOST_PIXELS,
-) -> np.ndarray:
-    """Decode one image to (size, size, channels) uint8.
-
-    EXIF orientation is applied, and transparent pixels become white. An image of another size is resized with a Lanczos
-    filter until its shorter side fits, and cropped at the centre. With `inverted` dark becomes bright. With `reduced`
-    a JPEG is decoded at a half, a quarter or an eighth of its size if that is still twice the size wanted: much faster
-    for photographs of many megapixels, and almost the same pixels. `middle` is the part of the centre square that is
-    kept, of its height and width. An image with more than `pixels` is an error.
-
-    The work is not limited. Untrusted pictures are decoded by `DecodingProcesses`.
-    """
-    with naming_errors(source), _opened(source, pixels) as image:
-        if reduced:
-            image.draft(None, (2 * size, 2 * size))  # does nothing in other formats
-        image.load()
-        found = np.asarray(_fit(_to_eight_bits(_upright(image), "RGB" if channels == 3 else "L"), size, middle))
-    found = found.reshape(size, size, channels)
-    return 255 - found if inverted else found
-
-
 @dataclass(frozen=True)
 class Target:
-    """What images are decoded to: (size, size, channels) uint8; see `decode`."""
+    """What images are decoded to: (size, size, channels) uint8.
+
+    EXIF orientation is applied, and transparent pixels become white. An image of another size is resized with a Lanczos
+    filter until its shorter side fits, and cropped at the centre.
+    """
 
     size: int
     channels: int
-    inverted: bool = False
+    inverted: bool = False  # dark becomes bright
+    # A JPEG is decoded at a half, a quarter or an eighth of its size if that is still twice the size wanted: much
+    # faster for photographs of many megapixels, and almost the same pixels.
     reduced: bool = False
-    middle: float = 1.0
-    pixels: int = MOST_PIXELS
+    centre_crop: float = 1.0  # the part of the centre square that is kept, of its height and width
+    pixels: int = MOST_PIXELS  # an image with more is an error
 
     def decode(self, source: ImageSource) -> np.ndarray:
-        return decode(source, **vars(self))
+        """The work is not limited. Untrusted pictures are decoded by `DecodingProcesses`."""
+        return self.decode_opened(source.name, source.open)
 
+    def decode_opened(self, name: str, opened: Callable[[], Image.Image]) -> np.ndarray:
+        with naming_errors(name), self._checked(opened) as image:
+            if self.reduced:
+                image.draft(None, (2 * self.size, 2 * self.size))  # does nothing in other formats
+            image.load()
+            upright = _to_eight_bits(_upright(image), "RGB" if self.channels == 3 else "L")
+            pixels = np.asarray(_fit(upright, self.size, self.centre_crop)).reshape(self.size, self.size, self.channels)
+        return 255 - pixels if self.inverted else pixels
 
-def _opened(source: ImageSource, pixels: int) -> Image.Image:
-    try:
-        image = source.open()
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise ValueError(_too_many(pixels)) from error
-    if image.width * image.height > pixels:
-        image.close()
-        raise ValueError(_too_many(pixels))
-    return image
+    def _checked(self, opened: Callable[[], Image.Image]) -> Image.Image:
+        try:
+            image = opened()
+        except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+            raise ValueError(_too_many(self.pixels)) from error
+        if image.width * image.height > self.pixels:
+            image.close()
+            raise ValueError(_too_many(self.pixels))
+        return image
 
 
 def _too_many(pixels: int) -> str:
@@ -322,10 +281,33 @@ def _to_eight_bits(image: Image.Image, mode: str) -> Image.Image:
     return image.convert(mode)
 
 
-def _fit(image: Image.Image, size: int, middle: float) -> Image.Image:
-    if image.size == (size, size) and middle == 1:
+def _fit(image: Image.Image, size: int, centre_crop: float) -> Image.Image:
+    if image.size == (size, size) and centre_crop == 1:
         return image
     width, height = image.size
-    side = min(width, height) * middle
+    side = min(width, height) * centre_crop
     left, top = (width - side) / 2, (height - side) / 2
     return image.resize((size, size), Image.Resampling.LANCZOS, (left, top, left + side, top + side))
+
+
+MOST_SCANS = 100  # of a JPEG; ten are usual. Each one goes over the whole picture, so thousands take minutes.
+
+_START_OF_SCAN, _END = 0xDA, 0xD9
+# In the data of a scan, 0xFF is followed by 0 if it is a number, by 0xD0 to 0xD7 at a restart, or it is filled up.
+_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
+
+
+def has_more_scans(content: bytes, most: int = MOST_SCANS) -> bool:
+    """Whether a JPEG file has more scans. What follows the picture, such as a film, is not counted."""
+    scans, place = 0, 2  # after the marker of its start
+    while match := _MARKER.search(content, place):
+        kind = content[match.start() + 1]
+        if kind == _END:
+            return False
+        if kind == _START_OF_SCAN:
+            scans += 1
+            if scans > most:
+                return True
+        length = int.from_bytes(content[match.end() : match.end() + 2])
+        place = match.end() + max(2, length)
+    return False

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from struct import error as StructError
 from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile
 
-from trident.data.images import DatasetImage, ImageBytes
+from trident.data.images import DatasetImage
 from trident.data.readers import ClassImages, Dataset, image_files, ordered_classes, subfolders
 from trident.errors import TridentError
 
@@ -24,7 +24,7 @@ Alphabets = dict[str, dict[str, list[DatasetImage]]]  # alphabet, character, dra
 
 
 @dataclass(frozen=True, slots=True)
-class ZippedImage(ImageBytes):
+class ZippedImage(DatasetImage):
     """An image in a zip file. The zip file stays open as long as one of its images is referenced."""
 
     archive: ZipFile
@@ -78,7 +78,7 @@ def _find(source: Path) -> tuple[Alphabets, Alphabets]:
         return ({}, alphabets) if set_name == _EVALUATION else (alphabets, {})
     if source.resolve().name in _BACKGROUNDS and not any((source / name).exists() for name in _BACKGROUNDS):
         return _read_folder(source), {}
-    background = next((found for name in _BACKGROUNDS if (found := _read_set(source, name))), None)
+    background = next((alphabets for name in _BACKGROUNDS if (alphabets := _read_set(source, name))), None)
     if background is None:
         raise TridentError(
             f"{source} has no images_background.zip, nor a folder images_background: expected Omniglot's files"

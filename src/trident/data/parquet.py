@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from trident.data.images import ImageBytes
+from trident.data.images import ImageSource
 from trident.data.pictures import UniqueNames
 from trident.errors import TridentError
 
@@ -24,7 +24,7 @@ _reading = threading.Lock()  # so that two threads do not read the same row grou
 
 
 @dataclass(frozen=True, slots=True)
-class ParquetPicture(ImageBytes):
+class ParquetPicture(ImageSource):
     """A picture in a row of a Parquet file."""
 
     file: Path
@@ -65,7 +65,7 @@ def parquet_pictures(files: Iterable[Path]) -> tuple[list[ParquetPicture], dict[
 
 def _rows(path: Path, file: Any) -> list[ParquetPicture]:
     column, name_column = _columns(file.schema_arrow)
-    names, number, found = UniqueNames(), 0, []
+    names, number, pictures = UniqueNames(), 0, []
     for group in range(file.num_row_groups):
         n_rows = file.metadata.row_group(group).num_rows
         given: list[Any] = [None] * n_rows
@@ -73,9 +73,9 @@ def _rows(path: Path, file: Any) -> list[ParquetPicture]:
             given = file.read_row_group(group, [name_column]).flatten().column(0).to_pylist()
         for row in range(n_rows):
             name = str(number + row) if given[row] in (None, "") else str(given[row])
-            found.append(ParquetPicture(path, names.unique(name), column, group, row))
+            pictures.append(ParquetPicture(path, names.unique(name), column, group, row))
         number += n_rows
-    return found
+    return pictures
 
 
 def _columns(schema: Any) -> tuple[str, str | None]:

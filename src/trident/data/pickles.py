@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
-from trident.data.images import ImageContent, key_of_pixels, naming_errors
+from trident.data.images import DatasetImage
 from trident.data.unpickle import load_pickle
 from trident.errors import TridentError
 
@@ -29,8 +28,8 @@ def load_fields(path: Path, *names: str) -> dict[str, Any]:
 def pixel_array(path: Path, images: Any) -> np.ndarray:
     """Check that a pickle's images are one array of RGB pixels."""
     if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:
-        found = f"{images.dtype} {images.shape}" if isinstance(images, np.ndarray) else type(images).__name__
-        raise TridentError(f"{path}: its images are {found}, expected one uint8 array (image, height, width, 3)")
+        kind = f"{images.dtype} {images.shape}" if isinstance(images, np.ndarray) else type(images).__name__
+        raise TridentError(f"{path}: its images are {kind}, expected one uint8 array (image, height, width, 3)")
     return images
 
 
@@ -77,7 +76,7 @@ class PickleCache:
 
 
 @dataclass(frozen=True, slots=True)
-class PickledImage:
+class PickledImage(DatasetImage):
     """One image of a pickle: either its pixels, or an image file packed into an array of bytes."""
 
     cache: PickleCache
@@ -92,17 +91,10 @@ class PickledImage:
     def file(self) -> Path:
         return self.path
 
-    def portable(self) -> ImageContent:
+    def content(self) -> bytes | np.ndarray:
         image = self.cache.images(self.path)[self.number]
         if isinstance(image, np.ndarray) and image.dtype == np.uint8:
-            return ImageContent(self.name, image if image.ndim == 3 else image.tobytes())
+            return image if image.ndim == 3 else image.tobytes()
         if not isinstance(image, bytes):
             raise ValueError(f"it is a {type(image).__name__}, not an array of bytes")
-        return ImageContent(self.name, image)
-
-    def open(self) -> Image.Image:
-        return self.portable().open()
-
-    def key(self) -> bytes:
-        with naming_errors(self), self.open() as image:
-            return key_of_pixels(image)
+        return image

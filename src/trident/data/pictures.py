@@ -3,14 +3,13 @@
 import codecs
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from trident.data.images import IMAGE_SUFFIXES, ImageFile, ImageSource, key_of_pixels, naming_errors
+from trident.data.images import IMAGE_SUFFIXES, ImageFile, ImageInMemory, ImageSource
 from trident.errors import BadValueError, TridentError
 from trident.files import read_regular
 
@@ -74,27 +73,12 @@ class UniqueNames:
         self._counts: dict[str, int] = {}
 
     def unique(self, name: str) -> str:
-        found = name
-        while found in self._counts:
+        candidate = name
+        while candidate in self._counts:
             self._counts[name] += 1
-            found = f"{name}#{self._counts[name]}"
-        self._counts[found] = 1
-        return found
-
-
-@dataclass(frozen=True, slots=True)
-class ImageInMemory:
-    """A picture in memory."""
-
-    name: str
-    image: Image.Image
-
-    def open(self) -> Image.Image:
-        return self.image.copy()
-
-    def key(self) -> bytes:
-        with naming_errors(self), self.open() as image:
-            return key_of_pixels(image)
+            candidate = f"{name}#{self._counts[name]}"
+        self._counts[candidate] = 1
+        return candidate
 
 
 def sources_of(images: Any) -> list[ImageSource]:

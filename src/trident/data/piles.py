@@ -29,8 +29,8 @@ def find_pile(query: Path, without: Iterable[Path] = ()) -> Pile:
         raise TridentError(f"it has both tar archives and Parquet files ({tars[0]}, {tables[0]}): give one kind")
     if not tars and not tables:
         return pictures, unread
-    found, more = tar_pictures(tars) if tars else parquet_pictures(tables)
-    return found, unread | more
+    archived, more = tar_pictures(tars) if tars else parquet_pictures(tables)
+    return archived, unread | more
 
 
 def apart_from(
@@ -68,12 +68,12 @@ def _in_file(path: Path) -> Pile:
 
 def _files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
     """Files in a folder and its subfolders whose names end so, sorted. Hidden ones are skipped, as are _metadata."""
-    found = []
+    matching = []
     for where, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        found += [
+        matching += [
             Path(where) / name
             for name in sorted(files)
             if name.lower().endswith(suffixes) and not name.startswith((".", "_")) and (Path(where) / name).is_file()
         ]
-    return found
+    return matching

@@ -10,7 +10,7 @@ import numpy as np
 import PIL
 
 import trident
-from trident.data.decoding import decoded
+from trident.data.decoding_process import decoded
 from trident.data.images import Target, UnreadableImageError
 from trident.data.readers import Dataset, refuse_links_outside
 from trident.data.registry import READERS, WITH_SPLIT_FILE
@@ -97,10 +97,10 @@ def fingerprint_of_inputs(dataset: Dataset, *options: object) -> str:
 
 def _size_and_time(file: Path) -> tuple[int, int]:
     try:
-        found = file.stat()
+        about = file.stat()
     except OSError:  # reported when it is decoded
         return -1, -1
-    return found.st_size, found.st_mtime_ns
+    return about.st_size, about.st_mtime_ns
 
 
 def _pixels(
@@ -109,12 +109,12 @@ def _pixels(
     """Decode all images but the first ones. After one that cannot be read, only count the others that cannot."""
     sources = dataset.sources
     n_unreadable, first_unreadable = 0, ""
-    for done, found in enumerate(decoded(sources[first:], target, workers), first + 1):
-        if isinstance(found, UnreadableImageError):
+    for done, result in enumerate(decoded(sources[first:], target, workers), first + 1):
+        if isinstance(result, UnreadableImageError):
             n_unreadable += 1
-            first_unreadable = first_unreadable or str(found)
+            first_unreadable = first_unreadable or str(result)
         elif not n_unreadable:
-            yield found
+            yield result
         if progress:
             progress(done, len(sources))
     if n_unreadable:

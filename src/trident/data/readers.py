@@ -7,7 +7,6 @@ labels out of range.
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 from trident.data.images import IMAGE_SUFFIXES, DatasetImage, ImageFile
@@ -48,23 +47,15 @@ class Dataset:
 
 
 def ordered_classes(where: Path, classes: Iterable[ClassImages]) -> tuple[ClassImages, ...]:
-    """Sort classes by split and name. Check that each has images and is in one split only."""
-    split_of: dict[str, str] = {}
-    ordered = sorted(classes, key=lambda entry: (SPLITS.index(entry.split), entry.name))
+    """Sort classes by split and name. Check that each has images, a name of its own, and one split only."""
+    ordered = tuple(sorted(classes, key=lambda entry: (SPLITS.index(entry.split), entry.name)))
     for entry in ordered:
         if not entry.sources:
             raise TridentError(f"{where}: class '{entry.name}' of split {entry.split} has no images")
-        other = split_of.setdefault(entry.name, entry.split)
-        if other != entry.split:
-            raise TridentError(
-                f"{where}: class '{entry.name}' is in both {other} and {entry.split}: each class belongs to one split"
-            )
     if not ordered:
         raise TridentError(f"{where}: there is not one class of images in it")
-    if len(ordered) != len(split_of):
-        twice = next(entry for entry, following in pairwise(ordered) if entry.name == following.name)
-        raise TridentError(f"{where}: two classes of split {twice.split} are named '{twice.name}'")
-    return tuple(ordered)
+    split_table((entry.name, entry.split, where) for entry in ordered)
+    return ordered
 
 
 def require_files(folder: Path, names: Iterable[str]) -> list[Path]:
@@ -90,8 +81,8 @@ def refuse_links_outside(root: Path, files: Iterable[Path]) -> None:
     top = root.resolve()
 
     def is_inside(path: Path) -> bool:
-        found = path.resolve()
-        return found == top or top in found.parents
+        real = path.resolve()
+        return real == top or top in real.parents
 
     for file in files:
         if file.parent not in inside:  # many files have the same folder, and resolving takes time
@@ -121,8 +112,8 @@ def read_lines(path: Path) -> list[str]:
 
 def subfolders(folder: Path) -> list[Path]:
     """The subfolders of a folder, sorted by name, without hidden ones and __MACOSX."""
-    found = (path for path in folder.iterdir() if not path.name.startswith((".", "__MACOSX")) and path.is_dir())
-    return sorted(found, key=lambda path: path.name)
+    inside = (path for path in folder.iterdir() if not path.name.startswith((".", "__MACOSX")) and path.is_dir())
+    return sorted(inside, key=lambda path: path.name)
 
 
 def image_files(folders: Iterable[Path], suffixes: frozenset[str] = IMAGE_SUFFIXES) -> list[ImageFile]:
@@ -144,13 +135,13 @@ def split_folders(root: Path) -> dict[str, Path]:
 def class_folders(root: Path) -> dict[str, list[Path]]:
     """The folders of each class: directly in `root`, or joined by name from its train, val and test."""
     parents = list(split_folders(root).values()) or [root]
-    found: dict[str, list[Path]] = {}
+    by_name: dict[str, list[Path]] = {}
     for parent in parents:
         for folder in subfolders(parent):
-            found.setdefault(folder.name, []).append(folder)
-    if not found:
+            by_name.setdefault(folder.name, []).append(folder)
+    if not by_name:
         raise TridentError(f"{root} has no class folders: expected {root}/CLASS/IMAGE.jpg")
-    return found
+    return by_name
 
 
 def read_split_file(path: Path) -> dict[str, str]:
@@ -163,15 +154,20 @@ def read_split_file(path: Path) -> dict[str, str]:
         raise TridentError(f"the split file {path} is not JSON: {error}") from error
     if not isinstance(content, dict) or not content or not set(content) <= set(SPLITS):
         raise TridentError(f'the split file {path} is not of the form {{"train": [...], "val": [...], "test": [...]}}')
-    split_of: dict[str, str] = {}
     for split, names in content.items():
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise TridentError(f"the split file {path} has no list of class names for {split}")
-        for name in names:
-            if name in split_of:
-                where = f"in both {split_of[name]} and {split}" if split_of[name] != split else f"twice in {split}"
-                raise TridentError(f"the split file {path} has class '{name}' {where}: each class belongs to one split")
-            split_of[name] = split
+    return split_table((name, split, path) for split, names in content.items() for name in names)
+
+
+def split_table(listed: Iterable[tuple[str, str, Path]]) -> dict[str, str]:
+    """The split of each class, from names, splits and the files that list them. Each class is listed once."""
+    split_of: dict[str, str] = {}
+    for name, split, path in listed:
+        if name in split_of:
+            where = f"in both {split_of[name]} and {split}" if split_of[name] != split else f"twice in {split}"
+            raise TridentError(f"{path}: class '{name}' is {where}: each class belongs to one split")
+        split_of[name] = split
     return split_of
 
 

@@ -8,8 +8,8 @@ these images, compares the digest and goes on after them. The result has the sam
 import json
 import os
 import time
-from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Generator
+from contextlib import closing
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -45,10 +45,18 @@ def write_resumable_store(
     check_writable(path)
     part, journal_path = path.with_name(f".{path.name}.part"), path.with_name(f".{path.name}.journal")
     try:
-        with _locked(journal_path, path) as journal:
+        with journal_path.open("a+b") as journal:
+            if locked(journal) is False:
+                raise TridentError(f"another process is writing {path}: wait for it, or choose another file")
             try:
                 check_new(path)  # under the lock: another process may just have written it
-                _write(path, part, journal, new_writer, inputs, images_from, on_resume)
+                saved = _read_journal(journal, inputs)
+                with part.open("r+b" if saved and part.is_file() else "w+b") as file:
+                    writer = _taken_over(file, new_writer, saved)
+                    check_space(file, path, writer.size)
+                    if writer.written and on_resume:
+                        on_resume(writer.written, writer.total)
+                    _write(writer, journal, inputs, images_from)
                 replace_file(part, path)
             except ResumableError as error:
                 raise ResumableError(f"{error}; the same command goes on where it stopped") from error
@@ -68,53 +76,31 @@ def check_new_store(path: Path) -> None:
     check_new(path)
 
 
-@contextmanager
-def _locked(journal: Path, path: Path) -> Iterator[BinaryIO]:
-    """The journal, opened by one process at a time."""
-    with journal.open("a+b") as file:
-        if locked(file) is False:
-            raise TridentError(f"another process is writing {path}: wait for it, or choose another file")
-        yield file
+def _write(writer: StoreWriter, journal: BinaryIO, inputs: str, images_from: ImagesFrom) -> None:
+    def flush() -> None:
+        writer.file.flush()
+        os.fsync(writer.file.fileno())
 
+    def save() -> None:
+        flush()
+        _append(journal, Saved(writer.written, writer.running_digest)._asdict())
 
-def _write(
-    path: Path,
-    part: Path,
-    journal: BinaryIO,
-    new_writer: NewWriter,
-    inputs: str,
-    images_from: ImagesFrom,
-    on_resume: Callable[[int, int], None] | None,
-) -> None:
-    saved = _read_journal(journal, inputs)
-    with part.open("r+b" if saved and part.is_file() else "w+b") as file:
-        writer = _taken_over(file, new_writer, saved)
-        check_space(file, path, writer.size)
-        if writer.written and on_resume:
-            on_resume(writer.written, writer.total)
-
-        def save() -> None:
-            file.flush()
-            os.fsync(file.fileno())
-            _append(journal, Saved(writer.written, writer.running_digest)._asdict())
-
-        journal.truncate(0)  # it may have entries for images that are not intact
-        _append(journal, {"inputs": inputs})
-        save()
-        last = time.monotonic()
-        with closing(images_from(writer.written)) as images:
-            try:
-                for image in images:
-                    writer.add(image)
-                    if time.monotonic() - last >= SAVE_SECONDS:
-                        save()
-                        last = time.monotonic()
-            except (KeyboardInterrupt, ResumableError):
-                save()
-                raise
-        writer.finish()
-        file.flush()
-        os.fsync(file.fileno())
+    journal.truncate(0)  # it may have entries for images that are not intact
+    _append(journal, {"inputs": inputs})
+    save()
+    last = time.monotonic()
+    with closing(images_from(writer.written)) as images:
+        try:
+            for image in images:
+                writer.add(image)
+                if time.monotonic() - last >= SAVE_SECONDS:
+                    save()
+                    last = time.monotonic()
+        except (KeyboardInterrupt, ResumableError):
+            save()
+            raise
+    writer.finish()
+    flush()
 
 
 def _read_journal(journal: BinaryIO, inputs: str) -> list[Saved]:

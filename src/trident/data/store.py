@@ -16,18 +16,19 @@ from typing import Any
 import numpy as np
 
 from trident.data.checksums import Checksums
-from trident.data.store_format import (
+from trident.data.store_writer import (
     FORMAT,
     MOST_HEADER,
     TYPES,
+    StoreWriter,
+    check_space,
     checked_classes,
     checked_header,
     checked_shape,
     new_hash,
 )
-from trident.data.store_format import SPLITS as SPLITS
-from trident.data.store_format import ClassEntry as ClassEntry
-from trident.data.store_writer import StoreWriter, check_space
+from trident.data.store_writer import SPLITS as SPLITS
+from trident.data.store_writer import ClassEntry as ClassEntry
 from trident.errors import TridentError
 from trident.files import MOST_DATA, atomic_file, open_regular
 
@@ -62,11 +63,11 @@ class ImageStore:
 
     def classes_of(self, split: str) -> tuple[ClassEntry, ...]:
         """The classes of one split. An empty split is an error."""
-        found = tuple(entry for entry in self.classes if entry.split == split)
-        if not found:
+        entries = tuple(entry for entry in self.classes if entry.split == split)
+        if not entries:
             present = sorted({entry.split for entry in self.classes})
             raise TridentError(f"{self.dataset} has no classes in split '{split}': it has {', '.join(present)}")
-        return found
+        return entries
 
 
 def class_table(counts: Iterable[tuple[str, str, int]]) -> tuple[ClassEntry, ...]:
@@ -147,3 +148,36 @@ def _checksums(path: Path, metadata: dict[str, Any], n_images: int) -> Checksums
     if per_block < 1 or len(digests) != -(-n_images // per_block):
         raise ValueError("its checksums do not fit its images")
     return Checksums(path, per_block, digests)
+
+
+def describe(store: ImageStore) -> dict[str, Any]:
+    """The values that `trident data show` prints."""
+    splits = {}
+    for split in SPLITS:
+        counts = [entry.count for entry in store.classes if entry.split == split]
+        if counts:
+            splits[split] = {
+                "classes": len(counts),
+                "images": sum(counts),
+                "fewest_images_in_a_class": min(counts),
+                "most_images_in_a_class": max(counts),
+            }
+    kind = (
+        {key: getattr(store, key) for key in ("features_of", "features_fingerprint")}
+        | {"features": store.images.shape[1]}
+        if store.features_of
+        else {"image_size": store.image_size, "channels": store.image_channels}
+    )
+    return {
+        "dataset": store.dataset,
+        **kind,
+        "images": len(store.images),
+        "splits": splits,
+        "fingerprint": store.fingerprint,
+        "checksums": 0 if store.checksums is None else len(store.checksums.digests),
+    }
+
+
+def verify_fingerprint(store: ImageStore) -> bool:
+    """Read every pixel and check that the fingerprint matches the class table and the images."""
+    return store_in_memory(store.dataset, store.images, store.classes).fingerprint == store.fingerprint

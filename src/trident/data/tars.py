@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path, PurePosixPath
 
-from trident.data.images import IMAGE_SUFFIXES, MOST_BYTES, ImageBytes
+from trident.data.images import IMAGE_SUFFIXES, MOST_BYTES, ImageSource
 from trident.data.pictures import UniqueNames
 from trident.files import MOST_DATA, open_regular
 
@@ -21,7 +21,7 @@ _PREFIXES = (".", "__MACOSX")  # of members that archivers add by themselves
 
 
 @dataclass(frozen=True, slots=True)
-class TarPicture(ImageBytes):
+class TarPicture(ImageSource):
     """A picture in an archive that is not compressed."""
 
     archive: Path

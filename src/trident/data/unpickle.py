@@ -6,7 +6,8 @@ this file. numpy's own dtype and array constructors are not among them: a forged
 memory.
 
 It is based on the standard library's unpickler in Python, not the one in C: its instructions can be restricted, and the
-C version lets a file of twenty bytes allocate gigabytes of memory.
+C version lets a file of twenty bytes allocate gigabytes of memory. The C version in a process with limits would need
+the same stand-ins for numpy, and would hold the largest dataset twice, once on each side.
 
 A small pickle can describe a huge object, because parts can be used again and again. So all work is bounded: the number
 of instructions, the bytes that calls may make of the file's bytes, and the depth and the number of elements of the
@@ -19,14 +20,14 @@ import pickle
 import re
 import struct
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from math import prod
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import numpy as np
 
-from trident.data.pickle_extent import TooLargeError, check_extent
 from trident.errors import TridentError
 from trident.files import open_regular
 
@@ -37,7 +38,7 @@ _DATA_INSTRUCTIONS = (
     "UNICODE BINUNICODE SHORT_BINUNICODE BINUNICODE8 "
     "EMPTY_LIST APPEND APPENDS LIST EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 "
     "EMPTY_DICT DICT SETITEM SETITEMS EMPTY_SET ADDITEMS FROZENSET "
-    "GET BINGET LONG_BINGET PUT BINPUT LONG_BINPUT MEMOIZE GLOBAL STACK_GLOBAL INST REDUCE BUILD"
+    "GET BINGET LONG_BINGET PUT BINPUT LONG_BINPUT MEMOIZE GLOBAL STACK_GLOBAL"
 )
 _MOST_INSTRUCTIONS = 2**24  # of any file; tieredImageNet's largest pickle has about 10 million
 _INSTRUCTIONS = 2**22  # of any file, and then one for each so many bytes: images have few instructions for their size
@@ -46,6 +47,14 @@ _HEAVY = 16  # a dict or set counts as so many instructions, for the memory that
 _MOST_BYTES = 2**34  # of the file
 _LONGEST_EMPTY = 2**16  # in an array of shape (n, 0) n costs nothing, so it may not be any number
 _PLAIN_DTYPE = re.compile(r"(b1|[iu][1248]|f[248]|[SU][1-9][0-9]{0,5}|O[48]?)")
+
+
+_MOST_ELEMENTS = 2**24  # of the result; the largest pickle of tieredImageNet holds 448,695 images
+_MOST_DEPTH = 32
+
+
+class _TooLargeError(Exception):
+    """The pickle asks for more work or memory than a dataset needs."""
 
 
 class _ForbiddenError(Exception):
@@ -146,11 +155,6 @@ def _encode(text: Any, encoding: Any) -> bytes:
     return text.encode("latin1")
 
 
-def _empty_bytes() -> bytes:
-    """The same pickles write empty bytes like this."""
-    return b""
-
-
 def _check_keys(keys: Iterable[Any]) -> None:
     """Check that keys of a dict or members of a set are single values: the hash of others can take for ever."""
     for key in keys:
@@ -188,7 +192,7 @@ for _core in ("numpy.core", "numpy._core"):  # before and since numpy 2
 for _builtins in ("builtins", "__builtin__"):  # Python 3 and Python 2
     _NAMES[_builtins, "set"] = _set
     _NAMES[_builtins, "frozenset"] = _frozen_set
-    _NAMES[_builtins, "bytes"] = _empty_bytes
+    _NAMES[_builtins, "bytes"] = lambda: b""  # how Python 3 writes empty bytes for Python 2
 
 
 def _load_build(machine: Any) -> None:
@@ -216,47 +220,21 @@ def _load_byte_array(machine: Any) -> None:
     machine.append(machine.read(length))
 
 
-def _load_reduce(machine: Any) -> None:
-    """The instruction that calls one of `_NAMES`. What it may copy is bounded by the size of the file."""
-    machine.spend_bytes(_size_of(machine.stack[-1]))
-    _STANDARD[pickle.REDUCE[0]](machine)
-
-
-def _load_inst(machine: Any) -> None:
-    """The same instruction, with arguments from the stack."""
-    machine.spend_bytes(_size_of(tuple(machine.stack)))
-    _STANDARD[pickle.INST[0]](machine)
-
-
 def _size_of(arguments: Any) -> int:
     if not isinstance(arguments, tuple):
         raise pickle.UnpicklingError("a call's arguments are malformed")
     return sum(len(part) for part in arguments if isinstance(part, str | bytes | list | tuple))
 
 
-def _load_setitem(machine: Any) -> None:
-    _check_keys(machine.stack[-2:-1])
-    _STANDARD[pickle.SETITEM[0]](machine)
+def _load_reduce(machine: Any) -> None:
+    """The instruction that calls one of `_NAMES`. What it may copy is bounded by the size of the file."""
+    machine.spend_bytes(_size_of(machine.stack[-1]))
+    _STANDARD[pickle.REDUCE[0]](machine)
 
 
-def _load_setitems(machine: Any) -> None:
-    _check_keys(machine.stack[::2])  # what stands behind the last mark: key, value, key, value and so on
-    _STANDARD[pickle.SETITEMS[0]](machine)
-
-
-def _load_dict(machine: Any) -> None:
-    _check_keys(machine.stack[::2])
-    _STANDARD[pickle.DICT[0]](machine)
-
-
-def _load_additems(machine: Any) -> None:
-    _check_keys(machine.stack)
-    _STANDARD[pickle.ADDITEMS[0]](machine)
-
-
-def _load_frozenset(machine: Any) -> None:
-    _check_keys(machine.stack)
-    _STANDARD[pickle.FROZENSET[0]](machine)
+def _load_with_keys(code: int, keys: slice, machine: Any) -> None:
+    _check_keys(machine.stack[keys])
+    _STANDARD[code](machine)
 
 
 _STANDARD = pickle._Unpickler.dispatch
@@ -267,13 +245,15 @@ _ALLOWED: dict[int, Callable[..., None]] = {
     pickle.BINSTRING[0]: _load_long_string,
     pickle.BYTEARRAY8[0]: _load_byte_array,
     pickle.REDUCE[0]: _load_reduce,
-    pickle.INST[0]: _load_inst,
-    pickle.SETITEM[0]: _load_setitem,
-    pickle.SETITEMS[0]: _load_setitems,
-    pickle.DICT[0]: _load_dict,
-    pickle.ADDITEMS[0]: _load_additems,
-    pickle.FROZENSET[0]: _load_frozenset,
 }
+_KEYS = {  # where the stack has keys or members. Behind the last mark stand key, value, key, value and so on.
+    pickle.SETITEM[0]: slice(-2, -1),
+    pickle.SETITEMS[0]: slice(0, None, 2),
+    pickle.DICT[0]: slice(0, None, 2),
+    pickle.ADDITEMS[0]: slice(None),
+    pickle.FROZENSET[0]: slice(None),
+}
+_ALLOWED |= {code: partial(_load_with_keys, code, keys) for code, keys in _KEYS.items()}
 _HEAVY_INSTRUCTIONS = frozenset((pickle.EMPTY_DICT[0], pickle.DICT[0], pickle.EMPTY_SET[0], pickle.FROZENSET[0]))
 
 
@@ -286,7 +266,7 @@ class _Instructions(dict[int, Callable[..., None]]):
     def __getitem__(self, code: int) -> Callable[..., None]:
         self._left -= _HEAVY if code in _HEAVY_INSTRUCTIONS else 1
         if self._left < 0:
-            raise TooLargeError(f"more than {self._most} instructions")
+            raise _TooLargeError(f"more than {self._most} instructions")
         if code in _ALLOWED:
             return _ALLOWED[code]
         if code in _STANDARD:
@@ -304,13 +284,46 @@ class _PlainUnpickler(pickle._Unpickler):
     def spend_bytes(self, number: int) -> None:
         self._bytes_left -= number
         if self._bytes_left < 0:
-            raise TooLargeError("many times the bytes of its file")
+            raise _TooLargeError("many times the bytes of its file")
 
     def find_class(self, module: str, name: str) -> Callable[..., Any]:
         if (module, name) not in _NAMES:
             raise _ForbiddenError(f"'{module}.{name}'")
-        found: Callable[..., Any] = _NAMES[module, name]
-        return found
+        return cast(Callable[..., Any], _NAMES[module, name])
+
+
+_WITH_PARTS = (dict, list, tuple, set, frozenset, np.ndarray)
+
+
+def _parts(value: Any) -> Sequence[Any] | None:
+    """The elements of a list, dict or the like, in order; of anything else None."""
+    if isinstance(value, dict):
+        return [part for pair in value.items() for part in pair]
+    if isinstance(value, np.ndarray):
+        return value.ravel().tolist() if value.dtype.hasobject else None
+    return tuple(value) if isinstance(value, list | tuple | set | frozenset) else None
+
+
+def _check_extent(value: Any, extents: dict[int, tuple[int, int]], depth: int = 1) -> tuple[int, int]:
+    """Bound the number of elements and the depth, counting shared parts wherever they appear. A cycle has no end.
+
+    Each part is looked at once: `extents` has the elements and the depth of those that were.
+    """
+    if id(value) in extents:
+        return extents[id(value)]
+    parts = _parts(value)
+    if parts is None:
+        return 0, 0
+    number, height = 1 + len(parts), 1
+    if depth <= _MOST_DEPTH:
+        for part in parts:
+            if isinstance(part, _WITH_PARTS):
+                elements, below = _check_extent(part, extents, depth + 1)
+                number, height = number + elements, max(height, 1 + below)
+    if max(depth, height) > _MOST_DEPTH or number > _MOST_ELEMENTS:
+        raise _TooLargeError(f"more than {_MOST_ELEMENTS} elements, or lists more than {_MOST_DEPTH} deep")
+    extents[id(value)] = number, height
+    return number, height
 
 
 def load_pickle(path: Path) -> Any:
@@ -318,9 +331,9 @@ def load_pickle(path: Path) -> Any:
     try:
         with open_regular(path, _MOST_BYTES) as file:
             content = _PlainUnpickler(file, os.fstat(file.fileno()).st_size).load()
-        check_extent(content)
+        _check_extent(content, {})
         return content
-    except TooLargeError as error:
+    except _TooLargeError as error:
         raise TridentError(f"{path} is refused: it holds {error}, more than a dataset's pickle needs") from error
     except _ForbiddenError as error:
         raise TridentError(

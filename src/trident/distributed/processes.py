@@ -80,18 +80,18 @@ class _Connected(Processes):
                 distributed.broadcast(tensor.detach(), 0)
 
     def gather(self, value: Value) -> list[Value]:
-        found: list[Any] = [None] * self.size
+        values: list[Any] = [None] * self.size
         with _reporting_lost_processes():
-            distributed.all_gather_object(found, value)
-        return found
+            distributed.all_gather_object(values, value)
+        return values
 
     def from_first(self, work: Callable[[], Value]) -> Value:
-        found: list[Any] = [None]
+        attempts: list[Any] = [None]
         if self.first:
-            found = [_attempt(work)]
+            attempts = [_attempt(work)]
         with _reporting_lost_processes():
-            distributed.broadcast_object_list(found, 0)
-        value: Value = _result(found)
+            distributed.broadcast_object_list(attempts, 0)
+        value: Value = _result(attempts)
         return value
 
     def on_each(self, work: Callable[[], Value]) -> Value:

@@ -78,7 +78,7 @@ class TridentClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         }
         if len(by_class) < len(classes):
             raise BadValueError("two labels differ only in their spaces or Unicode form: write both in the same way")
-        check_one_class_each((one.key(), name, one.name) for name, found in by_class.items() for one in found)
+        check_one_class_each((one.key(), name, one.name) for name, some in by_class.items() for one in some)
         device = usable_device(self.device)
         labeller = make_labeller(by_class, self.backbone, self.weights, device, open_cache(self.cache))
         self.classes_, self.labeller_ = classes, labeller  # set only if nothing failed

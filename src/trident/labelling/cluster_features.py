@@ -43,7 +43,7 @@ def label_on_cluster(
     say: Callable[[str], None],
     progress: Progress | None = None,
 ) -> Labelled:
-    """The same as `labeller.label`, with the features computed on a cluster."""
+    """Does what `labeller.label` does, with the features computed on a cluster."""
     with connected(cluster, say) as ray:
         dealt = _Pile(ray, labeller.backbone, pile, labeller.cache, progress)
         features, failures = dealt.features()
@@ -145,7 +145,7 @@ class _Pile:
     def _keys(self, places: Sequence[int], row: Row) -> dict[int, bytes]:
         """The keys of a block's pictures. Notes those that cannot be read, and checks that this machine agrees."""
         keys = dict(zip(places, pickle.loads(row["keys"]), strict=True))
-        unread = {place: found for place, found in keys.items() if isinstance(found, str)}
+        unread = {place: key for place, key in keys.items() if isinstance(key, str)}
         for place, why in unread.items():
             if isinstance(key_or_reason(self._sources[place]), bytes):
                 raise TridentError(
@@ -153,7 +153,7 @@ class _Pile:
                     "that all nodes share, at the same path"
                 )
         self._failures |= unread
-        readable = {place: found for place, found in keys.items() if isinstance(found, bytes)}
+        readable = {place: key for place, key in keys.items() if isinstance(key, bytes)}
         self.keys |= readable
         first = min(readable, default=None)  # one of each block will do
         if first is not None and key_or_reason(self._sources[first]) != readable[first]:
@@ -185,7 +185,7 @@ class _KeyActor:
 
 
 class _FeatureActor(_KeyActor):
-    """The same, with features. Mistakes of the user come back as a line, because Ray would try again and again."""
+    """Returns the features, too. Mistakes of the user come back as a line, because Ray would try again and again."""
 
     def __init__(self, name: str, device: str, fingerprint: str, folder: str):
         super().__init__(folder)
@@ -194,12 +194,12 @@ class _FeatureActor(_KeyActor):
 
     @cached_property
     def _backbone(self) -> Pretrained:
-        found = find_backbone(self._name, self._device)
-        if found.fingerprint != self._fingerprint:
+        network = find_backbone(self._name, self._device)
+        if network.fingerprint != self._fingerprint:
             raise TridentError(
                 f"backbone {self._name} has other weights on a node of the cluster: install the same version everywhere"
             )
-        return found
+        return network
 
     def columns(self, sources: list[ImageSource]) -> Row:
         keys: dict[int, bytes] = {}

@@ -5,6 +5,7 @@ import csv
 import io
 import json
 import os
+import re
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import chain
@@ -14,7 +15,6 @@ from typing import TYPE_CHECKING, NamedTuple, TextIO
 from trident.errors import TridentError, errors_in
 from trident.files import open_regular
 from trident.labelling.class_names import NONE, class_name, is_none
-from trident.labelling.spreadsheets import unguarded
 
 if TYPE_CHECKING:
     from trident.data.images import ImageSource
@@ -116,3 +116,22 @@ def _csv_rows(line: str, text: TextIO, columns: set[str]) -> Iterator[tuple[str,
             row += [""] * width
         if row[correction]:
             yield unguarded(row[path]), unguarded(row[correction]), "" if mark is None else row[mark]
+
+
+# Cells that spreadsheets must not take for formulas. `web/static/spreadsheets.js` does the same.
+# A formula begins with one of the last characters (some are wide variants), at the start of a cell, or where another
+# separator, or quotation marks that are not closed, may start a new cell. Apostrophes in between come from guarding.
+_START = r"(^|[;,|\"\x00-\x1f])('*)"
+_FORMULA = r"(?=[=+\-@\uff1d\uff0b\uff0d\uff20])"
+_OPEN = re.compile(_START + _FORMULA)
+_GUARDED = re.compile(_START + "'" + _FORMULA)
+
+
+def guarded(text: str) -> str:
+    """With an apostrophe before whatever a spreadsheet would take for a formula; other texts stay as they are."""
+    return _OPEN.sub(r"\1\2'", text)
+
+
+def unguarded(text: str) -> str:
+    """What `guarded` was given."""
+    return _GUARDED.sub(r"\1\2", text) if "'" in text else text

@@ -84,23 +84,23 @@ class FeatureCache:
 
     def get(self, fingerprint: str, keys: Sequence[bytes], n_features: int) -> dict[bytes, np.ndarray]:
         """The features (n_features,) float32 of those pictures that are in the cache."""
-        found: dict[bytes, np.ndarray] = {}
+        rows: dict[bytes, np.ndarray] = {}
         used: dict[bytes, int] = {}
 
         def look_up(database: sqlite3.Connection) -> None:
             for number, key, checksum, content in _rows(database, fingerprint, keys):
                 if _checksum(fingerprint, key, content) == checksum and len(content) == 4 * n_features:
-                    found[key] = np.frombuffer(content, "<f4").astype(np.float32)
+                    rows[key] = np.frombuffer(content, "<f4").astype(np.float32)
                     used[key] = number
 
         self._run(look_up, None)
         if used:
             self._run(lambda database: _mark_used(database, used.values()), None)
-        return found
+        return rows
 
-    def put(self, fingerprint: str, found: Mapping[bytes, np.ndarray]) -> None:
+    def put(self, fingerprint: str, rows: Mapping[bytes, np.ndarray]) -> None:
         """Store features. They are on disk when this returns. Features that are not finite are not stored."""
-        contents = {key: np.asarray(row, "<f4").tobytes() for key, row in found.items() if np.isfinite(row).all()}
+        contents = {key: np.asarray(row, "<f4").tobytes() for key, row in rows.items() if np.isfinite(row).all()}
         if contents:
             self._run(lambda database: _store(database, fingerprint, contents, self.limit), None)
 
@@ -232,13 +232,13 @@ def _store(database: sqlite3.Connection, fingerprint: str, contents: Mapping[byt
 
 def _oldest(database: sqlite3.Connection, surplus: int) -> list[int]:
     """The pictures used least recently, as many as have `surplus` bytes together."""
-    found = []
+    numbers = []
     for number, size in database.execute("SELECT id, size FROM pictures ORDER BY used, size, id"):
         if surplus <= 0:
             break
-        found.append(number)
+        numbers.append(number)
         surplus -= size
-    return found
+    return numbers
 
 
 def _delete(database: sqlite3.Connection, numbers: Sequence[int]) -> None:

@@ -78,7 +78,7 @@ class FeatureLabeller:
         return self.cache is not None and self.cache.problem is None
 
     def with_pictures(self, by_class: Mapping[str, Sequence[ImageSource]]) -> "FeatureLabeller":
-        """The same with more labelled pictures, of these classes or of new ones. None counts twice in a class."""
+        """A labeller with more labelled pictures, of these classes or of new ones. None counts twice in a class."""
         if not by_class:
             return self
         classes = tuple(dict.fromkeys([*self.classes, *by_class]))

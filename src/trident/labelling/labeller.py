@@ -131,21 +131,21 @@ class Labeller:
         checkpoint, n = self.checkpoint, len(queries)
         if n == 1:  # the same result, with cached encodings
             return self.probabilities_alone(queries)
-        found = predict(self.learner(n), self.parameters, self.task(queries), checkpoint.recipe.views)
+        logits = predict(self.learner(n), self.parameters, self.task(queries), checkpoint.recipe.views)
         many = enough_together(n, len(self.classes))
         temperature = checkpoint.temperatures.many if many else checkpoint.temperatures.few
-        return softmax(found[0].double().cpu().numpy() / temperature)
+        return softmax(logits[0].double().cpu().numpy() / temperature)
 
     def probabilities_alone(self, queries: np.ndarray) -> np.ndarray:
-        """The same, but each picture is classified alone and does not depend on the others."""
+        """Class probabilities of pictures that are classified alone, so that none depends on the others."""
         recipe = replace(self.checkpoint.recipe, episode=self._episode)
         at_once = max(1, _AT_ONCE // (len(self.pictures) + 1))
         if recipe.method.inner_steps:  # gradients need far more memory
             at_once = min(at_once, default_chunk(recipe, self.device))
         known = self._encodings
         task = self.task(queries, with_support=known is None)
-        found = predict_one_by_one(self.learner(1), self.parameters, task, at_once, recipe.views, known)
-        return softmax(found[0].double().cpu().numpy() / self.checkpoint.temperatures.alone)
+        logits = predict_one_by_one(self.learner(1), self.parameters, task, at_once, recipe.views, known)
+        return softmax(logits[0].double().cpu().numpy() / self.checkpoint.temperatures.alone)
 
     @cached_property
     def _encodings(self) -> list[Encodings] | None:

@@ -16,10 +16,12 @@ from trident.labelling.label_latents import latents_for
 from trident.labelling.labelled import PictureLabeller
 from trident.labelling.labeller import Labeller, read_labelled
 from trident.labelling.picture_features import readable_features
-from trident.learning.checkpoint import Checkpoint, load_checkpoint
+from trident.learning.checkpoint import Checkpoint, load_checkpoint, recipe_of_weights
 from trident.learning.frozen_weights import with_conv4
+from trident.learning.other_method import with_method
 from trident.methods.base import HeadOnFeatures
-from trident.weights import weights_for
+from trident.methods.registry import method_class, method_name
+from trident.weights import FEW_SHOTS, weight_names, weights_for
 
 CONV4 = "conv4"
 HINT = "better labels: pretrained features, by pip install -e '.[features]' in a clone of trident (docs/backbones.md)"
@@ -78,3 +80,44 @@ def feature_labeller(
     if method is not None:
         return FeatureLabeller(network, tuple(by_class), features, labels, None, method, cache)
     return FeatureLabeller(network, tuple(by_class), features, labels, latents_for(network.name), cache=cache)
+
+
+SAME_NETWORK = {"baseline": "simpleshot"}  # methods that are trained in the same way, so one file serves both
+
+
+def labeller_by_method(
+    by_class: Mapping[str, Sequence[ImageSource]],
+    name: str,
+    backbone: str = "auto",
+    device: str = "cpu",
+    cache: FeatureCache | None = None,
+) -> PictureLabeller:
+    """Methods without training classify features of the backbone; others use their included weights."""
+    kind = method_class(name)
+    if kind.about.trained_on == "nothing" and issubclass(kind, HeadOnFeatures):
+        if backbone == CONV4:
+            raise TridentError(f"{name} needs features that are the same in every pile: omit --backbone conv4")
+        return feature_labeller(by_class, chosen_backbone(backbone, "auto"), device, cache, kind())
+    if backbone not in ("auto", CONV4):
+        raise TridentError(f"{name} has weights for conv4 only: omit --backbone")
+    weights = _weights_of(SAME_NETWORK.get(name, name), sum(map(len, by_class.values())), len(by_class))
+    return labeller_of(with_method(load_checkpoint(weights), name), by_class, device)
+
+
+def _weights_of(name: str, n_pictures: int, n_classes: int) -> str:
+    """The included weights of a method that suit so many labelled photographs."""
+    recipes = {weights: recipe_of_weights(weights) for weights in weight_names() if weights.startswith("mini-")}
+    fitting = [
+        weights
+        for weights, recipe in recipes.items()
+        if method_name(recipe.method) == name and not recipe.method.positional
+    ]
+    few = n_pictures <= FEW_SHOTS * n_classes
+    fitting.sort(key=lambda weights: (few != (recipes[weights].episode.n_shot == 1), len(weights)))
+    if not fitting:
+        raise TridentError(
+            f"{name} has to be trained and no weights of it are installed: 'pip install ./packages/weights' in a clone "
+            "of trident has those of most methods; or train it with 'trident train' and give --weights RUN instead of "
+            "--method"
+        )
+    return fitting[0]

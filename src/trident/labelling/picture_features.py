@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from itertools import islice
 
 import numpy as np
@@ -41,7 +40,8 @@ def features_of(
         if progress:
             progress(done, len(sources))
 
-    with _threads() as workers:
+    workers = ThreadPoolExecutor(_WORKERS)
+    try:
         for start in range(0, len(sources), _CACHE_AT_ONCE):
             part = range(start, min(start + _CACHE_AT_ONCE, len(sources)))
             wanted, bad = _keys(sources, part, workers) if cache is not None else ({}, {})
@@ -52,25 +52,18 @@ def features_of(
                     features[place], keys[place] = known[key], key
             missing = {place: sources[place] for place in part if place not in bad and wanted.get(place) not in known}
             report(len(part) - len(missing))
-            for batch in _batches(_decoded(backbone, missing, workers, keys)):
-                pixels = {place: found for place, found in batch if not isinstance(found, str)}
-                failures |= {place: found for place, found in batch if isinstance(found, str)}
+            decoded = _decoded(backbone, missing, workers, keys)
+            while batch := list(islice(decoded, BATCH)):
+                pixels = {place: outcome for place, outcome in batch if not isinstance(outcome, str)}
+                failures |= {place: outcome for place, outcome in batch if isinstance(outcome, str)}
                 if pixels:
                     features[list(pixels)] = backbone.features(np.stack(list(pixels.values())))
                     if cache is not None:
                         cache.put(backbone.fingerprint, {keys[place]: features[place] for place in pixels})
                 report(len(batch))
-    return features, dict(sorted(failures.items()))
-
-
-@contextmanager
-def _threads() -> Iterator[ThreadPoolExecutor]:
-    """On an error or Ctrl-C, pictures that wait are not decoded any more."""
-    workers = ThreadPoolExecutor(_WORKERS)
-    try:
-        yield workers
     finally:
-        workers.shutdown(cancel_futures=True)
+        workers.shutdown(cancel_futures=True)  # on an error or Ctrl-C, pictures that wait are not decoded any more
+    return features, dict(sorted(failures.items()))
 
 
 def readable_features(backbone: Pretrained, sources: Sequence[ImageSource], cache: FeatureCache | None) -> np.ndarray:
@@ -93,9 +86,9 @@ def _keys(
     sources: Sequence[ImageSource], part: range, workers: ThreadPoolExecutor
 ) -> tuple[dict[int, bytes], dict[int, str]]:
     """The keys of these pictures in the cache, and error messages."""
-    found = dict(zip(part, workers.map(lambda place: key_or_reason(sources[place]), part), strict=True))
-    keys = {place: one for place, one in found.items() if isinstance(one, bytes)}
-    return keys, {place: one for place, one in found.items() if isinstance(one, str)}
+    outcomes = dict(zip(part, workers.map(lambda place: key_or_reason(sources[place]), part), strict=True))
+    keys = {place: one for place, one in outcomes.items() if isinstance(one, bytes)}
+    return keys, {place: one for place, one in outcomes.items() if isinstance(one, str)}
 
 
 def _decoded(
@@ -116,8 +109,3 @@ def _decoded(
     while waiting:
         yield waiting.popleft().result()
         waiting.extend(workers.submit(pixels, place) for place in islice(remaining, 1))
-
-
-def _batches(decoded: Iterator[Decoded]) -> Iterator[list[Decoded]]:
-    while batch := list(islice(decoded, BATCH)):
-        yield batch

@@ -96,7 +96,7 @@ def load_classifier(
 
 
 def _latents(settings: dict[str, Any] | None, tensors: dict[str, np.ndarray], n_features: int) -> LabelLatents | None:
-    found = {key: torch.from_numpy(value) for key, value in tensors.items() if key not in ("features", "labels")}
+    stored = {key: torch.from_numpy(value) for key, value in tensors.items() if key not in ("features", "labels")}
     expected: Parameters = {}
     method = None
     if settings is not None:
@@ -105,28 +105,28 @@ def _latents(settings: dict[str, Any] | None, tensors: dict[str, np.ndarray], n_
             raise ValueError("the settings of its label latents are not those of trained ones")
         with torch.device("meta"):  # shapes without values, however large the settings want them
             expected = method.initial(n_features, torch.Generator()) | method.initial_statistics(n_features)
-    for key in sorted(found.keys() ^ {_LATENTS + key for key in expected}):
-        raise ValueError(f"'{key}' is {'unexpected' if key in found else 'missing'}")
+    for key in sorted(stored.keys() ^ {_LATENTS + key for key in expected}):
+        raise ValueError(f"'{key}' is {'unexpected' if key in stored else 'missing'}")
     for key, wanted in expected.items():
-        own = found[_LATENTS + key]
+        own = stored[_LATENTS + key]
         if own.shape != wanted.shape or own.dtype != wanted.dtype:
             raise ValueError(f"the weights '{key}' of its label latents do not fit their settings")
         if not bool((own.abs() <= _LARGEST_WEIGHT).all()):
             raise ValueError(f"the weights '{key}' of its label latents are too large, or no numbers")
-    return LabelLatents(method, {key: found[_LATENTS + key] for key in expected}) if method else None
+    return LabelLatents(method, {key: stored[_LATENTS + key] for key in expected}) if method else None
 
 
 def _backbone(path: Path, name: str, fingerprint: str, given: str | None, device: str) -> Pretrained:
     """The backbone that a file names. Nothing that the file alone names is ever run or read."""
     if given is None and name not in (*BACKBONES, INCLUDED):
         raise TridentError(f"{path} was made with backbone {name}: if you trust it, give --backbone {name}")
-    found = find_backbone(given or name, device)
-    if found.fingerprint != fingerprint:
+    network = find_backbone(given or name, device)
+    if network.fingerprint != fingerprint:
         raise TridentError(
             f"{path} was made with backbone {name} of fingerprint {fingerprint[:12]}: "
-            f"{found.name} has the fingerprint {found.fingerprint[:12]}, so its features do not fit"
+            f"{network.name} has the fingerprint {network.fingerprint[:12]}, so its features do not fit"
         )
-    return found
+    return network
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

@@ -15,15 +15,15 @@ CANDIDATES = 2000  # the most uncertain pictures, of which the suggestions are c
 _REPRESENTED = 5000  # pictures of a larger pile that the choices should stand for, drawn at random
 
 
-def suggest(labelled: np.ndarray, pile: np.ndarray, found: Labelled, n: int) -> list[int]:
+def suggest(labelled: np.ndarray, pile: np.ndarray, predicted: Labelled, n: int) -> list[int]:
     """Indices of at most `n` pictures of the pile, the best first. Those that belong to no class come last.
 
-    `labelled` (picture, feature) and `pile` (picture, feature) have unit length; `found` are the labels of the pile.
+    `labelled` (picture, feature) and `pile` (picture, feature) have unit length; `predicted` labels the pile.
     """
-    ordered = np.sort(found.probabilities, 1)
+    ordered = np.sort(predicted.probabilities, 1)
     uncertainty = (1 - ordered[:, -1] + ordered[:, -2]).astype(np.float32)
-    if found.typicality is not None:
-        uncertainty[found.typicality < found.least_typical] = 0
+    if predicted.typicality is not None:
+        uncertainty[predicted.typicality < predicted.least_typical] = 0
     candidates = np.sort(np.argsort(-uncertainty, kind="stable")[:CANDIDATES])
     represented = np.arange(len(pile))
     if len(pile) > _REPRESENTED:

@@ -27,14 +27,14 @@ def typicality(labelled: np.ndarray, labels: np.ndarray, pile: np.ndarray, n_cla
 
 
 def typicality_alone(labelled: np.ndarray, labels: np.ndarray, pile: np.ndarray, n_classes: int) -> np.ndarray | None:
-    """The same as if each picture were a pile of its own."""
+    """The typicality of each picture as if it were a pile of its own."""
     own, of_labelled = _cosines(labelled, labels, pile, n_classes)
     if len(of_labelled) + 1 < _FEWEST:
         return None
     ordered = np.sort(of_labelled)
     n = len(ordered) + 1  # with the picture itself
-    middle = [own.clip(ordered[place - 1], ordered[place]) for place in ((n - 1) // 2, n // 2)]
-    return np.asarray(own / np.mean(middle, 0).clip(1e-6))
+    medians = [own.clip(ordered[place - 1], ordered[place]) for place in ((n - 1) // 2, n // 2)]
+    return np.asarray(own / np.mean(medians, 0).clip(1e-6))
 
 
 def _cosines(labelled: np.ndarray, labels: np.ndarray, pile: np.ndarray, n_classes: int) -> tuple[np.ndarray, ...]:
@@ -59,7 +59,7 @@ def normalised(rows: np.ndarray) -> np.ndarray:
 
 
 def normalise_in_place(rows: np.ndarray) -> None:
-    """The same in place, without another array of that size."""
+    """Scale vectors to unit length in place, without another array of that size."""
     for start in range(0, len(rows), _AT_ONCE):
         part = rows[start : start + _AT_ONCE]
         part /= np.linalg.norm(part, axis=1, keepdims=True).clip(1e-12)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from trident.data.store import ImageStore, class_table
-from trident.data.store_format import new_hash
+from trident.data.store_writer import new_hash
 from trident.engines.execution import device_name
 from trident.files import short_digest
 from trident.leaderboard.boards import CONDITIONS, FEWER_TASKS_ALONE, Board

@@ -65,7 +65,7 @@ def _frozen_ensemble(checkpoint: Checkpoint, device: str, name: str) -> Pretrain
 
 
 def without_conv4(checkpoint: Checkpoint, name: str) -> Checkpoint:
-    """The same weights without their Conv4. They classify features that the frozen backbone `name` computed."""
+    """Take the Conv4 off these weights. They classify features that the frozen backbone `name` computed."""
     backbone = conv4_of(checkpoint.recipe.backbone, f"computing the features of {name}")
     frozen = FrozenBackbone(name, backbone.n_features, backbone.n_cells)
     statistics = backbone.initial_running()

@@ -65,7 +65,7 @@ def _locked(path: Path, run: Path) -> BinaryIO:
 
 @contextmanager
 def held_by_first(run: Path, processes: Processes) -> Iterator[None]:
-    """The same on several processes: the first one holds it. If it cannot, all raise its error."""
+    """Hold the lock on several processes: the first one has it. If it cannot, all raise its error."""
     with ExitStack() as held:
         processes.from_first(lambda: held.enter_context(run_lock(run)))
         yield

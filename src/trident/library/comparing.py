@@ -12,7 +12,8 @@ from torch import Tensor
 from trident.data.store import class_table, store_in_memory
 from trident.errors import BadValueError
 from trident.library.head import OWN, Head, as_rows
-from trident.measuring.evaluate import evaluate_subject, mean_and_interval
+from trident.measuring.evaluate import evaluate
+from trident.measuring.record import mean_and_interval
 from trident.measuring.subject import PredictFunction, TrainedModel
 from trident.recipes.plain_values import checked
 from trident.settings import EpisodeSpec, Protocol, hints_of
@@ -104,7 +105,7 @@ def compare(
             function = _with_probabilities(method, name, n_way, some.shape[1:])
             subject = PredictFunction(function, episode, protocol)
         used[name] += 1
-        result = evaluate_subject(subject, store, split="test", tasks=tasks, seed=seed, device=device or some.device)
+        result = evaluate(subject, store, split="test", tasks=tasks, seed=seed, device=device or some.device)
         accuracies[name if used[name] == 1 else f"{name} {used[name]}"] = result.predictions.accuracies
     return MethodComparison(
         accuracies,

@@ -34,7 +34,7 @@ def predict_one_by_one(
     views: Views = ONE_VIEW,
     support: Sequence[Encodings] | None = None,
 ) -> Tensor:
-    """The same, but each query is classified as the only query of its task, `at_once` such tasks at a time.
+    """Like `predict`, but each query is classified as the only query of its task, `at_once` such tasks at a time.
 
     `support` is what `encode_support` returned for the support set; then the task's images are its queries only.
     """

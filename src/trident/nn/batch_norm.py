@@ -71,17 +71,17 @@ class BatchNorm:
     ) -> UsedStatistics:
         """Mean and variance of x. `sign` is -1 for channels whose sign was flipped."""
         counted = statistics.counted(x.shape[1])
-        found = [Moments(counted, *mean_and_variance(x[:, :counted]))] if counted else []
-        return self.combine_moments(found, bias, statistics, sign)
+        moments = [Moments(counted, *mean_and_variance(x[:, :counted]))] if counted else []
+        return self.combine_moments(moments, bias, statistics, sign)
 
     def combine_moments(
-        self, found: list[Moments], bias: Tensor, statistics: BatchNormStatistics, sign: Tensor | float = 1.0
+        self, slices: list[Moments], bias: Tensor, statistics: BatchNormStatistics, sign: Tensor | float = 1.0
     ) -> UsedStatistics:
-        """The same, given the moments of slices of x."""
+        """What `measure` returns, from the moments of slices of x."""
         if statistics.source == "running":
             mean = statistics.running[f"{self.name}.mean"] * sign - bias
             return UsedStatistics(mean, statistics.running[f"{self.name}.variance"].expand_as(bias), {})
-        mean, variance = _combined(found)
+        mean, variance = _combined(slices)
         seen = {
             f"{self.name}.mean": ((mean + bias) * sign).detach(),
             f"{self.name}.variance": variance.detach(),
@@ -96,12 +96,12 @@ class BatchNorm:
         )
 
 
-def _combined(found: list[Moments]) -> tuple[Tensor, Tensor]:
+def _combined(moments: list[Moments]) -> tuple[Tensor, Tensor]:
     """Mean and variance of all images, given those of slices."""
-    if len(found) == 1:
-        return found[0].mean, found[0].variance
-    means, variances = torch.stack([part.mean for part in found]), torch.stack([part.variance for part in found])
-    counts = torch.tensor([part.n_images for part in found]).to(means)[:, None, None]  # (slice, 1, 1)
+    if len(moments) == 1:
+        return moments[0].mean, moments[0].variance
+    means, variances = torch.stack([part.mean for part in moments]), torch.stack([part.variance for part in moments])
+    counts = torch.tensor([part.n_images for part in moments]).to(means)[:, None, None]  # (slice, 1, 1)
     shares = counts / counts.sum()
     mean = (shares * means).sum(0)
     return mean, (shares * (variances + (means - mean).square())).sum(0)
@@ -123,8 +123,8 @@ class _MeanAndVariance(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
         share = x.shape[4] / x[0].numel()
         if x.device.type == "cpu" and x[0, ..., 0].numel() >= LARGE:
-            found = [torch.batch_norm_update_stats(_channels_last(task), None, None, 0.0) for task in x]
-            mean, variance = torch.stack([mean for mean, _ in found]), torch.stack([variance for _, variance in found])
+            each = [torch.batch_norm_update_stats(_channels_last(task), None, None, 0.0) for task in x]
+            mean, variance = torch.stack([mean for mean, _ in each]), torch.stack([variance for _, variance in each])
         else:
             mean = x.sum((1, 2, 3)) * share
             variance = (x - _over_pixels(mean)).square_().sum((1, 2, 3)) * share

@@ -36,6 +36,8 @@ def attend(parameters: Parameters, features: Tensor) -> Tensor:
         branches * n_images, n_cells, 3, HEADS, channels // HEADS
     )
     queries, keys, values = mixed.permute(2, 0, 3, 1, 4)  # (branch * image, head, cell, size of a head) each
-    found = F.scaled_dot_product_attention(queries, keys, values).transpose(1, 2)  # (branch * image, cell, head, size)
-    added = torch.bmm(found.reshape(branches, -1, channels), parameters["attention.output"])
+    attended = F.scaled_dot_product_attention(queries, keys, values).transpose(
+        1, 2
+    )  # (branch * image, cell, head, size)
+    added = torch.bmm(attended.reshape(branches, -1, channels), parameters["attention.output"])
     return (cells + added.view_as(cells)).transpose(0, 1).reshape(features.shape)

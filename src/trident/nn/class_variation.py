@@ -59,8 +59,8 @@ def negative_log_likelihood(parameters: Parameters, unit: Tensor, classes: Tenso
     squares = (residuals.square().sum((1, 3)) - explained) / noise  # (task, branch)
     log_determinant = (n_features - n_directions) * log_noise + 2 * factor.diagonal(dim1=1, dim2=2).log().sum(1)
     each = squares / freedom.clamp(min=1)[:, None] + log_determinant * (freedom > 0)[:, None]
-    found: Tensor = each.mean(1) / (2 * n_features)
-    return found
+    mean: Tensor = each.mean(1) / (2 * n_features)
+    return mean
 
 
 def shortened(parameters: Parameters, features: Tensor, damping: float) -> Tensor:

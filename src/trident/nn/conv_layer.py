@@ -58,8 +58,8 @@ class ConvLayer:
             sign = torch.where(negative, -1.0, 1.0).to(weight)
             weight, bias = weight * sign[:, None, None, None, :], bias * sign
         if in_slices(images.shape[1]):
-            pooled, found = self._pooled_slices(images, weight, statistics)
-            used = self.norm.combine_moments(found, bias, statistics, sign)
+            pooled, moments = self._pooled_slices(images, weight, statistics)
+            used = self.norm.combine_moments(moments, bias, statistics, sign)
             for part in torch.split(pooled, SLICE, 1):
                 part.copy_(self.norm.normalise(parameters, part, used, sign))
             return pooled, used.seen
@@ -73,16 +73,16 @@ class ConvLayer:
         """Convolve and pool slice by slice. Also return the moments of the convolutions, before pooling."""
         tasks, n, height, width, _ = images.shape
         pooled = weight.new_empty(tasks, n, height // 2, width // 2, self.outputs)
-        found = []
+        slices = []
         left = statistics.counted(n)
         for part, into in zip(torch.split(images, SLICE, 1), torch.split(pooled, SLICE, 1), strict=True):
             features = self._convolution(part, weight)
             counted = min(left, part.shape[1])
             if counted:
-                found.append(Moments(counted, *mean_and_variance(features[:, :counted])))
+                slices.append(Moments(counted, *mean_and_variance(features[:, :counted])))
             left -= counted
             into.copy_(max_pool(features))
-        return pooled, found
+        return pooled, slices
 
     def __call__(
         self, parameters: Parameters, images: Tensor, statistics: BatchNormStatistics

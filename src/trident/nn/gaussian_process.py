@@ -33,8 +33,8 @@ class Posterior(NamedTuple):
         The products of this matrix's columns are what the prior covariances of those values shrink by.
         """
         weighted = self.root[..., None] * covariances.mT
-        found: Tensor = torch.linalg.solve_triangular(self.factor, weighted, upper=False)
-        return found
+        solution: Tensor = torch.linalg.solve_triangular(self.factor, weighted, upper=False)
+        return solution
 
 
 def solve(factor: Tensor, values: Tensor) -> Tensor:
@@ -43,8 +43,8 @@ def solve(factor: Tensor, values: Tensor) -> Tensor:
     Two triangular solutions, because `torch.cholesky_solve` allocates memory in a way that no CUDA graph can record.
     """
     half = torch.linalg.solve_triangular(factor, values, upper=False)
-    found: Tensor = torch.linalg.solve_triangular(factor.mT, half, upper=True)
-    return found
+    solution: Tensor = torch.linalg.solve_triangular(factor.mT, half, upper=True)
+    return solution
 
 
 def posterior(prior: Tensor, precision: Tensor, shift: Tensor) -> Posterior:
@@ -74,8 +74,8 @@ def polya_gamma_mean(tilt: Tensor) -> Tensor:
 
 def mean_log_sigmoid(mean: Tensor, variance: Tensor) -> Tensor:
     """The mean of log sigmoid(f) for Gaussian f, by Gauss-Hermite quadrature with 20 nodes."""
-    spread = (2 * variance.clamp(min=1e-12)).sqrt()
+    deviation = (2 * variance.clamp(min=1e-12)).sqrt()
     total = torch.zeros_like(mean)
     for x, weight in QUADRATURE:
-        total = total + weight * F.logsigmoid(mean + spread * x)
+        total = total + weight * F.logsigmoid(mean + deviation * x)
     return total / math.sqrt(math.pi)

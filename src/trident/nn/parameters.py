@@ -28,7 +28,7 @@ def on_device(parameters: Parameters, device: torch.device | str) -> Parameters:
 
 
 def as_leaves(parameters: Parameters) -> Parameters:
-    """The same values as leaves of a new autograd graph, which require gradients."""
+    """Copy the dictionary, with its values as leaves of a new autograd graph, which require gradients."""
     return {key: value.detach().requires_grad_() for key, value in parameters.items()}
 
 
@@ -48,11 +48,11 @@ def normal(shape: tuple[int, ...], deviation: float, generator: torch.Generator)
 
 
 def stacked(values: Sequence[Tensor]) -> Tensor:
-    """The same as torch.stack, which on the meta device would first import torch's compiler."""
-    found = torch.empty((len(values), *values[0].shape))
-    for place, value in zip(found.unbind(), values, strict=True):
+    """Does what torch.stack does, which on the meta device would first import torch's compiler."""
+    whole = torch.empty((len(values), *values[0].shape))
+    for place, value in zip(whole.unbind(), values, strict=True):
         place.copy_(value)
-    return found
+    return whole
 
 
 def joined(parameters: Parameters) -> Tensor:
@@ -69,5 +69,5 @@ def split_as(rows: Tensor, shapes: Parameters) -> Parameters:
 
 
 def for_each_task(parameters: Parameters, n_tasks: int) -> Parameters:
-    """The same parameters for every task: (...) -> (task, ...), without a copy."""
+    """Give every task these parameters: (...) -> (task, ...), without a copy."""
     return {key: value.expand(n_tasks, *value.shape) for key, value in parameters.items()}

@@ -1,4 +1,4 @@
-"""Propagation over a graph of images: what a node has flows to its neighbours, again and again."""
+"""Graphs of images: nearest neighbours, and propagation, where what a node has flows to its neighbours."""
 
 import torch
 from torch import Tensor
@@ -23,3 +23,9 @@ def propagator(weights: Tensor, flow: float) -> Tensor:
     # Beyond these sizes torch hands batches to the library MAGMA, whose calls a CUDA graph cannot record.
     parts = torch.split(system, 16 if n <= 128 else 1)
     return torch.cat([torch.linalg.inv_ex(part).inverse for part in parts])
+
+
+def nearest(similarities: Tensor, k: int) -> Tensor:
+    """1 where column j is among the k largest entries of row i, otherwise 0: (task, image, image), the same shape."""
+    k = min(k, similarities.shape[2])
+    return torch.zeros_like(similarities).scatter_(2, similarities.topk(k, 2).indices, 1.0)

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 import trident
-from trident.data.describe import describe
+from trident.data.store import describe
 from trident.errors import TridentError
 from trident.recipes.loading import formatted, setting_help, setting_of
 from trident.recipes.recipe import Recipe

@@ -73,7 +73,7 @@ def _pixels(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 
 
 def _between_pixels(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """The same at any rows and columns, by linear interpolation."""
+    """The images at any rows and columns, by linear interpolation."""
     top, left = rows.floor(), columns.floor()
     down, right = (rows - top)[:, :, :, None, None], (columns - left)[:, :, None, :, None]
     top, left = top.long(), left.long()

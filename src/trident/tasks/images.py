@@ -63,8 +63,8 @@ class Images:
     def _gathered(self, positions: np.ndarray) -> Tensor:
         images, flat = np.asarray(self.store.images), positions.reshape(-1)
         pinned = self.device.type == "cuda"
-        found = torch.empty((len(flat), *images.shape[1:]), dtype=_type_of(images), pin_memory=pinned)
-        rows, per_thread = found.numpy(), -(-len(flat) // READING_THREADS)
+        gathered = torch.empty((len(flat), *images.shape[1:]), dtype=_type_of(images), pin_memory=pinned)
+        rows, per_thread = gathered.numpy(), -(-len(flat) // READING_THREADS)
 
         def gather(start: int) -> None:
             part = slice(start, start + per_thread)
@@ -72,7 +72,7 @@ class Images:
             np.take(images, flat[part], 0, rows[part], mode="clip")  # other modes copy twice
 
         list(self._threads.map(gather, range(0, len(flat), per_thread)))
-        return found.reshape(*positions.shape, *images.shape[1:]).to(self.device, non_blocking=pinned)
+        return gathered.reshape(*positions.shape, *images.shape[1:]).to(self.device, non_blocking=pinned)
 
 
 class _Background:

@@ -6,26 +6,25 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse
-from fastapi.staticfiles import StaticFiles
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 import trident
 from trident.data.decoding_process import DecodingProcesses, decoders
 from trident.data.images import Target
 from trident.errors import TridentError
-from trident.web.connections import client_of
-from trident.web.decoder import PageDecoder
 from trident.web.labels import Network, Task, label, task_of
 from trident.web.latent_view import show_latents
 from trident.web.limits import Limits, RefusedError
-from trident.web.metrics import Metrics
-from trident.web.pace import at_pace
 from trident.web.request_queue import Check, RequestQueue
-from trident.web.uploads import Receiver, Upload, drain
+from trident.web.serve import client_of
+from trident.web.service import Metrics
+from trident.web.uploads import PageDecoder, Receiver, Upload, at_pace, drain
 
 STATIC = Path(__file__).parent / "static"
 Work = Callable[[Network, Task, Check], dict[str, Any]]
@@ -33,14 +32,11 @@ Work = Callable[[Network, Task, Check], dict[str, Any]]
 
 def make_routes(network: Network, limits: Limits, metrics: Metrics, processes: DecodingProcesses = decoders) -> ASGIApp:
     """What the server answers to those who are let in."""
-    # Turn off the telemetry of newer FastAPI versions.
-    silent: Any = dict.fromkeys(("tracing", "metrics", "logs", "operation_spans", "auto_configure"), False)
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, telemetry=silent)
     limits = limits.for_pictures_of(network.size**2 * network.channels)
     queue = RequestQueue(limits.at_once, limits.per_client)
     metrics.queue_length = queue.length
     target = Target(
-        network.size, network.channels, reduced=network.reduced, middle=network.middle, pixels=limits.pixels
+        network.size, network.channels, reduced=network.reduced, centre_crop=network.centre_crop, pixels=limits.pixels
     )
     receiver = Receiver(limits, target, PageDecoder(processes))
 
@@ -69,33 +65,31 @@ def make_routes(network: Network, limits: Limits, metrics: Metrics, processes: D
             ) from None
 
     def count_labelled(network: Network, task: Task, check: Check) -> dict[str, Any]:
-        found = label(network, task, check)
+        answered = label(network, task, check)
         metrics.pictures += sum(picture.pixels is not None for picture in task.upload.pile)
-        return found
+        return answered
 
-    @app.get("/api/about")
-    async def about() -> dict[str, Any]:
-        return {
-            "version": trident.__version__,
-            "weights": network.described(),
-            "hint": network.hint,
-            "limits": asdict(limits),
-        }
+    async def about(request: Request) -> Response:
+        facts = {"version": trident.__version__, "weights": network.described(), "hint": network.hint}
+        return JSONResponse(facts | {"limits": asdict(limits)})
 
-    @app.post("/api/label")
-    async def label_request(request: Request) -> Response:
-        return await answer(request, count_labelled)
-
-    @app.post("/api/look")
-    async def look_request(request: Request) -> Response:
-        return await answer(request, show_latents)
-
-    @app.exception_handler(HTTPException)
-    async def other(request: Request, error: HTTPException) -> Response:
+    async def refused(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
         return JSONResponse({"error": f"this request is not supported: {error.detail}"}, error.status_code)
 
-    app.mount("/", StaticFiles(directory=STATIC, html=True))
-    return app
+    async def label_pile(request: Request) -> Response:
+        return await answer(request, count_labelled)
+
+    async def look_at_pile(request: Request) -> Response:
+        return await answer(request, show_latents)
+
+    routes = [
+        Route("/api/about", about),
+        Route("/api/label", label_pile, methods=["POST"]),
+        Route("/api/look", look_at_pile, methods=["POST"]),
+        Mount("/", StaticFiles(directory=STATIC, html=True)),
+    ]
+    return Starlette(routes=routes, exception_handlers={HTTPException: refused})
 
 
 async def _received(request: Request, stream: AsyncIterator[bytes], receiver: Receiver) -> Upload:

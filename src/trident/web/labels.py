@@ -4,9 +4,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-from PIL import Image
 
-from trident.data.images import key_of_pixels, naming_errors
+from trident.data.images import ImageSource
 from trident.errors import NotFiniteError
 from trident.labelling.class_names import check_one_class_each
 from trident.labelling.labelled import Labelled
@@ -31,7 +30,7 @@ class Network(Protocol):
     size: int  # pictures are scaled to this many pixels, height and width
     channels: int
     reduced: bool  # see `decode`
-    middle: float
+    centre_crop: float
     hint: str | None  # one line about what would label better
 
     def described(self) -> list[dict[str, Any]]:
@@ -95,8 +94,8 @@ def _label(labelled: Labelled, place: int) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class _DecodedPicture:
-    """A picture that was decoded on arrival, as an `ImageSource`."""
+class _DecodedPicture(ImageSource):
+    """A picture that was decoded on arrival."""
 
     received: Received
 
@@ -104,15 +103,10 @@ class _DecodedPicture:
     def name(self) -> str:
         return self.received.name
 
-    def open(self) -> Image.Image:
-        pixels = self.received.pixels
-        if pixels is None:
+    def content(self) -> np.ndarray:
+        if self.received.pixels is None:
             raise ValueError(self.received.error)
-        return Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
-
-    def key(self) -> bytes:
-        with naming_errors(self), self.open() as image:
-            return key_of_pixels(image)
+        return self.received.pixels
 
 
 def decoded_pictures(upload: Upload) -> list[_DecodedPicture]:

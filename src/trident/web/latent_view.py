@@ -12,8 +12,8 @@ from trident.labelling.labeller import CHUNK
 from trident.measuring.latents import as_array, latents_and_images, with_latents
 from trident.report.figures import picture
 from trident.web.labels import Network, Task, described
+from trident.web.networks import WeightStore
 from trident.web.request_queue import Check
-from trident.web.weight_store import WeightStore
 
 
 def show_latents(network: Network, task: Task, check: Check) -> dict[str, Any]:
@@ -28,8 +28,8 @@ def show_latents(network: Network, task: Task, check: Check) -> dict[str, Any]:
     answer = described(network, task)
     labeller = network.labeller(task)
     learner = with_latents(labeller.learner(len(queries)))
-    found = latents_and_images(learner, labeller.parameters, labeller.task(queries))
-    latents, painted = (as_array(part)[0] for part in found)
+    computed = latents_and_images(learner, labeller.parameters, labeller.task(queries))
+    latents, painted = (as_array(part)[0] for part in computed)
     if not (np.isfinite(latents).all() and np.isfinite(painted).all()):
         raise NotFiniteError(f"{answer['weights']['name']}: the latents are not finite")
     points, shares = plane(latents)

@@ -84,7 +84,7 @@ def signature(batch: Batch) -> tuple[Any, ...]:
 
 
 def _without_cache(batch: Batch) -> Batch:
-    """The same tensors; what a task caches must be computed inside the recording, or it would never change."""
+    """A copy with these tensors: what a task caches must be computed inside the recording, or it would never change."""
     return batch._replace(task=replace(batch.task))
 
 

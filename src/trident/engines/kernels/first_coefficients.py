@@ -218,7 +218,7 @@ def tangent_gradient(
     undo: Tensor,
     out: tuple[Tensor, Tensor, Tensor],
 ) -> None:
-    """The same for the tangents of the gradients, scaled down by `factor`."""
+    """Write the tangents of the gradients, scaled down by `factor`, to `out`."""
     _tangent_gradient[(lines.rows.tasks,)](
         total1, lines.rows.mean, lines.weight, lines.weight.stride(0), tangent.weight, tangent.weight.stride(0),
         lines.table, lines.weighted, tangent.table, tangent.weighted, sums, factor, undo, *out, out[0].stride(0),

@@ -9,9 +9,9 @@ from torch import Tensor
 from trident.methods.base import About
 from trident.methods.transductive.fixed_shape import FixedShapeHead
 from trident.nn.classes import class_means
-from trident.nn.lengths import length_of
 from trident.nn.linear import Linear
 from trident.nn.parameters import Parameters
+from trident.nn.vectors import length_of
 from trident.settings import EpisodeSpec, require_at_least, require_positive, setting
 from trident.tasks.task import Task
 

@@ -51,7 +51,7 @@ class InnerLoopModel(Model):
     def training_start(
         self, parameters: Parameters, task: Task, labels: Labels, statistics: BatchNormStatistics
     ) -> tuple[Parameters, Any]:
-        """The same in training, for methods that start from the labelled queries there. Predictions never call it."""
+        """The start in training, for methods that take the labelled queries there. Predictions never call it."""
         return self.start(parameters, task, statistics)
 
     @abstractmethod

@@ -1,5 +1,6 @@
 """Bayesian MAML (Yoon et al. 2018), with particles of the last layer as in Snell & Zemel (2021)."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,6 @@ from trident.nn.batch_norm import BatchNormStatistics
 from trident.nn.linear import Linear
 from trident.nn.parameters import Parameters
 from trident.nn.probabilities import mean_prediction
-from trident.nn.svgd import svgd_direction
 from trident.settings import EpisodeSpec, require, require_at_least, require_positive, setting
 from trident.tasks.task import Labels, Task
 
@@ -143,3 +143,25 @@ class BayesianMamlModel(AdaptedConv4Model):
 def _parts(particles: Tensor, layer: Linear) -> tuple[Tensor, ...]:
     """The weights and the biases in particles (..., number)."""
     return torch.split(particles, [layer.outputs * layer.inputs, layer.outputs], -1)
+
+
+TINY = 1e-12  # keeps the bandwidth above zero where particles are equal
+
+
+def svgd_direction(particles: Tensor, gradient: Tensor) -> Tensor:
+    """Stein variational gradient descent (Liu & Wang 2016): where particles move, towards a distribution together.
+
+    Takes the gradient of the log density at each particle: (task, particle, number) all.
+        phi_p = mean over r of  k(x_r, x_p) gradient_r + grad_(x_r) k(x_r, x_p),   k(x, y) = exp(-||x - y||^2 / h)
+
+    The bandwidth h is the median squared distance of two particles divided by the logarithm of their number, so that
+    a particle and all others together have about the same weight. There must be two particles or more.
+    """
+    n = particles.shape[1]
+    distances = (particles[:, :, None] - particles[:, None]).square().sum(3)  # (task, particle, particle)
+    above = torch.triu_indices(n, n, 1, device=particles.device)
+    median = distances[:, above[0], above[1]].median(1).values
+    bandwidth = (median / math.log(n) + TINY)[:, None, None]
+    kernel = torch.exp(-distances / bandwidth)
+    repulsion = kernel.sum(2, keepdim=True) * particles - kernel @ particles
+    return (kernel @ gradient + 2 / bandwidth * repulsion) / n

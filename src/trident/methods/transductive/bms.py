@@ -11,8 +11,7 @@ from trident.methods.base import About, HeadOnFeatures, Method
 from trident.methods.metric.nearest_mean import NearestMean
 from trident.nn.classes import class_means
 from trident.nn.parameters import Parameters
-from trident.nn.power import power
-from trident.nn.sinkhorn import sinkhorn
+from trident.nn.transport import power, sinkhorn
 from trident.settings import require_at_least, require_positive, setting
 from trident.tasks.task import Task
 
@@ -21,7 +20,7 @@ from trident.tasks.task import Task
 class Bms(HeadOnFeatures):
     """Queries are dealt out to the classes so that none is too small; class means follow, for some rounds.
 
-    Nothing is learned. Features f become g: the square root of each feature (`nn/power.py`), of unit length, less the
+    Nothing is learned. Features f become g: the square root of each feature (`power`), of unit length, less the
     mean of all images of the task, again of unit length. Class means w_c start as those of the support set, of unit
     length. In each round
 

@@ -10,8 +10,8 @@ from trident.methods.base import About, Method
 from trident.methods.metric.nearest_mean import NearestMean
 from trident.methods.metric.normalised import NormalisedHead
 from trident.nn.classes import class_means
-from trident.nn.neighbours import nearest
 from trident.nn.parameters import Parameters
+from trident.nn.propagation import nearest
 from trident.settings import require, require_at_least, require_positive, setting
 from trident.tasks.task import Task
 

@@ -10,8 +10,8 @@ from trident.methods.metric.nearest_mean import NearestMean
 from trident.methods.metric.normalised import NormalisedHead
 from trident.methods.transductive.bd_cspn import rectified_means, shifted_queries
 from trident.nn.classes import squared_distances
-from trident.nn.neighbours import nearest
 from trident.nn.parameters import Parameters
+from trident.nn.propagation import nearest
 from trident.settings import require_at_least, setting
 from trident.tasks.task import Task
 

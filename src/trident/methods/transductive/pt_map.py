@@ -10,8 +10,7 @@ from trident.methods.base import About, HeadOnFeatures, Method
 from trident.methods.metric.nearest_mean import NearestMean
 from trident.nn.classes import class_means, weighted_means
 from trident.nn.parameters import Parameters
-from trident.nn.power import power
-from trident.nn.sinkhorn import sinkhorn
+from trident.nn.transport import power, sinkhorn
 from trident.settings import require_at_least, require_positive, setting
 from trident.tasks.task import Task
 
@@ -20,7 +19,7 @@ from trident.tasks.task import Task
 class PtMap(HeadOnFeatures):
     """Queries are dealt out to the classes by optimal transport, in equal numbers; class means follow, for some rounds.
 
-    Nothing is learned. Features f become g: the square root of each feature (`nn/power.py`), of unit length, less the
+    Nothing is learned. Features f become g: the square root of each feature (`power`), of unit length, less the
     mean of the support set for support images and the mean of the queries for queries, again of unit length. The class
     means w_c start as those of the support set. In each round
 

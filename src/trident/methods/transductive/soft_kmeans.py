@@ -9,7 +9,6 @@ from torch import Tensor
 
 from trident.methods.base import About, HeadOnFeatures, Method
 from trident.methods.metric.nearest_mean import NearestMean
-from trident.nn.class_sizes import expected_shares
 from trident.nn.parameters import Parameters
 from trident.settings import require_at_least, require_positive, setting
 from trident.tasks.task import Task
@@ -27,7 +26,7 @@ class SoftKMeans(HeadOnFeatures):
         queries      p_ic ~ share_c exp(scale * g_i . w_c)
 
     share_c is how large a part of the queries class c is expected to be, judged from the sums of p_ic (see
-    `nn/class_sizes.py`). The published method has equal shares and centre 0. With equal shares it spreads the queries
+    `expected_shares`). The published method has equal shares and centre 0. With equal shares it spreads the queries
     over all classes even if some classes are rare or absent. The centre is a mean over classes, not over images, so
     that a frequent class does not pull it away. A pile may have images of no class. With `typical`, only the queries
     that are most similar to a class mean count in it, and in the centre of the classes.
@@ -115,3 +114,23 @@ def _distances(features: Tensor, centre: Tensor) -> Tensor:
     """Of unit vectors (task, image, feature) from one point (task, 1, feature): (task, image, 1)."""
     squared = 1 - 2 * features @ centre.mT + (centre * centre).sum(2, keepdim=True)
     return squared.clamp(min=1e-6).sqrt()
+
+
+_CONCENTRATIONS = torch.logspace(-1.5, 3, 40)  # from "one class has nearly everything" to "all classes are equal"
+_TOWARDS_EQUAL = 0.5  # the prior of a concentration a is a ** 0.5 on a logarithmic scale
+
+
+def expected_shares(counts: Tensor) -> Tensor:
+    """The expected share of each class, from soft counts of pictures: both (task, class).
+
+    Shares have a symmetric Dirichlet prior whose concentration is unknown. Each concentration is weighted by how well
+    it explains the counts. Nearly equal counts therefore give equal shares, and lopsided counts are taken as they are.
+    """
+    n_classes = counts.shape[1]
+    a = _CONCENTRATIONS.to(counts)  # (concentration,)
+    total = counts.sum(1, keepdim=True)  # (task, 1)
+    each = torch.lgamma(counts[:, :, None] + a) - torch.lgamma(a)  # (task, class, concentration)
+    evidence = torch.lgamma(n_classes * a) - torch.lgamma(total + n_classes * a) + each.sum(1)
+    weights = torch.softmax(evidence + _TOWARDS_EQUAL * a.log(), 1)  # (task, concentration)
+    shares = (counts[:, :, None] + a) / (total + n_classes * a)[:, None]  # (task, class, concentration)
+    return (shares * weights[:, None]).sum(2)

@@ -12,7 +12,7 @@ from trident.methods.metric.nearest_mean import NearestMean
 from trident.nn.classes import class_means
 from trident.nn.information import InformationLoss
 from trident.nn.parameters import Parameters
-from trident.nn.span import span_coordinates
+from trident.nn.vectors import span_coordinates
 from trident.settings import require_at_least, require_positive, setting
 from trident.tasks.task import Task
 

@@ -10,9 +10,8 @@ from torch import Tensor
 from trident.methods.base import About, HeadOnFeatures, Losses, Method, cross_entropy
 from trident.methods.metric.nearest_mean import NearestMean
 from trident.nn.linear import Linear
-from trident.nn.neighbours import nearest
 from trident.nn.parameters import Parameters
-from trident.nn.propagation import pairwise_squared_distances, propagator
+from trident.nn.propagation import nearest, pairwise_squared_distances, propagator
 from trident.settings import require, require_at_least, setting
 from trident.tasks.task import Labels, Task, all_labels
 

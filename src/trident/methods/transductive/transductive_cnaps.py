@@ -10,7 +10,7 @@ from trident.methods.base import About, HeadOnFeatures, Method
 from trident.methods.metric.nearest_mean import NearestMean
 from trident.nn.classes import weighted_means
 from trident.nn.parameters import Parameters
-from trident.nn.span import span_coordinates
+from trident.nn.vectors import span_coordinates
 from trident.settings import require_at_least, require_positive, setting
 from trident.tasks.task import Task
 

@@ -1,12 +1,21 @@
-"""Sinkhorn's iteration: probabilities that are changed as little as possible until all classes have given sizes."""
+"""Optimal transport of queries to classes of given sizes, and the power transform of features before it."""
 
 import torch
 from torch import Tensor
 
 
-def sinkhorn(logits: Tensor, sizes: Tensor, iterations: int, at_least: bool = False) -> Tensor:
-    """Logits (task, query, n_way) -> logarithms of soft labels, whose sums over queries are `sizes` (task, n_way).
+def power(features: Tensor, exponent: float) -> Tensor:
+    """(f + 1e-6) ** exponent, which makes the skewed features of a ReLU more like a Gaussian.
 
+    Negative features, which few backbones have, keep their sign.
+    """
+    return torch.where(features < 0, -1.0, 1.0).to(features) * (features.abs() + 1e-6) ** exponent
+
+
+def sinkhorn(logits: Tensor, sizes: Tensor, iterations: int, at_least: bool = False) -> Tensor:
+    """Sinkhorn's iteration: change probabilities as little as possible until all classes have given sizes.
+
+    Logits (task, query, n_way) -> logarithms of soft labels, whose sums over queries are `sizes` (task, n_way).
     Rows are scaled to sum 1, then columns to these sums, and so on. With `at_least`, only columns with smaller sums are
     scaled. Logarithms can neither overflow nor become 0.
     """

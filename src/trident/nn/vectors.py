@@ -1,4 +1,4 @@
-"""Reduces the dimensions of features, for heads that depend on distances and angles alone."""
+"""Lengths of vectors, and fewer dimensions for heads that depend on distances and angles alone."""
 
 import torch
 from torch import Tensor
@@ -13,3 +13,9 @@ def span_coordinates(features: Tensor) -> Tensor:
         return features
     coordinates: Tensor = torch.linalg.qr(features.mT, mode="r").R  # (task, coordinate, image)
     return coordinates.mT
+
+
+def length_of(vectors: Tensor, least: float = 1e-6) -> Tensor:
+    """(..., size) -> (..., 1), never 0, so that one can divide by it."""
+    lengths: Tensor = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
+    return lengths.clamp(min=least)
