@@ -40,7 +40,7 @@ def shortened(command: str) -> list[str]:
     """The command's arguments, with so few steps and tasks that it takes seconds."""
     given = command.split()[1:]
     if given[0] in ("train", "ablate") and "--resume" not in given:
-        given += SHORT
+        given += SHORT if "backbone.channels" in command else [*SHORT, "backbone.channels=8"]
     if "--tasks" in given:
         given[given.index("--tasks") + 1] = "2"
     return given + FEW_TASKS.get(" ".join(given[:2]), FEW_TASKS.get(given[0], []))
