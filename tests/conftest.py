@@ -20,6 +20,7 @@ from trident.backbones.pretrained import BACKBONES, Compute, Facts
 from trident.cli import main
 from trident.cli.app import app
 from trident.data.store import write_store
+from trident.measuring import decoupling
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -44,6 +45,14 @@ def networks_are_traced_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch_module, "_compiled", once)
+        yield
+
+
+@pytest.fixture(scope="module")
+def no_umap() -> Iterator[None]:
+    """Latents are drawn by two of their numbers: UMAP is compiled anew in every process, which takes 15 seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decoupling, "project", lambda points, seed: points[:, :2])
         yield
 
 
