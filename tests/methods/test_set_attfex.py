@@ -7,9 +7,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_inner_loop import assert_exact
 from torch import Tensor
 
+from finite_differences import assert_exact
 from tiny import TINY_EPISODE, doubles, initial, tiny_learner, tiny_tasks
 from trident.engines.plain.inner_loop import InnerLoopLearner
 from trident.measuring.prediction import predict
