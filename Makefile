@@ -5,6 +5,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 # Three processes for every two cores, because many tests wait for other programs.
 WORKERS := $(shell $(PYTHON) -c 'import os; print(-(-os.cpu_count() * 3 // 2))')
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
+# Compiled test files are kept: each of the processes would compile them again, at every run.
+unexport PYTHONDONTWRITEBYTECODE
 ifndef RUN
 RUN := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 endif
@@ -29,8 +31,8 @@ test-soak: .venv/.installed-dev
 test-cluster: .venv/.installed-cluster
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/distributed/test_cluster.py tests/data/test_piles.py -k "cluster or parquet" -m "not soak"
 
-test-all: .venv/.installed-dev
-	$(PYTEST)
+test-all: .venv/.installed-cluster
+	$(PYTEST) -m "not soak"
 
 check: .venv/.installed-dev
 	$(BIN)/ruff check .

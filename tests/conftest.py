@@ -9,14 +9,18 @@ from typing import Any
 
 import pytest
 import typer
+from torch import nn
 
 from ablation_grids import TINY_RECIPE as TINY_GRID_RECIPE
 from ablation_grids import Ablate_command, Answer
 from commands import Trident_command, run_trident
 from tiny import tiny_store
+from trident.backbones import torch_module
+from trident.backbones.pretrained import BACKBONES, Compute, Facts
 from trident.cli import main
 from trident.cli.app import app
 from trident.data.store import write_store
+from trident.measuring import decoupling
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -24,6 +28,31 @@ def no_cache_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
     """Tests keep features in a folder of their own, also in the processes that they start."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRIDENT_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def networks_are_traced_once() -> Iterator[None]:
+    """EfficientNet is traced once in a process, which takes seconds, and not once for each command."""
+    compiled, known = torch_module._compiled, {}
+
+    def once(name: str, facts: Facts, module: nn.Module, device: str) -> tuple[Compute, int]:
+        if name not in BACKBONES:
+            return compiled(name, facts, module, device)
+        if (name, device) not in known:
+            known[name, device] = compiled(name, facts, module, device)
+        return known[name, device]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch_module, "_compiled", once)
+        yield
+
+
+@pytest.fixture(scope="module")
+def no_umap() -> Iterator[None]:
+    """Latents are drawn by two of their numbers: UMAP is compiled anew in every process, which takes 15 seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decoupling, "project", lambda points, seed: points[:, :2])
         yield
 
 

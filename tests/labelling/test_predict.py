@@ -59,9 +59,9 @@ def right(path: str, label: str | None) -> bool:
     return Path(path).name.split("-")[0] == label
 
 
-def test_a_pile_is_labelled(trident: Callable, folders: Path) -> None:
+def test_a_pile_is_labelled(trident_here: Callable, folders: Path) -> None:
     call = (*PREDICT, "--support", "support", "--query", "pile", "--all")
-    found = trident(*call)
+    found = trident_here(*call)
     assert found.returncode == 0, found.stderr
     rows = labelled_rows(found.stdout)
     assert len(rows) == 12
@@ -76,7 +76,7 @@ def test_a_pile_is_labelled(trident: Callable, folders: Path) -> None:
         assert float(row["probability"]) >= float(row["runner_up_probability"])
         assert row["label"] == row["best_guess"]
         assert (row["none_of_these"], row["typicality"], row["correction"]) == ("", "", "")  # conv4 cannot tell
-    assert trident(*call).stdout == found.stdout
+    assert trident_here(*call).stdout == found.stdout
 
 
 def test_json_threshold_and_files_of_all_kinds(trident_here: Callable, folders: Path) -> None:

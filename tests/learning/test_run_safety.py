@@ -15,16 +15,15 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+import short_runs
 from ablation_grids import Answer
 from commands import assert_one_line_error
-from tiny import TINY_RECIPE, Silent, tiny_store
+from short_runs import QUICK, with_training
+from tiny import Silent
 from tiny_run import make_tiny_run
 from trident.errors import TridentError
 from trident.learning.checkpoint import BEST, LAST, load_checkpoint, save_checkpoint
 from trident.learning.run_lock import LOCK, run_lock
-from trident.learning.run_start import start_run
-from trident.learning.training import train
-from trident.measuring.validation import validate
 
 Here = Callable[..., Answer]
 
@@ -146,14 +145,12 @@ def test_lost_best_weights_come_back_and_are_never_replaced_in_silence(run: Path
 def test_best_weights_that_are_deleted_in_training_come_back_at_the_next_validation(tmp_path: Path) -> None:
     class Deleting(Silent):
         def on_step(self, step: int, values: dict[str, object]) -> None:
-            if step == 15:
+            if step == 5:
                 (tmp_path / "run" / BEST).unlink()
 
-    store = tiny_store()
-    start = start_run(TINY_RECIPE, store, "noise", tmp_path / "run", "cpu")
-    end = train(start, store, tmp_path / "run", "cpu", Deleting(), validate)
-    assert end.best is not None and end.best["step"] == 20
-    assert load_checkpoint(tmp_path / "run").step == 20
+    end = short_runs.run(tmp_path / "run", with_training(QUICK, steps=6, validate_every=3), observer=Deleting())
+    assert end.best is not None and end.best["step"] == 6
+    assert load_checkpoint(tmp_path / "run").step == 6
 
 
 @pytest.mark.parametrize("command", ["evaluate", "resume", "predict"])

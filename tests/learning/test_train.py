@@ -31,11 +31,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     return Whole(folder, run(folder))
 
 
-def test_the_same_seed_gives_the_same_weights_after_20_steps(tmp_path: Path, whole: Whole) -> None:
-    same = run(tmp_path / "same")
-    assert whole.end.step == 20
-    assert_same_weights(whole.end, same)
-    one, other = (run(tmp_path / str(seed), with_training(QUICK, seed=seed)) for seed in (0, 1))
+def test_another_seed_gives_other_weights(tmp_path: Path) -> None:
+    one, other = (run(tmp_path / str(seed), with_training(QUICK, steps=2, seed=seed)) for seed in (0, 1))
     assert not torch.equal(one.parameters["label.loc.weight"], other.parameters["label.loc.weight"])
 
 
@@ -73,7 +70,8 @@ def assert_resumed_as_one(whole: Whole, out: Path, recipe: Recipe) -> None:
     assert steps == sorted(steps)
 
 
-def test_ten_steps_resume_ten_steps_are_twenty(tmp_path: Path, whole: Whole) -> None:
+def test_the_same_seed_gives_the_same_weights_in_twenty_steps_or_ten_and_ten(tmp_path: Path, whole: Whole) -> None:
+    assert whole.end.step == 20
     assert_resumed_as_one(whole, tmp_path / "half", TINY_RECIPE)
 
 

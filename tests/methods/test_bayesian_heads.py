@@ -73,8 +73,8 @@ def test_the_gradient_against_finite_differences(name: str) -> None:
             return float(learner.gradient(moved, batch).losses["total"].sum())
 
         actual = float(sum((found.gradient[key] * along[key]).sum() for key in along))
-        errors = [abs(actual * 2 * step / (loss(step) - loss(-step)) - 1) for step in (1e-6, 1e-7)]
-        assert min(errors) < 1e-5
+        errors = (abs(actual * 2 * step / (loss(step) - loss(-step)) - 1) for step in (1e-6, 1e-7))
+        assert any(error < 1e-5 for error in errors)
     for key in parameters.keys() - TINY_BACKBONE.names:
         assert found.gradient[key].abs().max() > 0, key
 

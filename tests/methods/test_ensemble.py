@@ -42,6 +42,7 @@ TRAINED = replace(
     method=Ensemble(training_classes=5, branches=3, attention=True, prototype_weight=0.5, variation=2),
     protocol=Protocol(batch_norm="running"),
 )
+BRIEFLY = with_training(TRAINED, steps=4, validate_every=4)
 
 
 def some_task(n_images: int = 9) -> Task:
@@ -238,7 +239,7 @@ def test_maps_of_another_size_are_an_error() -> None:
 def test_as_a_frozen_backbone_it_has_the_features_that_it_compares(tmp_path: Path) -> None:
     """Soft k-means on features that were computed image by image predicts what the ensemble does on the pile."""
     views, store = Views(mirrored=True, shifted=True, average="features"), tiny_store()
-    run(tmp_path / "run", replace(TRAINED, views=views), store)
+    run(tmp_path / "run", replace(BRIEFLY, views=views), store)
     checkpoint = load_checkpoint(tmp_path / "run")
     network = frozen_weights.load(f"weights:{tmp_path / 'run'}")
     task = source_for(checkpoint.recipe, store, "test").batch([0, 1, 2]).task
@@ -267,7 +268,7 @@ def test_the_included_backbone_is_never_a_file_of_the_user(tmp_path: Path, monke
 @pytest.mark.parametrize("changed", ["views.mirrored=false", "method.damping=1"])
 def test_other_views_or_damping_are_another_backbone(tmp_path: Path, changed: str) -> None:
     views = Views(mirrored=True, average="features")
-    run(tmp_path / "run", replace(TRAINED, views=views), tiny_store())
+    run(tmp_path / "run", replace(BRIEFLY, views=views), tiny_store())
     checkpoint = load_checkpoint(tmp_path / "run")
     other = with_overrides(checkpoint.recipe, [changed])
     save_checkpoint(tmp_path / "other.safetensors", replace(checkpoint, recipe=other))

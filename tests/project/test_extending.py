@@ -50,17 +50,30 @@ def extend(package: Path) -> None:
     insert(package / "data" / "registry.py", '    "folder"', line)
 
 
+# Commands, one after another in one process with the changed package, which loads torch once.
+COMMANDS = """
+import json, sys
+from pathlib import Path
+from commands import run_here
+for line in sys.stdin:
+    answer = run_here(Path.cwd(), *json.loads(line))
+    print(json.dumps([answer.returncode, answer.stdout, answer.stderr]), flush=True)
+"""
+
+
 @pytest.mark.slow
 def test_a_newcomer_adds_a_loss_a_prior_a_method_and_a_dataset(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__", "*.safetensors"))
     extend(tmp_path / "src" / "trident")
-    environment = os.environ | {"PYTHONPATH": str(tmp_path / "src")}
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path / 'src'}{os.pathsep}{ROOT / 'tests' / 'support'}"}
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([sys.executable, "-c", COMMANDS], cwd=tmp_path, env=environment, **pipes)
 
     def trident(*arguments: object) -> str:
-        command = [sys.executable, "-m", "trident", *map(str, arguments)]
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        print(json.dumps([str(one) for one in arguments]), file=process.stdin, flush=True)
+        returned, said, complained = json.loads(process.stdout.readline())  # type: ignore[union-attr]
+        assert returned == 0, complained
+        return str(said)
 
     short = ["training.steps=2", "validate_every=2", "validation_tasks=2", "tasks_per_step=1", "log_every=1"]
     trident("train", "glyphs", "--out", "run", "entropy_weight=5", "label_prior=mixture", *short)
@@ -85,6 +98,7 @@ def test_a_newcomer_adds_a_loss_a_prior_a_method_and_a_dataset(tmp_path: Path) -
     trident("data", "prepare", "textures", "--from", "textures", "--to", "textures.store", "--image-size", 16)
     shown = trident("data", "show", "textures.store")
     assert "18" in shown and "val" in shown
+    process.communicate()
 
 
 def test_any_function_can_be_measured(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from ablation_grids import Answer
-from commands import Trident_command, assert_one_line_error
+from commands import assert_one_line_error
 from tiny_run import make_tiny_run
 from trident.labelling.feature_cache import FeatureCache
 from trident.learning.checkpoint import BEST, LAST, load_checkpoint
@@ -68,10 +68,13 @@ def test_training(made: Path, small: Path, trident_here: Here, monkeypatch: pyte
     assert load_checkpoint(small / "run" / LAST).step == 8
 
 
-def test_a_run_that_fills_the_disk(made: Path, small: Path, trident: Trident_command) -> None:
+def test_a_run_that_fills_the_disk(
+    made: Path, small: Path, trident_here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(small.parent)
     fill(small, leave=100_000)
     call = ("--out", "small/run", "--data", made / "noise.store", "training.steps=100000", "training.save_every=1")
-    found = trident("train", made / "tiny.toml", *call, "training.log_every=1")
+    found = trident_here("train", made / "tiny.toml", *call, "training.log_every=1")
     assert found.returncode == 2
     assert "No space left on device" in last_line(found.stderr), found.stderr
     if (small / "run" / LAST).exists():

@@ -1,5 +1,7 @@
 """The package as others install it: a wheel built from this tree, in a folder of its own, without the clone."""
 
+import csv
+import io
 import json
 import os
 import shutil
@@ -13,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_predict import COLOURS, labelled_rows, picture
 
+from stand_in_backbone import SUPPORT, picture
 from trident.methods.registry import METHODS
 from trident.recipes.files import recipe_names
 from trident.weights import FOLDER
@@ -116,12 +118,12 @@ def test_its_lists_are_complete(installed: Path, run: Run) -> None:
 
 def test_it_labels_pictures(run: Run, tmp_path: Path) -> None:
     (tmp_path / "pile").mkdir()
-    for place, colour in enumerate(COLOURS):
+    for place, colour in enumerate(SUPPORT):
         (tmp_path / "support" / colour).mkdir(parents=True)
         picture(colour, place).save(tmp_path / "support" / colour / "0.png")
         picture(colour, 10 + place).save(tmp_path / "pile" / f"{colour}.png")
-    rows = labelled_rows(run("-m", "trident", "predict", "--support", "support", "--query", "pile"))
-    assert {Path(row["path"]).stem: row["label"] for row in rows} == {colour: colour for colour in COLOURS}
+    rows = csv.DictReader(io.StringIO(run("-m", "trident", "predict", "--support", "support", "--query", "pile")))
+    assert {Path(row["path"]).stem: row["label"] for row in rows} == {colour: colour for colour in SUPPORT}
 
 
 def test_it_trains_on_its_glyphs_and_reports(run: Run, tmp_path: Path) -> None:
@@ -147,6 +149,6 @@ def test_it_serves_its_page(installed: Path, tmp_path: Path) -> None:
                     assert (status, content) == (200, path.read_bytes())
                 status, answer = server.ask(three_classes(), pile(3))
             assert status == 200
-            assert [one["ranking"][0][0] for one in answer["pile"]] == list(COLOURS)
+            assert [one["ranking"][0][0] for one in answer["pile"]] == list(SUPPORT)
         finally:
             process.terminate()

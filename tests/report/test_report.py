@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from commands import assert_one_line_error, run_here, run_trident
+from commands import assert_one_line_error, run_here
 from trident.learning.checkpoint import load_checkpoint, save_checkpoint
 
 SMALL = [
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.slow  # a report measures a run in every way that there
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, worker_id: str, no_umap: None) -> Path:
     """A folder with two small runs and the report of the first, made once for all test processes."""
     root = tmp_path_factory.getbasetemp()
     folder = (root if worker_id == "master" else root.parent) / "report"
@@ -61,7 +61,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
 def test_a_report_says_what_the_parts_say(folder: Path) -> None:
     report = json.loads((folder / "report.json").read_text("utf-8"))
     assert report["page"] == "one/report.html"
-    alone = json.loads(run_trident(folder, "evaluate", "one", "--tasks", "4", "--json").stdout)
+    alone = json.loads(run_here(folder, "evaluate", "one", "--tasks", "4", "--json").stdout)
     assert report["accuracy"] == pytest.approx(alone["accuracy"])
     calibrated = run_here(folder, "calibrate", "one", "--tasks", "4", "--temperature-tasks", "2", "--json")
     assert report["with_temperature"] == json.loads(calibrated.stdout)["with_temperature"]

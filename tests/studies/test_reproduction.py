@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ablation_grids import Answer
-from commands import assert_one_line_error
+from commands import assert_one_line_error, run_here
 from studies.reproduction.__main__ import study
 from studies.reproduction.document import whole_document
 from studies.reproduction.measuring import with_query_order
@@ -42,7 +42,7 @@ glyphs = 4
 
 [models.small]
 recipe = "glyphs"
-settings = ["training.tasks_per_step=1", "training.validation_tasks=2", "protocol.query_order=class_sorted"]
+settings = ["backbone.channels=8", "tasks_per_step=1", "validation_tasks=2", "protocol.query_order=class_sorted"]
 steps = 4
 data = ["glyphs"]
 
@@ -86,7 +86,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a short list of panels, one of which was run."""
     folder = tmp_path_factory.mktemp("reproduction")
     (folder / "panels.toml").write_text(SMALL)
-    result = subprocess.run([*STUDY, "accuracy", *places(folder)], cwd=ROOT, capture_output=True, text=True)
+    result = run_here(ROOT, "accuracy", *places(folder), command=study)
     assert result.returncode == 0, result.stderr
     return folder
 

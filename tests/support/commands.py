@@ -9,13 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typer
 
 from ablation_grids import Answer
 from trident.cli import main
+from trident.cli.app import app
 
 
-def run_here(folder: Path, *arguments: object) -> Answer:
-    """`trident` with these arguments, in a folder; what it says is returned."""
+def run_here(folder: Path, *arguments: object, command: typer.Typer = app) -> Answer:
+    """`trident`, or the command of a study, with these arguments, in a folder; what it says is returned."""
     # With a buffer each, and as Python opens them: what cannot be encoded is escaped in messages only.
     out, err = (
         io.TextIOWrapper(io.BytesIO(), "utf-8", errors, write_through=True) for errors in ("strict", "backslashreplace")
@@ -24,7 +26,7 @@ def run_here(folder: Path, *arguments: object) -> Answer:
         patch.chdir(folder)
         patch.setattr(sys, "argv", ["trident", *map(str, arguments)])
         with pytest.raises(SystemExit) as caught:
-            main()
+            main(command)
     out.seek(0)
     err.seek(0)
     return Answer([], int(caught.value.code or 0), out.read(), err.read())

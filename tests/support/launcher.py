@@ -146,7 +146,15 @@ def run(order: dict[str, Any]) -> bool:
     return True
 
 
+def load_what_is_imported_late() -> None:
+    """torch's optimizers import its compiler at their first step, which takes two seconds."""
+    weight = torch.ones(1, requires_grad=True)
+    weight.grad = torch.ones(1)
+    torch.optim.AdamW([weight]).step()
+
+
 if __name__ == "__main__":
+    load_what_is_imported_late()
     for line in sys.stdin:
         order = json.loads(line)
         print(json.dumps(run(order) if order["processes"] else run_alone(order)), flush=True)

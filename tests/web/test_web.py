@@ -5,6 +5,7 @@ import io
 import json
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from commands import Trident_command, assert_one_line_error
+from commands import assert_one_line_error
 from trident.data.images import ImageFile, ImageInMemory, Target
 from trident.labelling.corrections import mark_of
 from trident.labelling.labeller import Labeller, read_labelled
@@ -199,14 +200,14 @@ def test_many_at_once_are_kept_apart_and_leave_nothing_behind(weights: Path, tmp
         assert server.process.stderr.read() == ""  # nor is anything logged about visitors
 
 
-def test_mistakes_are_told_in_one_line(trident: Trident_command, trident_here: Callable, tmp_path: Path) -> None:
-    (tmp_path / "without").mkdir()
-    (tmp_path / "without" / "starlette.py").write_text("raise ImportError")
-    missing = trident("web", env={"PYTHONPATH": str(tmp_path / "without")})
+def test_mistakes_are_told_in_one_line(trident_here: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "starlette", None)
+        missing = trident_here("web")
     assert_one_line_error(missing, "trident web needs the web extra: pip install 'trident-fewshot[web]'")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert_one_line_error(trident("web", "--port", port), f"port {port}", "in use", "--port")
+        assert_one_line_error(trident_here("web", "--port", port), f"port {port}", "in use", "--port")
     assert_one_line_error(trident_here("web", "--host", "nowhere.invalid"), "nowhere.invalid")
     assert_one_line_error(trident_here("web", "--host", "."), "--host .")
     assert_one_line_error(trident_here("web", "--megabytes", "inf"), "--megabytes")

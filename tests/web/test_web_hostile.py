@@ -60,7 +60,7 @@ def test_others_are_served_while_hostile_pictures_are_refused(server: Command, s
         try:
             time.sleep(1)
             took = []
-            for _ in range(4):
+            for _ in range(2):
                 began = time.monotonic()
                 status, answer = server.ask(three_classes(), pile(3))
                 took.append(time.monotonic() - began)
@@ -69,7 +69,7 @@ def test_others_are_served_while_hostile_pictures_are_refused(server: Command, s
             stop.set()
         errors = [one for attack in attacks for one in attack.result()]
     assert max(took) < 1.5 * alone, (took, alone)  # one after another, the four take four times as long
-    assert len(errors) >= 8
+    assert len(errors) >= 4
     for one in errors:
         assert one == "" or "took too long" in one or "far more pixels" in one
     assert server.memory("VmHWM") < 700

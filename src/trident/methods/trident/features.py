@@ -146,7 +146,7 @@ class TridentOnFeatures(HeadOnFeatures):
         for layer in (*self.mask_layers, *self.decoder(n_features)):
             start |= layer.initial(generator)
         zero = ("label.loc.weight", "label.loc.bias", "attfex.mask.weight")
-        return start | {key: torch.zeros_like(start[key]) for key in zero}
+        return start | {key: torch.zeros(start[key].shape) for key in zero}
 
     def initial_statistics(self, n_features: int) -> Parameters:
         return {TRAINING_MEAN: torch.zeros(n_features)}
