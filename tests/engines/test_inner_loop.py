@@ -331,8 +331,7 @@ def test_adaptation_lowers_the_support_loss() -> None:
 MEASURE = """
 import resource, sys
 from trident.data.glyphs import open_glyphs
-from trident.engines.execution import Execution
-from trident.learning.learners import make_learner
+from trident.engines.execution import Execution, make_learner
 from trident.learning.step_gradient import training_source
 from trident.recipes.loading import load_recipe
 recipe = load_recipe("glyphs", [f"method.inner_steps={sys.argv[1]}"])

@@ -12,12 +12,11 @@ from adapted_conv4 import METHODS, RANDOM_WEIGHTS, learner_of, methods, tasks_fo
 from tiny import TINY_EPISODE, TINY_RECIPE, Silent, doubles, tiny_store
 from trident.backbones.frozen import FrozenBackbone
 from trident.data.glyphs import open_glyphs
-from trident.engines.execution import Execution
+from trident.engines.execution import Execution, make_learner
 from trident.engines.plain.inner_loop import InnerLoopLearner
 from trident.errors import TridentError
 from trident.labelling.labeller import Labeller
 from trident.learning.checkpoint import load_checkpoint
-from trident.learning.learners import make_learner
 from trident.learning.run_start import start_run
 from trident.learning.step_gradient import training_source
 from trident.learning.training import train

@@ -8,20 +8,15 @@ through one step is  v <- v - a H v  with the Hessian H of the support loss.
 All functions here are pure: images, labels and noise come in, new parameters or gradients go out.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from trident.engines.fused.replay import Recordings
-from trident.engines.learner import (
-    Gradient,
-    LearnerFields,
-    accuracy_of,
-    matrix_products,
-    only_finite,
-)
+from trident.engines.cuda_graphs import RecordedLearner
+from trident.engines.learner import Gradient, accuracy_of, computing, matrix_products, only_finite
+from trident.methods.inner_loop.adapted_conv4 import AdaptedConv4
 from trident.methods.inner_loop.base import Encodings, InnerLoopMethod, InnerLoopModel, InnerState
 from trident.nn.parameters import Parameters, as_leaves, for_each_task
 from trident.nn.probabilities import mean_prediction
@@ -29,11 +24,10 @@ from trident.tasks.task import Batch, Labels, Task
 
 
 @dataclass(frozen=True)
-class InnerLoopLearner(LearnerFields):
+class InnerLoopLearner(RecordedLearner):
     """The plain learner of every method with inner steps, with torch's autograd."""
 
     model: InnerLoopModel
-    recordings: Recordings = field(init=False, default_factory=Recordings, compare=False, repr=False)
 
     @property
     def method(self) -> InnerLoopMethod:
@@ -94,7 +88,7 @@ class InnerLoopLearner(LearnerFields):
         return self.adapt(parameters, task)[-1][0]
 
     def log_probabilities_adapted(self, adapted: Parameters, task: Task) -> Tensor:
-        with torch.no_grad(), matrix_products(self.precision, task.device):
+        with computing(self.precision, task.device):
             statistics = self.statistics(task)
             encodings = self.model.encode(adapted, task, statistics)
             return mean_prediction(self.model.logits(adapted, task, encodings, statistics))
@@ -104,14 +98,14 @@ class InnerLoopLearner(LearnerFields):
         return self.batch_norm == "running" and not self.method.inner_steps and not self.method.positional
 
     def encode(self, parameters: Parameters, task: Task) -> Encodings:
-        with torch.no_grad(), matrix_products(self.precision, task.device):
+        with computing(self.precision, task.device):
             return self.model.encode(for_each_task(parameters, task.n_tasks), task, self.statistics(task))
 
     def log_probabilities_from(self, parameters: Parameters, task: Task, encodings: Encodings) -> Tensor:
         """Without inner steps the encoders do not change, so one encoding serves both sets."""
         assert not self.method.inner_steps
         own, statistics = for_each_task(parameters, task.n_tasks), self.statistics(task)
-        with torch.no_grad(), matrix_products(self.precision, task.device):
+        with computing(self.precision, task.device):
             started, _ = self.model.start(own, task, statistics, encodings)
             return mean_prediction(self.model.logits(started, task, encodings, statistics))
 
@@ -119,12 +113,10 @@ class InnerLoopLearner(LearnerFields):
 
     def gradient(self, parameters: Parameters, batch: Batch) -> Gradient:
         """The gradient of the summed query losses after adaptation, with respect to the parameters before it."""
-        if self.method.recorded and torch.version.hip is None:  # on a CPU this records nothing
-            return self.recordings(self.compute, parameters, batch)
-        return self.compute(parameters, batch)
+        recorded = isinstance(self.method, AdaptedConv4) and torch.version.hip is None
+        return super().gradient(parameters, batch) if recorded else self.compute(parameters, batch)
 
     def compute(self, parameters: Parameters, batch: Batch) -> Gradient:
-        """The gradient, without a CUDA graph."""
         with matrix_products(self.precision, batch.task.device):
             return self._meta_gradient(parameters, batch)
 

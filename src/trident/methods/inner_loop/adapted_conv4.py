@@ -28,7 +28,6 @@ class AdaptedConv4(InnerLoopMethod):
     order of a task's classes matters a little. Training tasks draw their classes in random order.
     """
 
-    recorded: ClassVar[bool] = True
     adapts_to_support_alone: ClassVar[bool] = True
     inner_rate: float = setting(0.01, "learning rate of the inner steps", True)
     inner_steps: int = setting(10, "inner steps at test", True, most=100)

@@ -87,9 +87,6 @@ class InnerState(NamedTuple):
 
 @dataclass(frozen=True)
 class InnerLoopMethod(Method):
-    learners: ClassVar[Mapping[str, str]] = {"plain": "trident.engines.plain.inner_loop:InnerLoopLearner"}
-    recorded: ClassVar[bool] = False  # whether the plain engine records its gradient as a CUDA graph on a GPU: then no
-    # operation of it may wait for the GPU, or depend on values that are not tensors of the task or parameters
     adapts_to_support_alone: ClassVar[bool] = False  # whether no query changes the adapted parameters
 
     inner_optimizer: Literal["sgd", "adam"] = setting(

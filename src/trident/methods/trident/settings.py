@@ -8,7 +8,6 @@ from abc import ABC
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
-from trident.backbones.conv4 import Conv4Backbone
 from trident.methods.inner_loop.base import InnerLoopMethod
 from trident.methods.trident.objective import ObjectiveSettings
 from trident.methods.trident.priors import PRIORS
@@ -138,13 +137,3 @@ class TridentSettings(InnerLoopMethod, ObjectiveSettings, ABC):
         whole = ", semantic batch norm over the task" if self.semantic_batch_norm == "task" else ""
         unlabelled = f" with unlabelled images (weight {self.unlabelled_weight:g})" if self.unlabelled_weight else ""
         return super().describe() + unlabelled + rounds + whole
-
-    def why_not_fused(self) -> str | None:
-        return (
-            "it takes inner steps on the support set alone, and method.unlabelled_weight is not 0"
-            if self.unlabelled_weight
-            else None
-        )
-
-    def channels(self, backbone: Conv4Backbone) -> set[int]:
-        return {backbone.channels, self.semantic_channels or backbone.channels}
