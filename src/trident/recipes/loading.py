@@ -22,6 +22,9 @@ MOST_VALUES = 2**34  # in the images of one training step
 MOST_PARAMETERS = 2**28  # 1 GiB in single precision
 BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
+RETIRED = {"method.label_prior": "standard_normal", "method.semantic_prior": "standard_normal"}  # settings of older
+# files, with the only value that they could have
+
 
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     """An included recipe by name, or any by the path of its TOML file, with `key=value` overrides applied."""
@@ -143,6 +146,7 @@ def _build(kind: Any, values: Any, where: str) -> Any:
         raise TridentError(f"'{where.rstrip('.')}' must be a table of settings, not {_short(values)}")
     if where in ("method.", "backbone."):
         kind, values = _named(values, where)
+    values = {key: value for key, value in values.items() if RETIRED.get(f"{where}{key}", ...) != value}
     hints = {entry.name: hints_of(kind)[entry.name] for entry in dataclasses.fields(kind)}
     unknown = [key for key in values if key not in hints]
     if unknown:

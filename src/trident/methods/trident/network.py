@@ -187,19 +187,15 @@ class Network(Parts):
         latents, _ = self.infer(parameters, task, "query", inner_draw(step), statistics)
         images, _ = self.decode(parameters, latents, statistics)
         squared_error = (images - task.pixels[:, task.queries]).square().sum((2, 3, 4)).mean(1)
-        label_kl, semantic_kl = (divergence.mean(1) for divergence in self.divergences(parameters, latents))
+        label_kl, semantic_kl = (divergence.mean(1) for divergence in self.divergences(latents))
         terms = {"reconstruction": squared_error, "label_kl": label_kl, "semantic_kl": semantic_kl}
         total = torch.stack([self.method.weight(name) * term for name, term in terms.items()]).sum(0)
         return self.method.unlabelled_weight * total
 
-    def divergences(self, parameters: Parameters, latents: Latents) -> tuple[Tensor, Tensor]:
-        """KL divergences of q(z_label) and q(z_semantic) of the target images from their priors: (task, image) each."""
-        first = latents.n_context
-        label, semantic = (Gaussian(*(x[:, first:] for x in of)) for of in (latents.label, latents.semantic))
-        return (
-            self.label_prior.divergence(parameters, label, latents.z_label[:, first:]),
-            self.semantic_prior.divergence(parameters, semantic, latents.z_semantic[:, first:]),
-        )
+    def divergences(self, latents: Latents) -> list[Tensor]:
+        """KL divergences of q(z_label) and q(z_semantic) of the target images from N(0, I): (task, image) each."""
+        targets = (Gaussian(*(x[:, latents.n_context :] for x in of)) for of in (latents.label, latents.semantic))
+        return [posterior.kl_to_standard_normal() for posterior in targets]
 
     def inferred(
         self, parameters: Parameters, latents: Latents, task: Task, squared_error: Tensor, labels: Labels | None
@@ -213,7 +209,7 @@ class Network(Parts):
             self.classify(parameters, latents, task),
             task.support_labels if labels is None else labels.queries,
             squared_error,
-            *self.divergences(parameters, latents),
+            *self.divergences(latents),
             training_class_logits,
             None if labels is None else labels.training_classes,
         )

@@ -10,7 +10,6 @@ from typing import Literal, Self
 
 from trident.methods.inner_loop.base import InnerLoopMethod
 from trident.methods.trident.objective import ObjectiveSettings
-from trident.methods.trident.priors import PRIORS
 from trident.settings import require, require_at_least, require_finite, setting
 
 
@@ -67,8 +66,6 @@ class TridentSettings(InnerLoopMethod, ObjectiveSettings, ABC):
         None, "start of the log-variance heads' bias; 'none' keeps the layer's random start, a variance near 1"
     )
     log_var_bound: float | None = setting(None, "squash log-variances smoothly into (-bound, bound); 'none' does not")
-    label_prior: str = setting("standard_normal", "prior of z_label, one of methods/trident/priors.py")
-    semantic_prior: str = setting("standard_normal", "prior of z_semantic, likewise")
     unlabelled_weight: float = setting(
         0.0,
         "weight, in the inner steps, of the evidence lower bound of the queries and unlabelled images, without the "
@@ -99,9 +96,6 @@ class TridentSettings(InnerLoopMethod, ObjectiveSettings, ABC):
             self.log_var_bound is None or 0 < self.log_var_bound < math.inf,
             f"method.log_var_bound is {self.log_var_bound}: it must be above 0, or 'none'",
         )
-        for name in ("label_prior", "semantic_prior"):
-            prior = getattr(self, name)
-            require(prior in PRIORS, f"method.{name} is '{prior}': it must be one of {', '.join(PRIORS)}")
         prototypes = self.classifier_start == "prototypes"
         require(
             prototypes or self.classifier_features == "plain",
