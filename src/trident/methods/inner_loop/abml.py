@@ -8,13 +8,11 @@ import torch
 from trident.backbones.base import Backbone
 from trident.backbones.conv4 import single_conv4
 from trident.methods.base import About, Losses
-from trident.methods.inner_loop.base import Encodings, Target
+from trident.methods.inner_loop.base import Inputs, Target
 from trident.methods.inner_loop.variational_weights import LOG_VAR, VariationalWeights, VariationalWeightsModel
-from trident.nn.batch_norm import BatchNormStatistics
 from trident.nn.gaussian import Gaussian
 from trident.nn.parameters import Parameters
 from trident.settings import EpisodeSpec, require_at_least, setting
-from trident.tasks.task import Task
 
 PRIOR = "prior."
 PRECISION_RATE = 0.01  # of the Gamma distribution over precisions, whose mean is 100
@@ -53,9 +51,7 @@ class Abml(VariationalWeights):
 class AbmlModel(VariationalWeightsModel):
     method: Abml
 
-    def start(
-        self, parameters: Parameters, task: Task, statistics: BatchNormStatistics, encodings: Encodings | None = None
-    ) -> tuple[Parameters, Any]:
+    def start(self, parameters: Parameters, inputs: Inputs) -> tuple[Parameters, Any]:
         """Inner steps change the parameters themselves, the posterior. A copy of them stays: the prior."""
         return parameters | {PRIOR + key: value for key, value in parameters.items()}, None
 

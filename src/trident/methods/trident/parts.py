@@ -144,6 +144,6 @@ class Parts(InnerLoopModel):
         return "classifier.unit_scale" if self._unit else "classifier.scale"
 
 
-def inner_draw(step: int) -> str:
+def inner_draw(step: int | str) -> str:
     """The name of the draw of the queries' noise for an inner step."""
     return f"step{step}"
