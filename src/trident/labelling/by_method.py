@@ -7,8 +7,7 @@ from trident.errors import TridentError
 from trident.labelling.feature_cache import FeatureCache
 from trident.labelling.labelled import PictureLabeller
 from trident.labelling.making import CONV4, chosen_backbone, feature_labeller, labeller_of
-from trident.learning.checkpoint import load_checkpoint, recipe_of_weights
-from trident.learning.other_method import with_method
+from trident.learning.checkpoint import load_checkpoint, recipe_of_weights, with_method
 from trident.methods.base import HeadOnFeatures
 from trident.methods.registry import method_class, method_name
 from trident.weights import FEW_SHOTS, weight_names

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from trident.backbones.base import Backbone
 from trident.methods.base import About, HeadModel, HeadOnFeatures, Losses, cross_entropy
-from trident.methods.transductive.class_noise import class_noise
+from trident.methods.bayesian.versa import class_noise
 from trident.nn.classes import class_means, squared_distances
 from trident.nn.gaussian import LOG_VAR_BOUND, Gaussian
 from trident.nn.parameters import Parameters

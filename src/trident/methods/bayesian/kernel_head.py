@@ -11,7 +11,7 @@ from torch import Tensor
 from trident.methods.base import Losses, cross_entropy
 from trident.methods.metric.normalised import NormalisedHead
 from trident.nn.parameters import Parameters
-from trident.settings import require_positive, setting
+from trident.settings import require_at_least, require_positive, setting
 from trident.tasks.task import Labels, Task, all_labels
 
 
@@ -47,6 +47,11 @@ class MeanFieldKernelHead(KernelHead):
     objective: Literal["marginal", "predictive"] = setting(
         "marginal", "what training maximises: the evidence of a task's labels, or the queries' probabilities"
     )
+    rounds: int = setting(8, "mean-field updates of the posterior", after_training=True, most=1000)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(self, "method", 1, "rounds")
 
     @abstractmethod
     def task_evidence(self, kernel: Tensor, truth: Tensor) -> Tensor:

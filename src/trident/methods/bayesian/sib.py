@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trident.methods.base import About
-from trident.methods.transductive.fixed_shape import FixedShapeHead
+from trident.methods.transductive.base import FixedShapeHead
 from trident.nn.classes import class_means
 from trident.nn.lengths import length_of
 from trident.nn.linear import Linear

@@ -7,8 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trident.methods.base import About, HeadOnFeatures
-from trident.methods.transductive.class_noise import class_noise
-from trident.nn.classes import class_means
+from trident.nn.classes import class_means, members_of
 from trident.nn.gaussian import LOG_VAR_BOUND, Gaussian, GaussianHead
 from trident.nn.linear import Linear
 from trident.nn.parameters import Parameters, for_each_task
@@ -88,3 +87,13 @@ class Versa(HeadOnFeatures):
         heads = torch.stack(sampled, 1)  # (task, sample, n_way, width + 1)
         logits = codes[:, None, task.queries] @ heads[..., :-1].mT + heads[..., None, :, -1]
         return mean_prediction(logits.unbind(1))
+
+
+def class_noise(noise: Tensor, task: Task) -> Tensor:
+    """Standard normal noise of each class: (task, n_support, size) -> (task, n_way, size).
+
+    The sum over a class's images, divided by the square root of their number, is standard normal again. It goes with
+    the images: neither the order of the classes nor that of the images matters.
+    """
+    members = members_of(task.support_labels, task.n_way, noise)  # (task, n_way, n_support)
+    return (members / members.sum(2, keepdim=True).sqrt()) @ noise

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About, HeadOnFeatures, Method
-from trident.methods.metric.nearest_mean import NearestMean
+from trident.methods.base import About
+from trident.methods.transductive.base import TransductiveHead
 from trident.nn.information import InformationLoss
 from trident.nn.parameters import Parameters
 from trident.settings import require_at_least, require_positive, setting
@@ -14,7 +14,7 @@ from trident.tasks.task import Task
 
 
 @dataclass(frozen=True)
-class AlphaTim(HeadOnFeatures):
+class AlphaTim(TransductiveHead):
     """Class weights are moved by gradient steps until the queries' probabilities are sure, but not all of one class.
 
     Nothing is learned before a task comes. All features have unit length. The class weights start at the class means,
@@ -43,9 +43,6 @@ class AlphaTim(HeadOnFeatures):
     def __post_init__(self) -> None:
         require_positive(self, "method", "alpha", "scale", "rate")
         require_at_least(self, "method", 0, "steps")
-
-    def for_few_queries(self) -> Method:
-        return NearestMean()
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         features = F.normalize(features, dim=2)

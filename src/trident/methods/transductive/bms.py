@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About, HeadOnFeatures, Method
-from trident.methods.metric.nearest_mean import NearestMean
+from trident.methods.base import About
+from trident.methods.transductive.base import TransductiveHead
 from trident.nn.classes import class_means
 from trident.nn.parameters import Parameters
 from trident.nn.power import power
@@ -18,7 +18,7 @@ from trident.tasks.task import Task
 
 
 @dataclass(frozen=True)
-class Bms(HeadOnFeatures):
+class Bms(TransductiveHead):
     """Queries are dealt out to the classes so that none is too small; class means follow, for some rounds.
 
     Nothing is learned. Features f become g: the square root of each feature (`nn/power.py`), of unit length, less the
@@ -61,9 +61,6 @@ class Bms(HeadOnFeatures):
 
     def describe(self) -> str:
         return f"{self.class_sizes.replace('_', ' ')} class sizes"
-
-    def for_few_queries(self) -> Method:
-        return NearestMean()
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         features = F.normalize(power(features, 0.5), dim=2)

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About, HeadOnFeatures, Method
-from trident.methods.metric.nearest_mean import NearestMean
+from trident.methods.base import About
+from trident.methods.transductive.base import TransductiveHead
 from trident.nn.classes import members_of
 from trident.nn.parameters import Parameters
 from trident.nn.propagation import pairwise_squared_distances, propagator
@@ -18,7 +18,7 @@ TINY = 1e-6  # keeps the logarithm finite where nothing of a class arrives
 
 
 @dataclass(frozen=True)
-class EpNet(HeadOnFeatures):
+class EpNet(TransductiveHead):
     """Features of a task are blended with those of similar images; then labels spread from image to image.
 
     Learned: the backbone. The head has no weights. Over all images of a task, support and queries,
@@ -48,9 +48,6 @@ class EpNet(HeadOnFeatures):
         for name in ("feature_flow", "label_flow"):
             value = getattr(self, name)
             require(0 <= value < 1, f"method.{name} is {value}: it must be 0 or more, and below 1")
-
-    def for_few_queries(self) -> Method:
-        return NearestMean()
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         features = self._propagator(features, self.feature_flow) @ features

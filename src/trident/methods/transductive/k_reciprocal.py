@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About, Method
-from trident.methods.metric.nearest_mean import NearestMean
+from trident.methods.base import About
 from trident.methods.metric.normalised import NormalisedHead
+from trident.methods.transductive.base import TransductiveHead
 from trident.nn.classes import class_means
 from trident.nn.neighbours import nearest
 from trident.nn.parameters import Parameters
@@ -17,7 +17,7 @@ from trident.tasks.task import Task
 
 
 @dataclass(frozen=True)
-class KReciprocal(NormalisedHead):
+class KReciprocal(TransductiveHead, NormalisedHead):
     """A query belongs to the class whose mean has the same neighbours as the query, and is near to it.
 
     Nothing is learned. Features are normalised (`normalised.py`). The nodes of a graph are the class means of the
@@ -54,9 +54,6 @@ class KReciprocal(NormalisedHead):
         require_positive(self, "method", "scale")
         require_at_least(self, "method", 1, "neighbours", "averaged")
         require(0 <= self.blend <= 1, f"method.blend is {self.blend}: it must be from 0 to 1")
-
-    def for_few_queries(self) -> Method:
-        return NearestMean()
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         features = self.normalised(parameters, features)

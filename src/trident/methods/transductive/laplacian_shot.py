@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trident.methods.base import About, Method
-from trident.methods.metric.nearest_mean import NearestMean
+from trident.methods.base import About
 from trident.methods.metric.normalised import NormalisedHead
+from trident.methods.transductive.base import TransductiveHead
 from trident.methods.transductive.bd_cspn import rectified_means, shifted_queries
 from trident.nn.classes import class_means, squared_distances
 from trident.nn.neighbours import nearest
@@ -17,7 +17,7 @@ from trident.tasks.task import Task
 
 
 @dataclass(frozen=True)
-class LaplacianShot(NormalisedHead):
+class LaplacianShot(TransductiveHead, NormalisedHead):
     """Nearest class mean, with the wish that a query has the same class as the queries nearest to it.
 
     Nothing is learned. Features f are normalised (`normalised.py`), queries are shifted, and class means w_c are
@@ -55,9 +55,6 @@ class LaplacianShot(NormalisedHead):
     def __post_init__(self) -> None:
         require_at_least(self, "method", 0, "smoothness", "rounds")
         require_at_least(self, "method", 1, "neighbours")
-
-    def for_few_queries(self) -> Method:
-        return NearestMean()
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         features = self.normalised(parameters, features)

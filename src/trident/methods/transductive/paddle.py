@@ -7,15 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About, HeadOnFeatures, Method
-from trident.methods.metric.nearest_mean import NearestMean
+from trident.methods.base import About
+from trident.methods.transductive.base import TransductiveHead
 from trident.nn.parameters import Parameters
 from trident.settings import require_at_least, setting
 from trident.tasks.task import Task
 
 
 @dataclass(frozen=True)
-class Paddle(HeadOnFeatures):
+class Paddle(TransductiveHead):
     """Soft k-means with a penalty on the number of classes that occur, for tasks where many of them do not.
 
     Nothing is learned. Each feature is divided by its range over the queries, unless that is 0. In each round
@@ -48,9 +48,6 @@ class Paddle(HeadOnFeatures):
     def __post_init__(self) -> None:
         require_at_least(self, "method", 0, "penalty")
         require_at_least(self, "method", 1, "rounds")
-
-    def for_few_queries(self) -> Method:
-        return NearestMean()
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         over = features if self.range_over == "all" else features[:, task.queries]

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About, HeadOnFeatures, Method
-from trident.methods.metric.nearest_mean import NearestMean
+from trident.methods.base import About
+from trident.methods.transductive.base import TransductiveHead
 from trident.nn.classes import class_means, weighted_means
 from trident.nn.parameters import Parameters
 from trident.nn.power import power
@@ -17,7 +17,7 @@ from trident.tasks.task import Task
 
 
 @dataclass(frozen=True)
-class PtMap(HeadOnFeatures):
+class PtMap(TransductiveHead):
     """Queries are dealt out to the classes by optimal transport, in equal numbers; class means follow, for some rounds.
 
     Nothing is learned. Features f become g: the square root of each feature (`nn/power.py`), of unit length, less the
@@ -52,9 +52,6 @@ class PtMap(HeadOnFeatures):
         require_positive(self, "method", "exponent", "scale", "step")
         require_at_least(self, "method", 0, "rounds")
         require_at_least(self, "method", 1, "iterations")
-
-    def for_few_queries(self) -> Method:
-        return NearestMean()
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         features = F.normalize(power(features, self.exponent), dim=2)

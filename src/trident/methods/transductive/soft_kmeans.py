@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About, HeadOnFeatures, Method
-from trident.methods.metric.nearest_mean import NearestMean
+from trident.methods.base import About
+from trident.methods.transductive.base import TransductiveHead
 from trident.nn.class_sizes import expected_shares
 from trident.nn.parameters import Parameters
 from trident.settings import require_at_least, require_positive, setting
@@ -16,7 +16,7 @@ from trident.tasks.task import Task
 
 
 @dataclass(frozen=True)
-class SoftKMeans(HeadOnFeatures):
+class SoftKMeans(TransductiveHead):
     """Class means move towards the queries that look like them, and queries are classified anew, for a few rounds.
 
     Nothing is learned, so it works on any features. All features have unit length. In each round
@@ -73,9 +73,6 @@ class SoftKMeans(HeadOnFeatures):
     def describe(self) -> str:
         typical = "" if self.typical is None else f", method.typical {self.typical:g}"
         return f"{self.rounds} rounds, {self.class_sizes} class sizes{typical}"
-
-    def for_few_queries(self) -> Method:
-        return NearestMean()
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         features = F.normalize(features, dim=2)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from trident.errors import TaskSizeError
 from trident.methods.base import About
-from trident.methods.transductive.fixed_shape import FixedShapeHead
+from trident.methods.transductive.base import FixedShapeHead
 from trident.nn.classes import class_means
 from trident.nn.lengths import length_of
 from trident.nn.linear import Linear

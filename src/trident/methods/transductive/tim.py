@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About, HeadOnFeatures, Method
-from trident.methods.metric.nearest_mean import NearestMean
+from trident.methods.base import About
+from trident.methods.transductive.base import TransductiveHead
 from trident.nn.classes import class_means
 from trident.nn.information import InformationLoss
 from trident.nn.parameters import Parameters
@@ -20,7 +20,7 @@ PUBLISHED_STEPS = {"gradient": 1000, "alternating": 150}
 
 
 @dataclass(frozen=True)
-class Tim(HeadOnFeatures):
+class Tim(TransductiveHead):
     """Class weights that make the queries' labels informative: sure for each query, equally frequent over all.
 
     Nothing is learned before a task comes. All features have unit length. The class weights w_c start at the class
@@ -66,9 +66,6 @@ class Tim(HeadOnFeatures):
 
     def describe(self) -> str:
         return f"{self.solver} solver"
-
-    def for_few_queries(self) -> Method:
-        return NearestMean()
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         features = F.normalize(features, dim=2)

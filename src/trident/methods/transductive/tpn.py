@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About, HeadOnFeatures, Losses, Method, cross_entropy
-from trident.methods.metric.nearest_mean import NearestMean
+from trident.methods.base import About, Losses, cross_entropy
+from trident.methods.transductive.base import TransductiveHead
 from trident.nn.linear import Linear
 from trident.nn.neighbours import nearest
 from trident.nn.parameters import Parameters
@@ -20,7 +20,7 @@ WIDTH = 8  # of the network for the length scales
 
 
 @dataclass(frozen=True)
-class Tpn(HeadOnFeatures):
+class Tpn(TransductiveHead):
     """Labels spread from the support set over a graph of all images; the network learns which images are near.
 
     Learned, end to end: the backbone, and a small network that gives each image a length scale s. At test nothing is
@@ -52,9 +52,6 @@ class Tpn(HeadOnFeatures):
     def __post_init__(self) -> None:
         require(0 <= self.flow < 1, f"method.flow is {self.flow}: it must be 0 or more, and below 1")
         require_at_least(self, "method", 2, "neighbours")
-
-    def for_few_queries(self) -> Method:
-        return NearestMean()
 
     def initial(self, n_features: int, generator: torch.Generator) -> Parameters:
         hidden, last = Linear("lengths.0", n_features, WIDTH), Linear("lengths.1", WIDTH, 1)

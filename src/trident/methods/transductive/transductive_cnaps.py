@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About, HeadOnFeatures, Method
-from trident.methods.metric.nearest_mean import NearestMean
+from trident.methods.base import About
+from trident.methods.transductive.base import TransductiveHead
 from trident.nn.classes import weighted_means
 from trident.nn.parameters import Parameters
 from trident.nn.span import span_coordinates
@@ -16,7 +16,7 @@ from trident.tasks.task import Task
 
 
 @dataclass(frozen=True)
-class TransductiveCnaps(HeadOnFeatures):
+class TransductiveCnaps(TransductiveHead):
     """Each class is a Gaussian with a covariance of its own; queries refine the Gaussians for some rounds.
 
     Nothing is learned. All features are scaled to one length. With labels y_ic, 0 or 1 for support images and
@@ -55,9 +55,6 @@ class TransductiveCnaps(HeadOnFeatures):
 
     def describe(self) -> str:
         return f"{self.rounds} rounds" if self.rounds else "each query alone"
-
-    def for_few_queries(self) -> Method:
-        return NearestMean()
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         features = span_coordinates(self.length * F.normalize(features, dim=2))  # which changes no answer
