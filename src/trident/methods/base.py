@@ -21,7 +21,7 @@ from trident.errors import TridentError
 from trident.nn.batch_norm import BatchNormStatistics
 from trident.nn.linear import Linear
 from trident.nn.parameters import Parameters, for_each_task
-from trident.settings import EpisodeSpec, require_at_least, setting
+from trident.settings import EpisodeSpec, check_bounds, setting
 from trident.tasks.source import NoiseShapes
 from trident.tasks.task import Batch, Labels, Task
 
@@ -64,6 +64,9 @@ class Method(ABC):
     """Base of all methods."""
 
     about: ClassVar[About]
+
+    def __post_init__(self) -> None:
+        check_bounds(self, "method")
 
     @abstractmethod
     def model(self, backbone: Backbone, episode: EpisodeSpec) -> Model:
@@ -221,10 +224,7 @@ class HeadOnFeatures(Method):
 class ClassifierHead(HeadOnFeatures):
     """Base of heads whose features are trained by a linear classifier of all training classes."""
 
-    training_classes: int = setting(64, "number of classes in the training split", most=100_000)
-
-    def __post_init__(self) -> None:
-        require_at_least(self, "method", 2, "training_classes")
+    training_classes: int = setting(64, "number of classes in the training split", most=100_000, least=2)
 
     @property
     def n_training_classes(self) -> int:

@@ -12,7 +12,7 @@ from trident.nn.gaussian import LOG_VAR_BOUND, Gaussian, GaussianHead
 from trident.nn.linear import Linear
 from trident.nn.parameters import Parameters, for_each_task
 from trident.nn.probabilities import mean_prediction
-from trident.settings import EpisodeSpec, require_at_least, require_finite, setting
+from trident.settings import EpisodeSpec, setting
 from trident.tasks.source import NoiseShapes
 from trident.tasks.task import Task
 
@@ -34,15 +34,11 @@ class Versa(HeadOnFeatures):
     """
 
     about = About("VERSA", "Gordon et al. 2019", "Meta-Learning Probabilistic Inference for Prediction")
-    width: int = setting(128, "features that are classified, and hidden units of the network", most=4096)
+    width: int = setting(128, "features that are classified, and hidden units of the network", most=4096, least=1)
     samples: int = setting(
-        10, "sampled classifiers in each draw of the latents, in training too", after_training=True, most=100
+        10, "sampled classifiers in each draw of the latents, in training too", after_training=True, most=100, least=1
     )
     initial_log_var: float = setting(-5.0, "start of the log-variances of weights and biases")
-
-    def __post_init__(self) -> None:
-        require_at_least(self, "method", 1, "width", "samples")
-        require_finite(self, "method", "initial_log_var")
 
     def describe(self) -> str:
         return f"{self.samples} classifiers in a sample"

@@ -12,7 +12,7 @@ from trident.methods.inner_loop.base import Inputs, Target
 from trident.methods.inner_loop.variational_weights import LOG_VAR, VariationalWeights, VariationalWeightsModel
 from trident.nn.gaussian import Gaussian
 from trident.nn.parameters import Parameters
-from trident.settings import EpisodeSpec, require_at_least, setting
+from trident.settings import EpisodeSpec, setting
 
 PRIOR = "prior."
 PRECISION_RATE = 0.01  # of the Gamma distribution over precisions, whose mean is 100
@@ -34,11 +34,7 @@ class Abml(VariationalWeights):
     """
 
     about = About("ABML", "Ravi & Beatson 2019", "Amortized Bayesian Meta-Learning")
-    hyper_prior_weight: float = setting(5e-8, "weight of the hyper-prior, which is summed over all weights")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least(self, "method", 0, "hyper_prior_weight")
+    hyper_prior_weight: float = setting(5e-8, "weight of the hyper-prior, which is summed over all weights", least=0)
 
     def adapts(self, parameter: str) -> bool:
         return not parameter.startswith(PRIOR)

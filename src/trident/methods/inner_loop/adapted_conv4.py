@@ -12,7 +12,7 @@ from trident.methods.base import cross_entropy
 from trident.methods.inner_loop.base import Encodings, Evaluated, InnerLoopMethod, InnerLoopModel, Inputs
 from trident.nn.linear import Linear
 from trident.nn.parameters import Parameters
-from trident.settings import EpisodeSpec, require_at_least, setting
+from trident.settings import EpisodeSpec, setting
 
 HEAD = "head"  # of the linear layer's parameters
 SUPPORT_FEATURES = "support_features"
@@ -29,11 +29,9 @@ class AdaptedConv4(InnerLoopMethod):
     adapts_to_support_alone: ClassVar[bool] = True
     inner_rate: float = setting(0.01, "learning rate of the inner steps", True)
     inner_steps: int = setting(10, "inner steps at test", True, most=100)
-    training_inner_steps: int | None = setting(5, "inner steps in training; 'none' takes as many as at test", most=100)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least(self, "method", 0, "training_inner_steps")
+    training_inner_steps: int | None = setting(
+        5, "inner steps in training; 'none' takes as many as at test", most=100, least=0
+    )
 
     @property
     def any_way(self) -> bool:

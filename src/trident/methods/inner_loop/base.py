@@ -15,7 +15,7 @@ from torch import Tensor
 from trident.methods.base import Losses, Method, Model
 from trident.nn.batch_norm import BatchNormStatistics
 from trident.nn.parameters import Parameters
-from trident.settings import require_at_least, setting
+from trident.settings import setting
 from trident.tasks.task import Labels, Task
 
 Target = Literal["support", "query"]
@@ -95,14 +95,11 @@ class InnerLoopMethod(Method):
     inner_optimizer: Literal["sgd", "adam"] = setting(
         "sgd", "optimiser of the inner steps: plain gradient steps, or Adam", True
     )
-    inner_rate: float = setting(1e-3, "learning rate of the inner steps", True)
-    inner_steps: int = setting(5, "inner steps", True, most=100)
+    inner_rate: float = setting(1e-3, "learning rate of the inner steps", True, least=0)
+    inner_steps: int = setting(5, "inner steps", True, most=100, least=0)
     inner_order: Literal["second", "first"] = setting(
         "second", "second: differentiate through the inner steps; first: do not, which is cheaper", True
     )
-
-    def __post_init__(self) -> None:
-        require_at_least(self, "method", 0, "inner_rate", "inner_steps")
 
     def adapts(self, parameter: str) -> bool:
         """Whether inner steps change this parameter."""

@@ -14,7 +14,7 @@ from trident.nn.linear import Linear
 from trident.nn.parameters import Parameters
 from trident.nn.probabilities import mean_prediction
 from trident.nn.svgd import svgd_direction
-from trident.settings import EpisodeSpec, require, require_at_least, require_positive, setting
+from trident.settings import EpisodeSpec, require, setting
 
 PARTICLES = "particles"
 
@@ -36,18 +36,14 @@ class BayesianMaml(AdaptedConv4):
     """
 
     about = About("Bayesian MAML", "Yoon et al. 2018", "Bayesian Model-Agnostic Meta-Learning")
-    particles: int = setting(5, "number of particles", most=100)
-    precision: float = setting(1.0, "precision of the prior of a particle's weights", True)
+    particles: int = setting(5, "number of particles", most=100, least=2)
+    precision: float = setting(1.0, "precision of the prior of a particle's weights", True, least=0)
     chaser: bool = setting(False, "train by the chaser loss instead of the queries' cross-entropy")
-    leader_steps: int = setting(5, "further steps of the leader, for the chaser loss", most=100)
-    leader_rate: float = setting(0.005, "learning rate of the leader's steps")
+    leader_steps: int = setting(5, "further steps of the leader, for the chaser loss", most=100, least=1)
+    leader_rate: float = setting(0.005, "learning rate of the leader's steps", above=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least(self, "method", 2, "particles")
-        require_at_least(self, "method", 1, "leader_steps")
-        require_at_least(self, "method", 0, "precision")
-        require_positive(self, "method", "leader_rate")
         require(
             self.inner_optimizer == "sgd",
             f"method.inner_optimizer is '{self.inner_optimizer}': particles take plain steps only, so it must be sgd",

@@ -13,7 +13,7 @@ from trident.methods.inner_loop.base import Evaluated, Inputs
 from trident.methods.inner_loop.variational_weights import LOG_VAR, RandomWeights, RandomWeightsModel, with_total
 from trident.nn.gaussian import Gaussian
 from trident.nn.parameters import Parameters, joined
-from trident.settings import EpisodeSpec, require_positive, setting
+from trident.settings import EpisodeSpec, setting
 from trident.tasks.source import NoiseShapes
 from trident.tasks.task import Task
 
@@ -44,11 +44,7 @@ class Platipus(RandomWeights):
     """
 
     about = About("PLATIPUS", "Finn, Xu & Levine 2018", "Probabilistic Model-Agnostic Meta-Learning")
-    initial_step: float = setting(0.01, "start of the two learned step sizes")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive(self, "method", "initial_step")
+    initial_step: float = setting(0.01, "start of the two learned step sizes", above=0)
 
     def adapts(self, parameter: str) -> bool:
         return parameter.startswith(SAMPLE)

@@ -29,15 +29,12 @@ LOG_VAR = "log_var."
 class RandomWeights(AdaptedConv4):
     """Base of the methods with a Gaussian over the weights: their settings."""
 
-    kl_weight: float = setting(1e-6, "weight of the KL divergence, which is summed over all weights", True)
-    initial_log_var: float = setting(-10.0, "start of the logarithm of every weight's variance")
+    kl_weight: float = setting(1e-6, "weight of the KL divergence, which is summed over all weights", True, least=0)
+    initial_log_var: float = setting(-10.0, "start of the logarithm of every weight's variance", least=-30)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least(self, "method", 0, "kl_weight")
-        # Without a step there is nothing to adapt: use MAML with inner_steps=0, or a method without inner steps.
         require_at_least(self, "method", 1, "inner_steps", "training_inner_steps")
-        require_at_least(self, "method", -30, "initial_log_var")
 
 
 @dataclass(frozen=True)
@@ -89,11 +86,9 @@ class RandomWeightsModel(AdaptedConv4Model):
 class VariationalWeights(RandomWeights):
     """Base of the methods whose inner steps change a Gaussian over the weights, means and variances alike."""
 
-    samples: int = setting(2, "samples of the weights in each inner step, and in the training loss", True, most=100)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least(self, "method", 1, "samples")
+    samples: int = setting(
+        2, "samples of the weights in each inner step, and in the training loss", True, most=100, least=1
+    )
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from trident.methods.metric.baseline_plus_plus import BaselinePlusPlus
 from trident.nn.batch_norm import BatchNormStatistics
 from trident.nn.linear import Linear
 from trident.nn.parameters import Parameters, for_each_task
-from trident.settings import require, require_at_least, setting
+from trident.settings import require, setting
 from trident.tasks.source import NoiseShapes
 from trident.tasks.task import Batch
 
@@ -42,12 +42,11 @@ class S2M2(BaselinePlusPlus):
     about = About(
         "S2M2", "Mangla et al. 2020", "Charting the Right Manifold: Manifold Mixup for Few-shot Learning", "classes"
     )  # fmt: skip
-    rotation_weight: float = setting(0.5, "weight of each of the two losses of rotated pictures")
+    rotation_weight: float = setting(0.5, "weight of each of the two losses of rotated pictures", least=0)
     blocks: int = setting(4, "number of the network's first blocks whose inputs may be mixed", most=4)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least(self, "method", 0, "rotation_weight")
         require(1 <= self.blocks <= 4, f"method.blocks is {self.blocks}: it must be from 1 to 4")
 
     def check_training(self, backbone: Backbone) -> None:

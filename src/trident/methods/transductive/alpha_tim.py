@@ -9,7 +9,7 @@ from trident.methods.base import About
 from trident.methods.transductive.base import TransductiveHead
 from trident.nn.information import InformationLoss
 from trident.nn.parameters import Parameters
-from trident.settings import require_at_least, require_positive, setting
+from trident.settings import setting
 from trident.tasks.task import Task
 
 
@@ -34,15 +34,14 @@ class AlphaTim(TransductiveHead):
         transductive=True,
     )
     alpha: float = setting(
-        2.0, "order of the Tsallis entropies; the paper has 2 with one shot and 7 with five", after_training=True
+        2.0,
+        "order of the Tsallis entropies; the paper has 2 with one shot and 7 with five",
+        after_training=True,
+        above=0,
     )
-    scale: float = setting(15.0, "scale of squared distances in the logits", after_training=True)
-    steps: int = setting(1000, "gradient steps", after_training=True, most=10_000)
-    rate: float = setting(1e-4, "learning rate of Adam", after_training=True)
-
-    def __post_init__(self) -> None:
-        require_positive(self, "method", "alpha", "scale", "rate")
-        require_at_least(self, "method", 0, "steps")
+    scale: float = setting(15.0, "scale of squared distances in the logits", after_training=True, above=0)
+    steps: int = setting(1000, "gradient steps", after_training=True, most=10_000, least=0)
+    rate: float = setting(1e-4, "learning rate of Adam", after_training=True, above=0)
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         features = F.normalize(features, dim=2)

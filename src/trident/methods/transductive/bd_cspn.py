@@ -11,7 +11,7 @@ from trident.methods.metric.normalised import NormalisedHead
 from trident.methods.transductive.base import TransductiveHead
 from trident.nn.classes import class_means, squared_distances
 from trident.nn.parameters import Parameters
-from trident.settings import require_positive, setting
+from trident.settings import setting
 from trident.tasks.task import Task
 
 
@@ -37,10 +37,7 @@ class BdCspn(TransductiveHead, NormalisedHead):
         trained_on="nothing",
         transductive=True,
     )
-    scale: float = setting(10.0, "scale of squared distances in the logits", after_training=True)
-
-    def __post_init__(self) -> None:
-        require_positive(self, "method", "scale")
+    scale: float = setting(10.0, "scale of squared distances in the logits", after_training=True, above=0)
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         features = self.normalised(parameters, features)

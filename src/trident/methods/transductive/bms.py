@@ -13,7 +13,7 @@ from trident.nn.classes import class_means
 from trident.nn.parameters import Parameters
 from trident.nn.power import power
 from trident.nn.sinkhorn import sinkhorn
-from trident.settings import require_at_least, require_positive, setting
+from trident.settings import setting
 from trident.tasks.task import Task
 
 
@@ -49,15 +49,11 @@ class Bms(TransductiveHead):
         "sizes of the classes among the queries: at least as many as of the smallest class so far; or equal",
         after_training=True,
     )
-    scale: float = setting(8.5, "scale of cosines in the logits", after_training=True)
+    scale: float = setting(8.5, "scale of cosines in the logits", after_training=True, above=0)
     rounds: int = setting(
-        20, "how often class means and probabilities are computed anew", after_training=True, most=1000
+        20, "how often class means and probabilities are computed anew", after_training=True, most=1000, least=1
     )
-    iterations: int = setting(50, "Sinkhorn iterations in each round", after_training=True, most=1000)
-
-    def __post_init__(self) -> None:
-        require_positive(self, "method", "scale")
-        require_at_least(self, "method", 1, "rounds", "iterations")
+    iterations: int = setting(50, "Sinkhorn iterations in each round", after_training=True, most=1000, least=1)
 
     def describe(self) -> str:
         return f"{self.class_sizes.replace('_', ' ')} class sizes"

@@ -9,7 +9,7 @@ from trident.methods.base import About
 from trident.methods.transductive.base import TransductiveHead
 from trident.nn.information import InformationLoss
 from trident.nn.parameters import Parameters
-from trident.settings import require_at_least, require_positive, setting
+from trident.settings import setting
 from trident.tasks.task import Task
 
 
@@ -34,13 +34,9 @@ class EntropyMin(TransductiveHead):
         trained_on="nothing",
         transductive=True,
     )
-    scale: float = setting(15.0, "scale of squared distances in the logits", after_training=True)
-    steps: int = setting(25, "gradient steps", after_training=True, most=10_000)
-    rate: float = setting(5e-5, "learning rate of Adam", after_training=True)
-
-    def __post_init__(self) -> None:
-        require_positive(self, "method", "scale", "rate")
-        require_at_least(self, "method", 0, "steps")
+    scale: float = setting(15.0, "scale of squared distances in the logits", after_training=True, above=0)
+    steps: int = setting(25, "gradient steps", after_training=True, most=10_000, least=0)
+    rate: float = setting(5e-5, "learning rate of Adam", after_training=True, above=0)
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         features = F.normalize(features, dim=2)

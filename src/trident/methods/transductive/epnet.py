@@ -11,7 +11,7 @@ from trident.methods.transductive.base import TransductiveHead
 from trident.nn.classes import members_of
 from trident.nn.parameters import Parameters
 from trident.nn.propagation import pairwise_squared_distances, propagator
-from trident.settings import require, require_positive, setting
+from trident.settings import require, setting
 from trident.tasks.task import Task
 
 TINY = 1e-6  # keeps the logarithm finite where nothing of a class arrives
@@ -41,10 +41,10 @@ class EpNet(TransductiveHead):
     )
     feature_flow: float = setting(0.5, "how far features spread: from 0 to below 1", after_training=True)
     label_flow: float = setting(0.2, "how far labels spread: from 0 to below 1", after_training=True)
-    scale: float = setting(1.0, "scale of squared distances in the graph", after_training=True)
+    scale: float = setting(1.0, "scale of squared distances in the graph", after_training=True, above=0)
 
     def __post_init__(self) -> None:
-        require_positive(self, "method", "scale")
+        super().__post_init__()
         for name in ("feature_flow", "label_flow"):
             value = getattr(self, name)
             require(0 <= value < 1, f"method.{name} is {value}: it must be 0 or more, and below 1")

@@ -12,7 +12,7 @@ from trident.methods.transductive.base import TransductiveHead
 from trident.nn.classes import class_means
 from trident.nn.neighbours import nearest
 from trident.nn.parameters import Parameters
-from trident.settings import require, require_at_least, require_positive, setting
+from trident.settings import require, setting
 from trident.tasks.task import Task
 
 
@@ -41,18 +41,17 @@ class KReciprocal(TransductiveHead, NormalisedHead):
         trained_on="nothing",
         transductive=True,
     )
-    neighbours: int = setting(20, "k: nearest neighbours of each node", after_training=True, most=10_000)
+    neighbours: int = setting(20, "k: nearest neighbours of each node", after_training=True, most=10_000, least=1)
     averaged: int = setting(
-        6, "nearest nodes, itself among them, whose weights are averaged", after_training=True, most=1000
+        6, "nearest nodes, itself among them, whose weights are averaged", after_training=True, most=1000, least=1
     )
     blend: float = setting(0.3, "weight of the cosine distance beside the Jaccard distance", after_training=True)
     scale: float = setting(
-        10.0, "scale of distances in the logits: how confident the probabilities are", after_training=True
+        10.0, "scale of distances in the logits: how confident the probabilities are", after_training=True, above=0
     )
 
     def __post_init__(self) -> None:
-        require_positive(self, "method", "scale")
-        require_at_least(self, "method", 1, "neighbours", "averaged")
+        super().__post_init__()
         require(0 <= self.blend <= 1, f"method.blend is {self.blend}: it must be from 0 to 1")
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:

@@ -12,7 +12,7 @@ from trident.methods.transductive.bd_cspn import rectified_means, shifted_querie
 from trident.nn.classes import class_means, squared_distances
 from trident.nn.neighbours import nearest
 from trident.nn.parameters import Parameters
-from trident.settings import require_at_least, setting
+from trident.settings import setting
 from trident.tasks.task import Task
 
 
@@ -40,21 +40,17 @@ class LaplacianShot(TransductiveHead, NormalisedHead):
         trained_on="nothing",
         transductive=True,
     )
-    smoothness: float = setting(0.7, "weight of the neighbours' labels", after_training=True)
+    smoothness: float = setting(0.7, "weight of the neighbours' labels", after_training=True, least=0)
     neighbours: int = setting(
-        2, "nearest neighbours of each query, itself not counted", after_training=True, most=10_000
+        2, "nearest neighbours of each query, itself not counted", after_training=True, most=10_000, least=1
     )
-    rounds: int = setting(20, "how often probabilities are computed anew", after_training=True, most=1000)
+    rounds: int = setting(20, "how often probabilities are computed anew", after_training=True, most=1000, least=0)
     rectify: bool = setting(True, "move class means towards the queries first, as BD-CSPN does", after_training=True)
     compare_shifted: bool = setting(
         True,
         "with rectified means: compare the shifted queries with them, as published, or the queries as they are",
         after_training=True,
     )
-
-    def __post_init__(self) -> None:
-        require_at_least(self, "method", 0, "smoothness", "rounds")
-        require_at_least(self, "method", 1, "neighbours")
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         features = self.normalised(parameters, features)

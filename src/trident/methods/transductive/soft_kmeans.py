@@ -11,7 +11,7 @@ from trident.methods.base import About
 from trident.methods.transductive.base import TransductiveHead
 from trident.nn.class_sizes import expected_shares
 from trident.nn.parameters import Parameters
-from trident.settings import require_at_least, require_positive, setting
+from trident.settings import setting
 from trident.tasks.task import Task
 
 
@@ -41,10 +41,10 @@ class SoftKMeans(TransductiveHead):
         transductive=True,
     )
     rounds: int = setting(
-        8, "how often class means and probabilities are computed anew", after_training=True, most=1000
+        8, "how often class means and probabilities are computed anew", after_training=True, most=1000, least=0
     )
-    scale: float = setting(10.0, "factor of the cosines in the logits", after_training=True)
-    support_weight: float = setting(1.5, "weight of a support image in its class mean", after_training=True)
+    scale: float = setting(10.0, "factor of the cosines in the logits", after_training=True, above=0)
+    support_weight: float = setting(1.5, "weight of a support image in its class mean", after_training=True, above=0)
     centre: Literal["classes", "task", "support"] = setting(
         "classes",
         "subtracted from features: the mean of the class means, of all images, or of the support set's class means",
@@ -60,11 +60,8 @@ class SoftKMeans(TransductiveHead):
         "0.75 x queries / classes, 'none' means all",
         after_training=True,
         most=10_000,
+        above=0,
     )
-
-    def __post_init__(self) -> None:
-        require_positive(self, "method", "scale", "support_weight", *(["typical"] if self.typical is not None else []))
-        require_at_least(self, "method", 0, "rounds")
 
     @property
     def classifies_together(self) -> bool:

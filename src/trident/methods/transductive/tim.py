@@ -13,7 +13,7 @@ from trident.nn.classes import class_means
 from trident.nn.information import InformationLoss
 from trident.nn.parameters import Parameters
 from trident.nn.span import span_coordinates
-from trident.settings import require_at_least, require_positive, setting
+from trident.settings import setting
 from trident.tasks.task import Task
 
 PUBLISHED_STEPS = {"gradient": 1000, "alternating": 150}
@@ -48,21 +48,20 @@ class Tim(TransductiveHead):
     solver: Literal["gradient", "alternating"] = setting(
         "gradient", "solver for the class weights: TIM-GD or TIM-ADM", after_training=True
     )
-    scale: float = setting(15.0, "scale of squared distances in the logits", after_training=True)
-    fit: float = setting(0.1, "weight of the cross-entropy of the support set", after_training=True)
-    sure: float = setting(0.1, "weight of the mean entropy of the queries' probabilities", after_training=True)
-    spread: float = setting(1.0, "weight of the entropy of the queries' mean probabilities", after_training=True)
+    scale: float = setting(15.0, "scale of squared distances in the logits", after_training=True, above=0)
+    fit: float = setting(0.1, "weight of the cross-entropy of the support set", after_training=True, above=0)
+    sure: float = setting(0.1, "weight of the mean entropy of the queries' probabilities", after_training=True, least=0)
+    spread: float = setting(
+        1.0, "weight of the entropy of the queries' mean probabilities", after_training=True, least=0
+    )
     steps: int | None = setting(
         None,
         "steps of the solver; 'none' takes as many as published: 1000 gradient or 150 alternating",
         after_training=True,
         most=10_000,
+        least=0,
     )
-    rate: float = setting(1e-4, "learning rate of Adam, for the gradient solver", after_training=True)
-
-    def __post_init__(self) -> None:
-        require_positive(self, "method", "scale", "fit", "rate")
-        require_at_least(self, "method", 0, "sure", "spread", "steps")
+    rate: float = setting(1e-4, "learning rate of Adam, for the gradient solver", after_training=True, above=0)
 
     def describe(self) -> str:
         return f"{self.solver} solver"

@@ -13,7 +13,7 @@ from trident.nn.linear import Linear
 from trident.nn.neighbours import nearest
 from trident.nn.parameters import Parameters
 from trident.nn.propagation import pairwise_squared_distances, propagator
-from trident.settings import require, require_at_least, setting
+from trident.settings import require, setting
 from trident.tasks.task import Labels, Task, all_labels
 
 WIDTH = 8  # of the network for the length scales
@@ -46,12 +46,12 @@ class Tpn(TransductiveHead):
     )
     flow: float = setting(0.99, "how far labels spread: from 0 to below 1", after_training=True)
     neighbours: int = setting(
-        20, "nearest images of each image in the graph, itself counted", after_training=True, most=10_000
+        20, "nearest images of each image in the graph, itself counted", after_training=True, most=10_000, least=2
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(0 <= self.flow < 1, f"method.flow is {self.flow}: it must be 0 or more, and below 1")
-        require_at_least(self, "method", 2, "neighbours")
 
     def initial(self, n_features: int, generator: torch.Generator) -> Parameters:
         hidden, last = Linear("lengths.0", n_features, WIDTH), Linear("lengths.1", WIDTH, 1)

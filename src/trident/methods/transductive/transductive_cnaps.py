@@ -11,7 +11,7 @@ from trident.methods.transductive.base import TransductiveHead
 from trident.nn.classes import weighted_means
 from trident.nn.parameters import Parameters
 from trident.nn.span import span_coordinates
-from trident.settings import require_at_least, require_positive, setting
+from trident.settings import setting
 from trident.tasks.task import Task
 
 
@@ -40,14 +40,12 @@ class TransductiveCnaps(TransductiveHead):
         trained_on="nothing",
         transductive=True,
     )
-    rounds: int = setting(4, "how often queries refine the classes; 0 is Simple CNAPS", after_training=True, most=1000)
-    length: float = setting(
-        3.0, "length that features are scaled to: how much their covariance counts", after_training=True
+    rounds: int = setting(
+        4, "how often queries refine the classes; 0 is Simple CNAPS", after_training=True, most=1000, least=0
     )
-
-    def __post_init__(self) -> None:
-        require_at_least(self, "method", 0, "rounds")
-        require_positive(self, "method", "length")
+    length: float = setting(
+        3.0, "length that features are scaled to: how much their covariance counts", after_training=True, above=0
+    )
 
     @property
     def classifies_together(self) -> bool:
