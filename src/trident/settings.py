@@ -51,7 +51,7 @@ def check_largest(key: str, value: Any, most: float) -> None:
 
 def check_bounds(settings: Any, section: str) -> None:
     """Check that the numbers among these settings are finite, and not too small; a subclass keeps its bases' bounds."""
-    for name, least, above in _bounds_of(type(settings)):
+    for name, least, above in _bounds_of(settings.__class__):
         value = getattr(settings, name)
         if isinstance(value, int | float):
             finite = not isinstance(value, float) or math.isfinite(value)
