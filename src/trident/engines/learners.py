@@ -9,11 +9,11 @@ from trident.methods.trident.method import Trident
 
 INNER_LOOP = "trident.engines.plain.inner_loop:InnerLoopLearner"
 LEARNERS: dict[type[Method], dict[str, str]] = {
-    HeadOnFeatures: {
+    HeadOnFeatures: {  # type: ignore[type-abstract]
         "plain": "trident.engines.plain.heads:HeadLearner",
         "fused": "trident.engines.fused.heads:FusedHeadLearner",
     },
-    InnerLoopMethod: {"plain": INNER_LOOP},
+    InnerLoopMethod: {"plain": INNER_LOOP},  # type: ignore[type-abstract]
     Trident: {"plain": INNER_LOOP, "fused": "trident.engines.fused.trident:FusedTridentLearner"},
 }
 

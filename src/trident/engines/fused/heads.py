@@ -12,12 +12,15 @@ from trident.engines.fused.layout import Layout
 from trident.engines.fused.storage import PRODUCTS, pictures_of, slope_of
 from trident.engines.learner import Gradient, accuracy_of, computing
 from trident.engines.plain.heads import HeadLearner
+from trident.methods.base import HeadModel
 from trident.nn.parameters import Parameters, as_leaves, for_each_task
 from trident.tasks.task import Batch, Task
 
 
 @dataclass(frozen=True)
 class FusedHeadLearner(RecordedLearner, HeadLearner):
+    model: HeadModel
+
     @property
     def _backbone(self) -> Conv4Backbone:
         return conv4_of(self.model.backbone, "the fused engine")

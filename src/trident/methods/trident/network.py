@@ -179,10 +179,11 @@ class Network(Parts):
         total = torch.stack([self.method.weight(name) * term for name, term in terms.items()]).sum(0)
         return self.method.unlabelled_weight * total
 
-    def divergences(self, latents: Latents) -> list[Tensor]:
+    def divergences(self, latents: Latents) -> tuple[Tensor, Tensor]:
         """KL divergences of q(z_label) and q(z_semantic) of the target images from N(0, I): (task, image) each."""
         targets = (Gaussian(*(x[:, latents.n_context :] for x in of)) for of in (latents.label, latents.semantic))
-        return [posterior.kl_to_standard_normal() for posterior in targets]
+        label, semantic = (posterior.kl_to_standard_normal() for posterior in targets)
+        return label, semantic
 
     def inferred(
         self, parameters: Parameters, latents: Latents, task: Task, squared_error: Tensor, labels: Labels | None
