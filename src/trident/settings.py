@@ -14,13 +14,23 @@ from trident.errors import TridentError
 LARGEST = 1e9  # of a setting that does not state its own largest value, positive or negative
 
 
-def setting(default: Any, help: str, after_training: bool = False, most: float = LARGEST) -> Any:
+def setting(
+    default: Any,
+    help: str,
+    after_training: bool = False,
+    most: float = LARGEST,
+    least: float | None = None,
+    above: float | None = None,
+) -> Any:
     """A settings field. `after_training`: it may be changed for trained weights. `most`: the largest value.
+
+    `least`, or `above`: the smallest value, or what it must be above; 'none' is allowed. `check_bounds` checks them.
 
     Recipes may come from untrusted sources, in weights files. The largest values leave room for every sensible use, and
     keep a wrong digit from asking for more memory or time than a machine has.
     """
-    return field(default=default, metadata={"help": help, "after_training": after_training, "most": most})
+    facts = {"help": help, "after_training": after_training, "most": most, "least": least, "above": above}
+    return field(default=default, metadata=facts)
 
 
 @functools.cache
@@ -37,6 +47,25 @@ def check_largest(key: str, value: Any, most: float) -> None:
         raise TridentError(f"{key} is {value}: it must be a finite number")
     if abs(value) > most:
         raise TridentError(f"{key} is {value:.10g}: it must be at most {most:.10g}")
+
+
+def check_bounds(settings: Any, section: str) -> None:
+    """Check that the numbers among these settings are finite, and not too small; a subclass keeps its bases' bounds."""
+    for name, least, above in _bounds_of(settings.__class__):
+        value = getattr(settings, name)
+        if isinstance(value, int | float):
+            finite = not isinstance(value, float) or math.isfinite(value)
+            fits = finite and (above is None or value > above)
+            more = "" if above is None else f"above {above:g}, and "
+            require(fits, f"{section}.{name} is {value}: it must be {more}finite")
+            require(least is None or value >= least, f"{section}.{name} is {value}: {least} or more is needed")
+
+
+@functools.cache
+def _bounds_of(kind: type) -> list[tuple[str, float | None, float | None]]:
+    """The name of each field of a dataclass and its bases, with its bounds."""
+    entries = [entry for base in kind.__mro__ for entry in getattr(base, "__dataclass_fields__", {}).values()]
+    return list(dict.fromkeys((each.name, each.metadata.get("least"), each.metadata.get("above")) for each in entries))
 
 
 def require(condition: bool, message: str) -> None:

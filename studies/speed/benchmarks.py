@@ -17,10 +17,9 @@ from studies.speed.plain_loop import PlainLoop, torch_settings
 from studies.speed.timing import Measurement, Result, measure, timed
 from trident.backbones.conv4 import conv4_of
 from trident.data.store import ImageStore
-from trident.engines.execution import Execution, device_name
+from trident.engines.execution import Execution, device_name, make_learner
 from trident.engines.workers import parallel_map
 from trident.errors import NotFiniteError
-from trident.learning.learners import make_learner
 from trident.learning.run_start import check_run
 from trident.learning.step_gradient import training_source
 from trident.measuring.evaluate import chunks_of

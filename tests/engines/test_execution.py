@@ -3,19 +3,25 @@
 import importlib.util
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from ablation_grids import Answer
 from commands import assert_one_line_error
+from tiny import TheirMethod
 from trident.backbones.conv4 import Conv4Backbone
-from trident.engines.execution import Execution, execution_for, why_not_fused
+from trident.engines.execution import Execution, execution_for, make_learner
+from trident.engines.fused import why_not_fused
+from trident.engines.learners import learners_of
 from trident.engines.plain.heads import HeadLearner
 from trident.engines.plain.inner_loop import InnerLoopLearner
 from trident.errors import TridentError
-from trident.learning.learners import make_learner
+from trident.methods.base import TrainingStep
+from trident.methods.inner_loop.maml import Maml
 from trident.methods.metric.protonet import ProtoNet
 from trident.recipes.files import recipe_names
 from trident.recipes.loading import load_recipe
@@ -93,7 +99,7 @@ def test_every_recipe_with_conv4_is_trained_by_the_fused_engine(name: str) -> No
     """But for methods that have no code for it, such as MAML."""
     recipe = load_recipe(name)
     why = why_not_fused("cuda", recipe.in_training(), "auto")
-    if "fused" not in recipe.method.learners:
+    if "fused" not in learners_of(type(recipe.method)):
         assert why == f"{recipe.method.about.title} has no code for it"
     elif isinstance(recipe.backbone, Conv4Backbone):
         assert why is None
@@ -101,10 +107,25 @@ def test_every_recipe_with_conv4_is_trained_by_the_fused_engine(name: str) -> No
         assert why == "it computes conv4, and the recipe has another backbone"
 
 
+@dataclass(frozen=True)
+class TheirTraining(ProtoNet):
+    def training_step(self, *args: Any) -> TrainingStep:
+        return super().training_step(*args)
+
+
 @pytest.mark.usefixtures("a_gpu")
-def test_a_method_without_code_for_the_fused_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = load_recipe("mini-5w1s-protonet")
-    monkeypatch.setattr(ProtoNet, "learners", {"plain": ProtoNet.learners["plain"]})
+def test_a_method_with_a_training_step_of_its_own_has_no_code_for_the_fused_engine() -> None:
+    recipe = replace(load_recipe("mini-5w1s-protonet"), method=TheirTraining())
     assert execution_for("cuda", "auto", "auto", recipe).engine == "plain"
     with pytest.raises(TridentError, match="Prototypical Networks has no code for it"):
         execution_for("cuda", "fused", "auto", recipe)
+
+
+@dataclass(frozen=True)
+class TheirInnerLoop(Maml):
+    pass
+
+
+def test_methods_of_other_packages_have_the_learners_of_their_base_class() -> None:
+    assert learners_of(TheirMethod) == learners_of(ProtoNet) and learners_of(TheirMethod).keys() == {"plain", "fused"}
+    assert learners_of(TheirInnerLoop) == learners_of(Maml) and learners_of(Maml).keys() == {"plain"}

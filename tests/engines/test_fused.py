@@ -13,12 +13,11 @@ from studies.speed.benchmarks import relative_error
 from studies.speed.made_up import made_up_store, made_up_tasks
 from tiny import Silent, doubles, one_task
 from trident.data.glyphs import open_glyphs
-from trident.engines.execution import Execution, execution_for
+from trident.engines.execution import Execution, execution_for, make_learner
 from trident.engines.learner import Learner
 from trident.engines.plain.heads import HeadLearner
 from trident.engines.plain.inner_loop import InnerLoopLearner
 from trident.learning.checkpoint import LAST, Checkpoint, load_checkpoint
-from trident.learning.learners import make_learner
 from trident.learning.run_start import start_run
 from trident.learning.training import train
 from trident.measuring.prediction import predict

@@ -23,7 +23,7 @@ from tiny import (
     tiny_tasks,
 )
 from trident.engines.plain.inner_loop import InnerLoopLearner
-from trident.methods.inner_loop.base import InnerState, adam_step
+from trident.methods.inner_loop.base import InnerState, Inputs, adam_step
 from trident.methods.trident.method import Trident
 from trident.nn.parameters import Parameters, for_each_task
 from trident.tasks.task import Batch, Labels
@@ -184,10 +184,10 @@ def test_meta_gradient_is_that_of_the_unrolled_loop() -> None:
     leaves = {key: value.clone().requires_grad_() for key, value in start.items()}
     current = for_each_task(leaves, task.n_tasks)
     for step in range(3):
-        loss = learner.model.loss(current, task, "support", None, step, statistics).losses["total"]
+        loss = learner.model.loss(current, Inputs(task, statistics, "support", draw=step)).losses["total"]
         inner = torch.autograd.grad(loss.sum(), list(current.values()), create_graph=True, materialize_grads=True)
         current = {key: value - 1e-2 * g for (key, value), g in zip(current.items(), inner, strict=True)}
-    loss = learner.model.loss(current, task, "query", labels, 0, statistics).losses["total"]
+    loss = learner.model.loss(current, Inputs(task, statistics, labels=labels)).losses["total"]
     expected = torch.autograd.grad(loss.sum(), list(leaves.values()), materialize_grads=True)
     actual = learner.gradient(start, Batch(task, labels)).gradient
     for key, value in zip(leaves, expected, strict=True):
@@ -245,7 +245,7 @@ def test_first_order_stops_at_the_adapted_parameters() -> None:
     parameters, batch = doubles(initial(learner.model, 1)), tiny_tasks()
     task, labels = batch
     adapted = {key: value.requires_grad_() for key, value in learner.adapt(parameters, task)[-1][0].items()}
-    loss = learner.model.loss(adapted, task, "query", labels, 0, learner.statistics(task)).losses["total"]
+    loss = learner.model.loss(adapted, Inputs(task, learner.statistics(task), labels=labels)).losses["total"]
     expected = torch.autograd.grad(loss.sum(), list(adapted.values()), materialize_grads=True)
     actual = learner.gradient(parameters, batch).gradient
     for key, value in zip(adapted, expected, strict=True):
@@ -279,7 +279,7 @@ def test_adaptation_lowers_the_support_loss() -> None:
     assert len(trajectory) == 6
     with torch.no_grad():
         before, after = (
-            learner.model.loss(entry, task, "support", None, 0, learner.statistics(task)).losses["total"]
+            learner.model.loss(entry, Inputs(task, learner.statistics(task), "support")).losses["total"]
             for entry, _ in (trajectory[0], trajectory[-1])
         )
     assert bool((after < before).all())
@@ -288,8 +288,7 @@ def test_adaptation_lowers_the_support_loss() -> None:
 MEASURE = """
 import resource, sys
 from trident.data.glyphs import open_glyphs
-from trident.engines.execution import Execution
-from trident.learning.learners import make_learner
+from trident.engines.execution import Execution, make_learner
 from trident.learning.step_gradient import training_source
 from trident.recipes.loading import load_recipe
 recipe = load_recipe("glyphs", [f"method.inner_steps={sys.argv[1]}"])

@@ -13,12 +13,11 @@ import torch
 from short_runs import QUICK, Interrupting, assert_same_weights, log_of, resume, run, with_training
 from tiny import TINY_METHOD, TINY_RECIPE, source_for, tiny_store
 from trident.cli.console import TrainingProgress
-from trident.engines.execution import Execution
+from trident.engines.execution import Execution, make_learner
 from trident.engines.plain.heads import HeadLearner
 from trident.errors import TridentError
 from trident.learning import run_state, training
 from trident.learning.checkpoint import BEST, LAST, Checkpoint, load_checkpoint
-from trident.learning.learners import make_learner
 from trident.learning.meta_update import make_optimizer, update
 from trident.learning.step_gradient import training_source
 from trident.methods.base import Losses, cross_entropy
@@ -188,7 +187,7 @@ def test_simpleshot_keeps_the_mean_feature_of_its_training_images(tmp_path: Path
     end = run(tmp_path / "run", recipe, store)
     learner = make_learner(recipe.in_training(), Execution())
     assert isinstance(learner, HeadLearner)
-    features, _ = learner.features(recipe.initial(0), batch.task)
+    features = learner.features(recipe.initial(0), batch.task)
     torch.testing.assert_close(end.running["mean_feature"], features[0].mean(0))
     kept = load_checkpoint(tmp_path / "run" / BEST).running["mean_feature"]
     assert torch.equal(kept, end.running["mean_feature"])

@@ -14,8 +14,7 @@ from safetensors.torch import save
 from commands import assert_one_line_error
 from tiny import TINY_BACKBONE, TINY_METHOD, TINY_RECIPE, tiny_store
 from trident.leaderboard.card import card_of
-from trident.learning.checkpoint import Temperatures, load_checkpoint, save_checkpoint, shareable
-from trident.learning.other_method import with_method
+from trident.learning.checkpoint import Temperatures, load_checkpoint, save_checkpoint, shareable, with_method
 from trident.learning.run_start import start_run
 from trident.methods.ensemble import Ensemble
 from trident.methods.metric.matching import MatchingNetwork

@@ -26,6 +26,7 @@ from trident.measuring.decoupling import (
 from trident.measuring.latents import query_latents, set_up
 from trident.measuring.reconstruction import reconstructions
 from trident.methods.base import Method
+from trident.methods.inner_loop.base import Inputs
 from trident.methods.metric.protonet import ProtoNet
 from trident.recipes.recipe import Recipe
 from trident.report.figures import (
@@ -87,7 +88,7 @@ def test_latents_before_and_after_adaptation(batch_norm: str) -> None:
     shared = {key: value.expand(2, *value.shape) for key, value in parameters.items()}
     task = replace(batch.task, noise={name: torch.zeros_like(values) for name, values in batch.task.noise.items()})
     with torch.no_grad():
-        output, _ = learner.model.infer(shared, task, "query", 0, learner.statistics(task))
+        output, _ = learner.model.infer(shared, Inputs(task, learner.statistics(task)))
     assert np.allclose(found.before.label, output.label.loc[:, output.n_context :].numpy(), atol=1e-6)
 
 

@@ -14,6 +14,7 @@ from trident.engines.plain.inner_loop import InnerLoopLearner
 from trident.measuring.prediction import encode_support, predict, predict_one_by_one
 from trident.measuring.subject import TrainedModel, default_chunk
 from trident.methods.base import Method
+from trident.methods.inner_loop.base import Inputs
 from trident.methods.metric.matching import MatchingNetwork
 from trident.methods.metric.protonet import ProtoNet
 from trident.methods.metric.simpleshot import SimpleShot
@@ -123,7 +124,8 @@ def test_predictions_are_what_the_adapted_network_says(way: str, batch_norm: str
     task, statistics = batch.task, learner.statistics(batch.task)
     adapted, _ = learner.adapt(of.parameters, task)[-1]
     with torch.no_grad():
-        draws = [learner.model.loss(adapted, task, "query", batch.labels, draw, statistics).logits for draw in range(3)]
+        inputs = [Inputs(task, statistics, labels=batch.labels, draw=draw) for draw in range(3)]
+        draws = [learner.model.loss(adapted, each).logits for each in inputs]
     mean = torch.stack([torch.softmax(logits, -1) for logits in draws]).mean(0)
     near = 0.01 * float(mean.std(1).mean())
     torch.testing.assert_close(predict(learner, of.parameters, task).exp(), mean, rtol=0, atol=near)

@@ -8,9 +8,8 @@ import torch
 from studies.speed.made_up import made_up_tasks
 from studies.speed.plain_loop import PlainLoop
 from tiny import doubles
-from trident.engines.execution import Execution
+from trident.engines.execution import Execution, make_learner
 from trident.errors import TridentError
-from trident.learning.learners import make_learner
 from trident.measuring.prediction import predict
 from trident.methods.trident.method import Trident
 from trident.recipes.files import recipe_names

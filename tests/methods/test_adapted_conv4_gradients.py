@@ -11,6 +11,7 @@ from adapted_conv4 import METHODS, images_of, learner_of, methods, plain_adaptat
 from tiny import TINY_BACKBONE, TINY_EPISODE, one_task
 from trident.engines.plain.inner_loop import InnerLoopLearner
 from trident.methods.inner_loop.adapted_conv4 import SUPPORT_FEATURES
+from trident.methods.inner_loop.base import Inputs
 from trident.methods.inner_loop.boil import Boil
 from trident.methods.inner_loop.maml import Maml
 from trident.methods.inner_loop.vampire import Vampire
@@ -23,7 +24,7 @@ def training_loss(learner: InnerLoopLearner, parameters: Parameters, batch: Batc
     task, labels = batch
     adapted, _ = learner._adapt(parameters, task, labels)[-1]
     with torch.no_grad():
-        found = learner.model.loss(adapted, task, "query", labels, 0, learner.statistics(task))
+        found = learner.model.loss(adapted, Inputs(task, learner.statistics(task), labels=labels))
     return float(found.losses["total"].sum())
 
 

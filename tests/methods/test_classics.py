@@ -10,8 +10,8 @@ from classic_tasks import LABELS, N_WAY, heads, some_task, training_batch
 from head_examples import CLASSES, CLASSICS
 from tiny import TINY_BACKBONE, TINY_EPISODE, check_gradient, doubles, initial
 from trident.data.glyphs import open_glyphs
+from trident.engines.plain.heads import HeadLearner
 from trident.errors import TridentError
-from trident.importing import imported
 from trident.learning.checkpoint import Checkpoint
 from trident.measuring.evaluate import evaluate
 from trident.methods.metric.assoc_align import AssociativeAlignment
@@ -29,7 +29,7 @@ from trident.tasks.task import Labels, Task
 def test_gradients(name: str) -> None:
     method = CLASSICS[name]
     model = method.model(replace(TINY_BACKBONE, branches=getattr(method, "branches", 1)), TINY_EPISODE)
-    check_gradient(imported(method.learners["plain"])(model), doubles(initial(model, 1)), training_batch(method))
+    check_gradient(HeadLearner(model), doubles(initial(model, 1)), training_batch(method))
 
 
 @heads

@@ -15,12 +15,11 @@ from tiny import doubles, source_for, tiny_store
 from trident.backbones.conv4 import Conv4Backbone
 from trident.backbones.frozen import FrozenBackbone
 from trident.backbones.pretrained import INCLUDED
-from trident.engines.execution import Execution
+from trident.engines.execution import Execution, make_learner
 from trident.engines.plain.heads import HeadLearner
 from trident.errors import TridentError
 from trident.learning import frozen_weights
 from trident.learning.checkpoint import load_checkpoint, save_checkpoint, untrained
-from trident.learning.learners import make_learner
 from trident.measuring.prediction import predict, predict_one_by_one
 from trident.methods.ensemble import Ensemble
 from trident.methods.inner_loop.maml import Maml
@@ -159,7 +158,7 @@ def test_features_are_averaged_over_the_views_after_attention(batch_norm: Litera
     without = replace(recipe.method, attention=False)
 
     def expected(shown: Task) -> Tensor:
-        seen = [learner.features(parameters, shown.with_images(view))[0] for view in views_of(shown.images, views)]
+        seen = [learner.features(parameters, shown.with_images(view)) for view in views_of(shown.images, views)]
         units = [
             F.normalize(attend(parameters, features.reshape(*features.shape[:2], 3, -1)), dim=3) for features in seen
         ]

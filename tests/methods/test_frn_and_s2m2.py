@@ -16,8 +16,8 @@ from classic_tasks import LABELS, N_QUERIES, N_WAY, N, random_parameters, some_t
 from head_examples import CLASSES
 from tiny import TINY_BACKBONE, TINY_EPISODE, doubles, initial, tiny_store
 from trident.backbones.frozen import FrozenBackbone
+from trident.engines.plain.heads import HeadLearner
 from trident.errors import TridentError
-from trident.learning.manifold_mixup import ManifoldMixupLearner
 from trident.methods.metric.frn import FeatureReconstruction
 from trident.methods.metric.s2m2 import MIXING, S2M2
 from trident.nn.activation import activate
@@ -96,7 +96,7 @@ def test_s2m2_s_losses() -> None:
         weights = parameters["classes.weight"]
         return 10 * F.cosine_similarity(f[:, None], weights[None], dim=2)
 
-    found = ManifoldMixupLearner(model).gradient(parameters, Batch(task, labels))
+    found = HeadLearner(model).gradient(parameters, Batch(task, labels))
     for i in range(2):
         u, known, images = float(shares[i]), labels.queries[i], task.images[i]
 

@@ -96,7 +96,7 @@ def test_golden_accuracies_on_photographs(tmp_path: Path) -> None:
     learner = HeadLearner(trained.recipe.model, "running", trained.running)
     task = Task(torch.from_numpy(images)[None], torch.zeros(1, 0, dtype=torch.int64), 5)
     with torch.no_grad():
-        features = learner.features(trained.parameters, task)[0][0]
+        features = learner.features(trained.parameters, task)[0]
     found = accuracies(features.numpy(), [(entry.name, entry.count) for entry in classes], 20)
     print(found)
     assert found == pytest.approx(

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tiny import TINY_BACKBONE, TINY_EPISODE, TINY_RECIPE, check_gradient, doubles, initial, tiny_store, tiny_tasks
 from trident.engines.learner import Learner
+from trident.engines.learners import learners_of
 from trident.engines.plain.heads import HeadLearner
 from trident.errors import TridentError
 from trident.importing import imported
@@ -141,7 +142,7 @@ def test_predictions_are_made_from_the_backbones_features(name: str, batch_norm:
     learner, parameters = learner_of(name, batch_norm)
     task = tiny_tasks().task
     with torch.no_grad():
-        maps = learner.features(parameters, task)[0]
+        maps = learner.features(parameters, task)
     assert learner.running is not None
     known = parameters | {key: value for key, value in learner.running.items() if key == MEAN}
     expected = torch.from_numpy(expected_logits(name, known, maps, task))
@@ -201,7 +202,7 @@ def test_simpleshots_mean_feature_is_that_of_the_training_images() -> None:
     batch = training_batch(learner.model.method)
     found = learner.gradient(parameters, batch)
     with torch.no_grad():
-        features, _ = learner.features(parameters, batch.task)
+        features = learner.features(parameters, batch.task)
     torch.testing.assert_close(found.statistics[MEAN], features.mean(1))
     assert found.statistics.keys() == learner.model.initial_running().keys()
 
@@ -224,7 +225,7 @@ def test_every_name_in_the_registry_is_a_methods(name: str) -> None:
     assert method_name(method) == name
     assert method.about.title and method.about.paper
     assert type(method).__doc__ != Method.__doc__ and len(str(type(method).__doc__)) > 100
-    plain = imported(method.learners["plain"])(method.model(TINY_BACKBONE, TINY_EPISODE))
+    plain = imported(learners_of(type(method))["plain"])(method.model(TINY_BACKBONE, TINY_EPISODE))
     for member in ("log_probabilities", "gradient"):
         assert callable(getattr(plain, member)) and hasattr(Learner, member)
 

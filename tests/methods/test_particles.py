@@ -68,7 +68,7 @@ def test_particles_take_steps_of_the_posterior() -> None:
     expected = parameters[PARTICLES].numpy() + 0.05 * direction
     np.testing.assert_allclose(after[PARTICLES][0].numpy(), expected, rtol=1e-8)
     assert isinstance(learner.model, BayesianMamlModel)
-    queries, _ = learner.model.features(before, batch.task, "query", learner.statistics(batch.task))
+    queries, _ = learner.model.features(before, learner.inputs(batch.task))
     probabilities = [F.softmax(F.linear(queries[0], w[:-3].view(3, -1), w[-3:]), 1) for w in after[PARTICLES][0]]
     found = learner.log_probabilities(parameters, batch.task)[0].exp()
     torch.testing.assert_close(found, torch.stack(probabilities).mean(0))

@@ -9,11 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiny import TINY_RECIPE, Silent, doubles, tiny_store, tiny_tasks
-from trident.engines.execution import Execution
+from trident.engines.execution import Execution, make_learner
 from trident.engines.plain.heads import HeadLearner
 from trident.errors import TridentError
 from trident.learning.checkpoint import BEST, load_checkpoint
-from trident.learning.learners import make_learner
 from trident.learning.run_start import start_run
 from trident.learning.training import train
 from trident.measuring.audit import audit
@@ -36,7 +35,7 @@ def test_logits_are_negative_squared_distances_to_class_means() -> None:
     learner = make_learner(RECIPE, Execution())
     assert isinstance(learner, HeadLearner)
     task, parameters = tiny_tasks().task, doubles(RECIPE.initial(0))
-    features, _ = learner.features(parameters, task)
+    features = learner.features(parameters, task)
     n = task.n_support
     actual = learner.model.method.head(parameters, features, task)
     for index in range(2):

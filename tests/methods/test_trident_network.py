@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tiny import TINY_BACKBONE, TINY_EPISODE, TINY_METHOD, doubles, initial, tiny_tasks
+from trident.methods.inner_loop.base import Inputs
 from trident.methods.trident.latents import Inferred, Latents
 from trident.methods.trident.network import Network
 from trident.methods.trident.objective import OPTIONAL, TERMS, ObjectiveSettings, negative_evidence_lower_bound
@@ -101,14 +102,14 @@ def test_elbo_against_a_hand_worked_example() -> None:
 def test_decorrelation_is_the_mean_squared_correlation_of_the_two_latents() -> None:
     model = network(replace(TINY_METHOD, decorrelation_weight=3.0))
     task, labels = tiny_tasks()
-    latents, _ = model.infer(start_of(model), task, "query", 0, TRANSDUCTIVE)
-    found = model.loss(start_of(model), task, "query", labels, 0, TRANSDUCTIVE).losses
+    latents, _ = model.infer(start_of(model), Inputs(task, TRANSDUCTIVE))
+    found = model.loss(start_of(model), Inputs(task, TRANSDUCTIVE, labels=labels)).losses
     for i in range(2):
         label, semantic = latents.label.loc[i], latents.semantic.loc[i]
         together = torch.corrcoef(torch.cat([label, semantic], 1).T)  # of every number of the latents with every other
         wanted = together[: label.shape[1], label.shape[1] :].square().mean()
         torch.testing.assert_close(found["decorrelation"][i], wanted, rtol=1e-3, atol=1e-3)
-    without = network().loss(start_of(model), task, "query", labels, 0, TRANSDUCTIVE).losses
+    without = network().loss(start_of(model), Inputs(task, TRANSDUCTIVE, labels=labels)).losses
     torch.testing.assert_close(found["total"], without["total"] + 3 * found["decorrelation"])
 
 
@@ -117,7 +118,7 @@ def test_z_label_may_be_kept_from_learning_to_reconstruct(both: bool) -> None:
     model = network(replace(TINY_METHOD, label_learns_to_reconstruct=both))
     parameters = {key: value.requires_grad_() for key, value in start_of(model).items()}
     task, labels = tiny_tasks()
-    error = model.loss(parameters, task, "query", labels, 0, TRANSDUCTIVE).losses["reconstruction"]
+    error = model.loss(parameters, Inputs(task, TRANSDUCTIVE, labels=labels)).losses["reconstruction"]
     names = ["label.loc.weight", "backbone.0.weight", "semantic.loc.weight", "decoder.0.weight"]
     gradients = torch.autograd.grad(error.sum(), [parameters[name] for name in names], materialize_grads=True)
     assert [bool(gradient.any()) for gradient in gradients] == [both, both, True, True]
@@ -130,12 +131,12 @@ def test_the_loss_of_the_queries_is_made_from_their_latents_only(source: str, re
     model = network(replace(TINY_METHOD, classifier_start="prototypes", refinements=refinements))
     task, labels = tiny_tasks()
     statistics = BatchNormStatistics(source, N_SUPPORT)
-    parameters, _ = model.start(start_of(model), task, statistics)
-    latents, _ = model.infer(parameters, task, "query", 0, statistics)
+    parameters, _ = model.start(start_of(model), Inputs(task, statistics))
+    latents, _ = model.infer(parameters, Inputs(task, statistics))
     first = latents.n_context
     assert first == (N_SUPPORT if refinements or source == "support" else 0)
     images, _ = model.decode(parameters, latents, statistics)
-    found = model.loss(parameters, task, "query", labels, 0, statistics)
+    found = model.loss(parameters, Inputs(task, statistics, labels=labels))
     assert found.losses.keys() == {"total", *TERMS} - OPTIONAL
     logits = model.classify(parameters, latents, task)
     torch.testing.assert_close(found.logits, logits)
@@ -164,7 +165,7 @@ def test_unlabelled_images_add_their_loss_without_the_label_term() -> None:
     expected = 0.2 * (images - task.pixels[:, N_SUPPORT:]).square().sum((2, 3, 4)).mean(1)
     for weight, (loc, log_var) in ((0.5, label), (0.7, semantic)):
         expected = expected + weight * 0.5 * (log_var.exp() + loc.square() - 1 - log_var).sum(2).mean(1)
-    losses = [one.loss(start_of(one), task, "support", None, 0, TRANSDUCTIVE).losses["total"] for one in (plain, model)]
+    losses = [one.loss(start_of(one), Inputs(task, TRANSDUCTIVE, "support")).losses["total"] for one in (plain, model)]
     torch.testing.assert_close(losses[1] - losses[0], 3 * expected)
 
 
@@ -179,7 +180,7 @@ class Output(NamedTuple):
 
 def run(model: Network, task: Task, statistics: BatchNormStatistics = TRANSDUCTIVE) -> Output:
     parameters = start_of(model, task.n_tasks)
-    latents, _ = model.infer(parameters, task, "query", 0, statistics)
+    latents, _ = model.infer(parameters, Inputs(task, statistics))
     label, semantic = (Gaussian(*(x[:, latents.n_context :] for x in of)) for of in (latents.label, latents.semantic))
     images, _ = model.decode(parameters, latents, statistics)
     return Output(model.classify(parameters, latents, task), label, semantic, images)
@@ -269,8 +270,8 @@ def test_refined_prototypes_are_soft_k_means() -> None:
         TINY_METHOD, classifier_start="prototypes", classifier_width=7, attfex="off", refinements=1, inner_steps=0
     )
     model, task = network(method), tiny_tasks().task
-    parameters, _ = model.start(start_of(model), task, TRANSDUCTIVE)
-    latents, _ = model.infer(parameters, task, "query", 0, TRANSDUCTIVE)
+    parameters, _ = model.start(start_of(model), Inputs(task, TRANSDUCTIVE))
+    latents, _ = model.infer(parameters, Inputs(task, TRANSDUCTIVE))
     assert latents.n_context == N_SUPPORT
     actual = model.classify(parameters, latents, task)
     assert actual.shape == (2, TINY_EPISODE.n_queries, TINY_EPISODE.n_way)
@@ -299,8 +300,8 @@ def test_prototypes_start_from_distances_to_the_class_means(kind: str, scale: fl
     parameters = parameters | {name: sign * value for name, value in parameters.items() if name.endswith("scale")}
     labels = torch.tensor([[0, 1, 2, 2, 1, 0], [1, 1, 0, 0, 2, 2]])
     task = replace(task, support_labels=labels)
-    started, _ = model.start(parameters, task, TRANSDUCTIVE)
-    support, _ = model.infer(parameters, task, "support", 0, TRANSDUCTIVE)
+    started, _ = model.start(parameters, Inputs(task, TRANSDUCTIVE))
+    support, _ = model.infer(parameters, Inputs(task, TRANSDUCTIVE, "support"))
     z_label, weight, bias = support.z_label, parameters["classifier.0.weight"], parameters["classifier.0.bias"]
     features = F.leaky_relu(z_label @ weight.transpose(1, 2) + bias[:, None], 0.2)
     if kind == "unit":

@@ -35,13 +35,6 @@ def extend(package: Path) -> None:
     objective = methods / "trident" / "objective.py"
     insert(objective, "\n    def check_weights", field)
     objective.write_text(objective.read_text("utf-8") + "\n\n" + function, "utf-8")
-    prior, table = blocks("Add a prior")
-    priors = methods / "trident" / "priors.py"
-    old_table = 'PRIORS = {"standard_normal": StandardNormal}\n'
-    insert(priors, old_table, prior + "\n\n" + table)
-    content = priors.read_text("utf-8").replace(old_table, "")
-    content = content.replace("from dataclasses", "import math\nfrom dataclasses", 1)
-    priors.write_text(content.replace("import Parameters\n", "import Parameters, uniform\n"), "utf-8")
     method, line = blocks("Add a method")
     (methods / "nearest.py").write_text(method, "utf-8")
     insert(methods / "registry.py", '    "simpleshot"', line)
@@ -62,7 +55,7 @@ for line in sys.stdin:
 
 
 @pytest.mark.slow
-def test_a_newcomer_adds_a_loss_a_prior_a_method_and_a_dataset(tmp_path: Path) -> None:
+def test_a_newcomer_adds_a_loss_a_method_and_a_dataset(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__", "*.safetensors"))
     extend(tmp_path / "src" / "trident")
     environment = os.environ | {"PYTHONPATH": f"{tmp_path / 'src'}{os.pathsep}{ROOT / 'tests' / 'support'}"}
@@ -76,11 +69,10 @@ def test_a_newcomer_adds_a_loss_a_prior_a_method_and_a_dataset(tmp_path: Path) -
         return str(said)
 
     short = ["training.steps=2", "validate_every=2", "validation_tasks=2", "tasks_per_step=1", "log_every=1"]
-    trident("train", "glyphs", "--out", "run", "entropy_weight=5", "label_prior=mixture", *short)
+    trident("train", "glyphs", "--out", "run", "entropy_weight=5", *short)
     log = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text("utf-8").splitlines()]
     losses = next(line["losses"] for line in log if line["kind"] == "train")
     assert 0 < losses["entropy"] < 1.7  # at most ln 5
-    assert "label_prior" in trident("params", "glyphs", "label_prior=mixture")
 
     recipe = (tmp_path / "src" / "trident" / "recipes" / "glyphs-matching.toml").read_text("utf-8")
     (tmp_path / "glyphs-nearest.toml").write_text(recipe.replace('name = "matching"', 'name = "nearest"'), "utf-8")

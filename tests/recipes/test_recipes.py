@@ -98,7 +98,7 @@ def test_overrides(override: str, section: str, key: str, value: object) -> None
         ("training.steps=0", "training.steps is 0: 1 or more is needed"),
         ("decoder_batch_norm=maybe", "method.decoder_batch_norm is 'maybe': it must be true or false"),
         ("query_order=sorted", "protocol.query_order is 'sorted': it must be one of shuffled, class_sorted"),
-        ("method.inner_rate=nan", "method.inner_rate is nan: 0 or more is needed"),
+        ("method.inner_rate=nan", "method.inner_rate is nan: it must be finite"),
         ("training.steps", "'training.steps' is not a setting: write KEY=VALUE"),
     ],
 )

@@ -3,6 +3,7 @@
 import torch
 
 from trident.engines.plain.inner_loop import InnerLoopLearner
+from trident.methods.inner_loop.base import Inputs
 from trident.nn.parameters import Parameters
 from trident.tasks.task import Batch
 
@@ -11,7 +12,7 @@ def query_loss_after_adaptation(learner: InnerLoopLearner, parameters: Parameter
     task, labels = batch
     adapted, _ = learner.adapt(parameters, task)[-1]
     with torch.no_grad():
-        found = learner.model.loss(adapted, task, "query", labels, 0, learner.statistics(task))
+        found = learner.model.loss(adapted, Inputs(task, learner.statistics(task), labels=labels))
     return float(found.losses["total"].sum())
 
 

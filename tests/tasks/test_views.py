@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from tiny import TINY_RECIPE, source_for, tiny_store
-from trident.engines.execution import Execution
+from trident.engines.execution import Execution, make_learner
 from trident.errors import TridentError
 from trident.learning.checkpoint import Checkpoint
-from trident.learning.learners import make_learner
 from trident.measuring.evaluate import evaluate
 from trident.measuring.prediction import predict
 from trident.settings import Views

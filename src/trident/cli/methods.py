@@ -63,6 +63,7 @@ def _described_if_possible(name: str) -> dict[str, Any] | None:
 
 
 def _described(name: str) -> dict[str, Any]:
+    from trident.engines.learners import learners_of
     from trident.methods.registry import method_class
 
     method = method_class(name)()
@@ -76,7 +77,7 @@ def _described(name: str) -> dict[str, Any]:
         "trained_on": about.trained_on,
         "any_way": method.any_way,
         "latents": "latents" in about.analyses,
-        "engines": list(method.learners),
+        "engines": list(learners_of(type(method))),
         "positional": method.positional,
     }
 

@@ -4,19 +4,20 @@ The plain engine uses torch's operations and autograd, on any device. The fused 
 `auto` takes the fused engine wherever it can be used.
 """
 
-import importlib.util
-import os
 import platform
 import re
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast, get_args
 
 import torch
 
-from trident.backbones.conv4 import Conv4Backbone
+from trident.engines.fused import why_not_fused
+from trident.engines.learner import Learner
+from trident.engines.learners import learners_of
 from trident.errors import BadValueError, TridentError
+from trident.importing import imported
+from trident.nn.parameters import Parameters
 from trident.recipes.recipe import Recipe
 
 Engine = Literal["plain", "fused"]
@@ -24,7 +25,6 @@ Precision = Literal["fp32", "tf32", "fp16", "bf16"]
 ENGINES: tuple[Engine, ...] = get_args(Engine)
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 DEFAULT_PRECISION: dict[Engine, Precision] = {"plain": "fp32", "fused": "fp16"}
-FUSED_CHANNELS = (16, 32, 64)
 
 
 @dataclass(frozen=True)
@@ -58,32 +58,10 @@ def execution_for(device: torch.device | str, engine: str, precision: str, recip
     return Execution(device, chosen, DEFAULT_PRECISION[chosen] if precision == "auto" else cast(Precision, precision))
 
 
-def why_not_fused(device: str, recipe: Recipe, precision: str) -> str | None:
-    """Why the fused engine cannot run a recipe on a device, or None if it can."""
-    backbone, method = recipe.backbone, recipe.method
-    if "fused" not in method.learners:
-        return f"{method.about.title} has no code for it"
-    if torch.device(device).type != "cuda" or torch.version.hip is not None:
-        return "it needs an NVIDIA GPU"
-    if not isinstance(backbone, Conv4Backbone):
-        return "it computes conv4, and the recipe has another backbone"
-    capability = torch.cuda.get_device_capability(device)
-    if capability < (8, 0):
-        return "it needs a GPU of compute capability 8.0 or more"
-    if importlib.util.find_spec("triton") is None:
-        return "it needs Triton, which comes with torch for CUDA"
-    if not any(map(shutil.which, filter(None, (os.environ.get("CC"), "cc", "gcc", "clang")))):
-        return "it needs a C compiler, with which Triton builds its launchers"
-    if recipe.protocol.batch_norm != "transductive":
-        return f"it takes transductive batch norm only, and protocol.batch_norm is '{recipe.protocol.batch_norm}'"
-    widths = method.channels(backbone)
-    if not widths <= set(FUSED_CHANNELS):
-        return f"it takes 16, 32 or 64 channels, and the recipe has {' and '.join(map(str, sorted(widths)))}"
-    if 64 in widths and (precision in ("fp32", "tf32") or capability < (9, 0)):
-        return "it takes 64 channels only in 16 bits, and with compute capability 9.0 or more"
-    if backbone.image_size % 2:
-        return f"it takes images of an even size, and backbone.image_size is {backbone.image_size}"
-    return method.why_not_fused()
+def make_learner(recipe: Recipe, execution: Execution, running: Parameters | None = None) -> Learner:
+    """The recipe's learner, with its protocol's batch norm, on the engine and in the precision of `execution`."""
+    kind = imported(learners_of(type(recipe.method))[execution.engine])
+    return cast(Learner, kind(recipe.model, recipe.protocol.batch_norm, running, execution.precision))
 
 
 def usable_device(name: str, local_rank: int | None = None) -> str:

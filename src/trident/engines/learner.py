@@ -1,7 +1,7 @@
 """A `Learner` runs a method: it predicts the queries of tasks and computes the training gradient."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -76,7 +76,7 @@ class AdaptsOnce(Protocol):
 
 @dataclass(frozen=True)
 class LearnerFields:
-    """The fields that all learners share. `make_learner` builds learners."""
+    """The fields that all learners share. `execution.make_learner` builds learners."""
 
     model: Model
     batch_norm: str = "transductive"
@@ -95,6 +95,14 @@ def only_finite(values: Tensor, finite: Tensor) -> Tensor:
 def accuracy_of(logits: Tensor, labels: Tensor) -> Tensor:
     """Share of queries whose largest logit is their class: (task,)."""
     return (logits.detach().argmax(-1) == labels).float().mean(1)
+
+
+@contextmanager
+def computing(precision: str, device: torch.device) -> Iterator[None]:
+    """Turn autograd off and make the tasks' GPU current, because Triton launches on the current GPU."""
+    current = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    with current, torch.no_grad(), matrix_products(precision, device):
+        yield
 
 
 @contextmanager

@@ -19,12 +19,11 @@ import torch
 from trident.backbones.conv4 import Conv4Backbone, conv4_of
 from trident.data.decoding_process import decoders
 from trident.data.images import ImageSource, Target, UnreadableImageError
-from trident.engines.execution import execution_for
+from trident.engines.execution import execution_for, make_learner
 from trident.engines.learner import Learner
 from trident.errors import TridentError
 from trident.labelling.labelled import Labelled, check_labels
 from trident.learning.checkpoint import Checkpoint, Temperatures
-from trident.learning.learners import make_learner
 from trident.measuring.calibration import softmax
 from trident.measuring.prediction import encode_support, predict, predict_one_by_one
 from trident.measuring.subject import default_chunk

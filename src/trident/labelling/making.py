@@ -16,9 +16,8 @@ from trident.labelling.label_latents import latents_for
 from trident.labelling.labelled import PictureLabeller
 from trident.labelling.labeller import Labeller, read_labelled
 from trident.labelling.picture_features import readable_features
-from trident.learning.checkpoint import Checkpoint, load_checkpoint, recipe_of_weights
+from trident.learning.checkpoint import Checkpoint, load_checkpoint, recipe_of_weights, with_method
 from trident.learning.frozen_weights import with_conv4
-from trident.learning.other_method import with_method
 from trident.methods.base import HeadOnFeatures
 from trident.methods.registry import method_class, method_name
 from trident.weights import FEW_SHOTS, weight_names, weights_for

@@ -12,9 +12,8 @@ from trident.data.store import ImageStore
 from trident.errors import TridentError
 from trident.leaderboard.boards import Board
 from trident.leaderboard.rows import Row
-from trident.learning.checkpoint import Checkpoint, load_checkpoint
+from trident.learning.checkpoint import Checkpoint, load_checkpoint, with_method
 from trident.learning.frozen_weights import PREFIX, frozen_conv4, without_conv4
-from trident.learning.other_method import with_method
 from trident.methods.base import HeadOnFeatures
 from trident.progress import Progress
 from trident.recipes.loading import with_overrides

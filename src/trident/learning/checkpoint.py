@@ -20,9 +20,10 @@ from trident.data.store import ImageStore
 from trident.errors import TridentError, one_line
 from trident.files import atomic_file
 from trident.learning import weights_header
+from trident.methods.registry import method_name
 from trident.nn.parameters import Parameters
 from trident.recipes.files import recipe_names
-from trident.recipes.loading import load_recipe, recipe_from, recipe_values
+from trident.recipes.loading import load_recipe, method_from, recipe_from, recipe_values
 from trident.recipes.recipe import Recipe
 from trident.weights import weight_names, weights_file
 
@@ -219,6 +220,21 @@ def _content(path: Path, with_tensors: bool = True) -> tuple[dict[str, str], Par
     if metadata.get("format") != _FORMAT:
         raise TridentError(f"{path} holds weights of another program, or of another version of trident")
     return metadata, tensors
+
+
+def with_method(checkpoint: Checkpoint, name: str) -> Checkpoint:
+    """The weights as those of another method that is trained in the same way: parameters of the same names."""
+    if method_name(checkpoint.recipe.method) == name:
+        return checkpoint
+    classes = checkpoint.recipe.method.n_training_classes
+    recipe = replace(checkpoint.recipe, method=method_from(name, {"training_classes": classes} if classes else {}))
+    return replace(
+        checkpoint,
+        recipe=recipe,
+        parameters={key: checkpoint.parameters[key] for key in recipe.shapes()},
+        running={key: checkpoint.running[key] for key in recipe.running_shapes()},
+        temperatures=Temperatures(),  # they were fitted for the first method
+    )
 
 
 def shareable(checkpoint: Checkpoint, half: bool = False) -> Checkpoint:

@@ -6,10 +6,9 @@ import torch
 
 from trident.data.store import ImageStore
 from trident.distributed.processes import Processes
-from trident.engines.execution import Execution
+from trident.engines.execution import Execution, make_learner
 from trident.engines.learner import Gradient
 from trident.learning.distributed import sum_over_processes
-from trident.learning.learners import make_learner
 from trident.nn.parameters import Parameters
 from trident.recipes.recipe import Recipe
 from trident.settings import TrainingSettings

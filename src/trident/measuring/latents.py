@@ -14,7 +14,7 @@ from trident.errors import TridentError
 from trident.learning.checkpoint import Checkpoint
 from trident.measuring.subject import TrainedModel
 from trident.methods.base import Method
-from trident.methods.inner_loop.base import InnerState
+from trident.methods.inner_loop.base import InnerState, Inputs
 from trident.methods.trident.latents import Latents
 from trident.methods.trident.network import Network
 from trident.nn.batch_norm import BatchNormStatistics
@@ -83,7 +83,7 @@ def set_up(
 def query_latents(learner: LatentLearner, adapted: Parameters, task: Task) -> Latents:
     """Latents of the queries; those of support images may come first. `adapted` has a task axis."""
     with torch.no_grad():
-        found, _ = learner.model.infer(adapted, task, "query", 0, learner.statistics(task))
+        found, _ = learner.model.infer(adapted, Inputs(task, learner.statistics(task)))
     return found
 
 
@@ -92,10 +92,10 @@ def latents_and_images(learner: LatentLearner, parameters: Parameters, task: Tas
     model, statistics = learner.model, learner.statistics(task)
     adapted, _ = learner.adapt(parameters, task)[-1]
     with torch.no_grad():
-        found, _ = model.infer(adapted, task, "query", 0, statistics)
+        found, _ = model.infer(adapted, Inputs(task, statistics))
         z_label, codes = found.z_label, model.codes(found)
         if found.n_context == 0:  # the support images are not included
-            support, _ = model.infer(adapted, task, "support", 0, statistics)
+            support, _ = model.infer(adapted, Inputs(task, statistics, "support"))
             z_label, codes = torch.cat([support.z_label, z_label], 1), torch.cat([model.codes(support), codes], 1)
         images, _ = model.decoder(adapted, codes, statistics)
     return z_label, images

@@ -10,12 +10,11 @@ from torch import Tensor
 
 from trident.backbones.frozen import FrozenBackbone
 from trident.data.store import ImageStore, positions_of
-from trident.engines.execution import Execution, execution_for
+from trident.engines.execution import Execution, execution_for, make_learner
 from trident.engines.learner import Learner
 from trident.errors import TridentError, one_line
 from trident.learning.checkpoint import Checkpoint
 from trident.learning.frozen_weights import PREFIX, conv4_features, without_conv4
-from trident.learning.learners import make_learner
 from trident.measuring.cached_features import CachedFeatures, can_be_cached
 from trident.measuring.prediction import predict, predict_one_by_one
 from trident.methods.base import HeadModel

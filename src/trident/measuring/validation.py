@@ -2,7 +2,8 @@
 
 from trident.data.store import ImageStore
 from trident.distributed.processes import ALONE, Processes
-from trident.engines.execution import Execution, why_not_fused
+from trident.engines.execution import Execution
+from trident.engines.fused import why_not_fused
 from trident.measuring.evaluate import Evaluation, evaluate
 from trident.measuring.subject import TrainedModel
 from trident.nn.parameters import Parameters

@@ -8,9 +8,8 @@ A method gets a `Task`, which has no query labels. Only its training loss gets t
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,11 +18,12 @@ from torch import Tensor
 from trident.backbones.base import Backbone
 from trident.backbones.conv4 import Conv4Backbone, single_conv4
 from trident.errors import TridentError
+from trident.nn.batch_norm import BatchNormStatistics
 from trident.nn.linear import Linear
-from trident.nn.parameters import Parameters
-from trident.settings import EpisodeSpec, require_at_least, setting
+from trident.nn.parameters import Parameters, for_each_task
+from trident.settings import EpisodeSpec, check_bounds, setting
 from trident.tasks.source import NoiseShapes
-from trident.tasks.task import Labels, Task
+from trident.tasks.task import Batch, Labels, Task
 
 Losses = dict[str, Tensor]  # the parts by name, (task,) each; "total" is what training minimises
 
@@ -64,7 +64,9 @@ class Method(ABC):
     """Base of all methods."""
 
     about: ClassVar[About]
-    learners: ClassVar[Mapping[str, str]]  # by engine: the import path of the learner that computes it
+
+    def __post_init__(self) -> None:
+        check_bounds(self, "method")
 
     @abstractmethod
     def model(self, backbone: Backbone, episode: EpisodeSpec) -> Model:
@@ -138,13 +140,14 @@ class Method(ABC):
     def check_training(self, backbone: Backbone) -> None:  # noqa: B027 - most methods can be trained with any
         """Raise an error if it cannot be trained with this backbone."""
 
-    def channels(self, backbone: Conv4Backbone) -> set[int]:
-        """The widths of all convolution stacks, the backbone's included."""
-        return {backbone.channels}
 
-    def why_not_fused(self) -> str | None:
-        """Why the fused engine cannot compute it with these settings; None if it can."""
-        return None
+class TrainingStep(NamedTuple):
+    """What a training batch gives before the gradient is computed."""
+
+    losses: Losses  # (task,) each
+    logits: Tensor  # (task, image, class): the share that is right is logged
+    truth: Tensor  # (task, image) int64
+    statistics: Parameters  # of batch norm, and the method's own: (task, ...) each
 
 
 @dataclass(frozen=True)
@@ -153,11 +156,6 @@ class HeadOnFeatures(Method):
 
     takes_cells: ClassVar[bool] = False  # whether features come as (task, image, cell, channel): one cell of the
     # backbone's square feature map after another, row by row. A backbone without maps has one cell.
-
-    learners: ClassVar[Mapping[str, str]] = {
-        "plain": "trident.engines.plain.heads:HeadLearner",
-        "fused": "trident.engines.fused.heads:FusedHeadLearner",
-    }
 
     @abstractmethod
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
@@ -203,6 +201,15 @@ class HeadOnFeatures(Method):
         logits = self.training_logits(parameters, features, task)
         return logits, self.losses(logits, labels)
 
+    def training_step(
+        self, model: "HeadModel", parameters: Parameters, batch: Batch, statistics: BatchNormStatistics
+    ) -> TrainingStep:
+        """The losses of a batch. Override it for training that reaches into the backbone, which only `plain` can do."""
+        task, labels = batch
+        features, seen = model.encode(parameters, task, statistics)
+        logits, losses = self.training(model.with_batch_statistics(parameters, features), features, task, labels)
+        return TrainingStep(losses, logits, labels.queries, seen | self.labelled_statistics(features.detach(), labels))
+
     def noise_shapes(self, episode: EpisodeSpec, predictions: int) -> NoiseShapes:
         """The noise that a task needs, as in `Model.noise_shapes`; `task.noise` then has it."""
         return {}
@@ -217,10 +224,7 @@ class HeadOnFeatures(Method):
 class ClassifierHead(HeadOnFeatures):
     """Base of heads whose features are trained by a linear classifier of all training classes."""
 
-    training_classes: int = setting(64, "number of classes in the training split", most=100_000)
-
-    def __post_init__(self) -> None:
-        require_at_least(self, "method", 2, "training_classes")
+    training_classes: int = setting(64, "number of classes in the training split", most=100_000, least=2)
 
     @property
     def n_training_classes(self) -> int:
@@ -250,6 +254,11 @@ class HeadModel(Model):
     def n_features(self) -> int:
         """Number of features that the head gets: of a whole image, or of one cell with `takes_cells`."""
         return self.backbone.n_features // (self.backbone.n_cells if self.method.takes_cells else 1)
+
+    def encode(self, parameters: Parameters, task: Task, statistics: BatchNormStatistics) -> tuple[Tensor, Parameters]:
+        """Features of all images, as the head takes them, and the batch-norm statistics."""
+        maps, seen = self.backbone(for_each_task(parameters, task.n_tasks), task, statistics)
+        return self.features(maps), seen
 
     def features(self, maps: Tensor) -> Tensor:
         """The backbone's output (task, image, ...) in the shape that the head takes."""

@@ -15,7 +15,7 @@ from trident.nn.cell_attention import HEADS, attend, initial_attention
 from trident.nn.class_variation import initial_variation, negative_log_likelihood, shortened
 from trident.nn.linear import Linear
 from trident.nn.parameters import Parameters, stacked
-from trident.settings import EpisodeSpec, require, require_at_least, require_positive, setting
+from trident.settings import EpisodeSpec, require, setting
 from trident.tasks.task import Labels, Task
 
 NEVER = -1e4  # logit of a class without other images in the batch
@@ -53,21 +53,14 @@ class Ensemble(SoftKMeans, ClassifierHead):
         trained_on="classes",
         transductive=True,
     )
-    branches: int = setting(1, "networks that the features come from: backbone.branches", most=64)
+    branches: int = setting(1, "networks that the features come from: backbone.branches", most=64, least=1)
     attention: bool = setting(False, "whether the cells of each branch's feature map attend to each other")
-    prototype_weight: float = setting(0.0, "weight of the loss of prototypes in training")
-    prototype_scale: float = setting(10.0, "factor of the cosines in the loss of prototypes")
-    variation: int = setting(0, "directions in which images of a class differ, found in training", most=4096)
+    prototype_weight: float = setting(0.0, "weight of the loss of prototypes in training", least=0)
+    prototype_scale: float = setting(10.0, "factor of the cosines in the loss of prototypes", above=0)
+    variation: int = setting(0, "directions in which images of a class differ, found in training", most=4096, least=0)
     damping: float = setting(
-        10.0, "how much features are shortened along these directions (method.variation)", after_training=True
+        10.0, "how much features are shortened along these directions (method.variation)", after_training=True, least=0
     )
-
-    def __post_init__(self) -> None:
-        ClassifierHead.__post_init__(self)
-        SoftKMeans.__post_init__(self)
-        require_at_least(self, "method", 1, "branches")
-        require_at_least(self, "method", 0, "prototype_weight", "variation", "damping")
-        require_positive(self, "method", "prototype_scale")
 
     @property
     def classifies_together(self) -> bool:

@@ -1,27 +1,25 @@
 """Methods with a head on backbone features: fused forward and backward in the backbone, autograd in the head."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from trident.backbones.conv4 import Conv4Backbone, conv4_of
+from trident.engines.cuda_graphs import RecordedLearner
 from trident.engines.fused.encoder import Encoded, FusedEncoder
 from trident.engines.fused.layout import Layout
-from trident.engines.fused.replay import Recordings, computing
 from trident.engines.fused.storage import PRODUCTS, pictures_of, slope_of
-from trident.engines.learner import Gradient, LearnerFields, accuracy_of
+from trident.engines.learner import Gradient, accuracy_of, computing
+from trident.engines.plain.heads import HeadLearner
 from trident.methods.base import HeadModel
-from trident.methods.inner_loop.base import Encodings
 from trident.nn.parameters import Parameters, as_leaves, for_each_task
-from trident.nn.probabilities import mean_prediction
 from trident.tasks.task import Batch, Task
 
 
 @dataclass(frozen=True)
-class FusedHeadLearner(LearnerFields):
+class FusedHeadLearner(RecordedLearner, HeadLearner):
     model: HeadModel
-    recordings: Recordings = field(init=False, default_factory=Recordings, compare=False, repr=False)
 
     @property
     def _backbone(self) -> Conv4Backbone:
@@ -38,25 +36,10 @@ class FusedHeadLearner(LearnerFields):
         rows = pictures_of(task, self.precision, self._backbone.channels).rows(0, task.images.shape[1])
         return [encoder.forward(parameters, rows) for encoder in self.encoders]
 
-    def log_probabilities(self, parameters: Parameters, task: Task) -> Tensor:
-        return self.log_probabilities_from(parameters, task, self.encode(parameters, task))
-
-    def encode(self, parameters: Parameters, task: Task) -> Encodings:
-        with computing(self.precision, task.device):
-            maps = _joined(self._encode(for_each_task(parameters, task.n_tasks), task))
-            known = self.model.with_running_statistics(parameters, self.running)
-            return {"features": self.model.method.image_features(known, self.model.features(maps))}
-
-    def log_probabilities_from(self, parameters: Parameters, task: Task, encodings: Encodings) -> Tensor:
-        with computing(self.precision, task.device):
-            parameters = self.model.with_running_statistics(parameters, self.running)
-            return mean_prediction([self.model.method.head(parameters, encodings["features"], task)])
-
-    def gradient(self, parameters: Parameters, batch: Batch) -> Gradient:
-        return self.recordings(self.compute, parameters, batch)
+    def features(self, parameters: Parameters, task: Task) -> Tensor:
+        return self.model.features(_joined(self._encode(for_each_task(parameters, task.n_tasks), task)))
 
     def compute(self, parameters: Parameters, batch: Batch) -> Gradient:
-        """The gradient, without a CUDA graph."""
         task, labels = batch
         method = self.model.method
         with computing(self.precision, task.device):

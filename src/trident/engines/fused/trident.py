@@ -1,21 +1,21 @@
-"""TRIDENT with the fused passes: the same meta-gradient as in `learning/inner_loop.py`.
+"""TRIDENT with the fused passes: the same meta-gradient as in `engines/plain/inner_loop.py`.
 
 An inner step caches the results of its forward and backward passes. The Hessian-vector product that pulls the
 meta-gradient back through the step then needs only the two tangent passes. Task parameters are one flat matrix,
 (task, parameter), so that a step of the inner optimiser is one operation.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from trident.engines.cuda_graphs import RecordedLearner
 from trident.engines.fused.layout import Layout
 from trident.engines.fused.network import FusedEncodings, FusedNetwork, Images, Pass
-from trident.engines.fused.replay import Recordings, computing
-from trident.engines.learner import Gradient, LearnerFields, accuracy_of, only_finite
+from trident.engines.learner import Gradient, accuracy_of, computing, only_finite
 from trident.methods.inner_loop.base import InnerState
 from trident.methods.trident.network import Network
 from trident.nn.parameters import Parameters, for_each_task
@@ -41,9 +41,8 @@ class Step:
 
 
 @dataclass(frozen=True)
-class FusedTridentLearner(LearnerFields):
+class FusedTridentLearner(RecordedLearner):
     model: Network
-    recordings: Recordings = field(init=False, default_factory=Recordings, compare=False, repr=False)
 
     @cached_property
     def network(self) -> FusedNetwork:
@@ -113,11 +112,7 @@ class FusedTridentLearner(LearnerFields):
             latents = [self.network.posteriors(leaves, task, "query", draw) for draw in draws]
             return mean_prediction([self.model.classify(leaves, found, task) for found in latents])
 
-    def gradient(self, parameters: Parameters, batch: Batch) -> Gradient:
-        return self.recordings(self.compute, parameters, batch)
-
     def compute(self, parameters: Parameters, batch: Batch) -> Gradient:
-        """The meta-gradient, without a CUDA graph."""
         task, labels = batch
         with computing(self.precision, task.device):
             images = self.network.images(task)

@@ -8,36 +8,33 @@ through one step is  v <- v - a H v  with the Hessian H of the support loss.
 All functions here are pure: images, labels and noise come in, new parameters or gradients go out.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from trident.engines.fused.replay import Recordings
-from trident.engines.learner import (
-    Gradient,
-    LearnerFields,
-    accuracy_of,
-    matrix_products,
-    only_finite,
-)
-from trident.methods.inner_loop.base import Encodings, InnerLoopMethod, InnerLoopModel, InnerState
+from trident.engines.cuda_graphs import RecordedLearner
+from trident.engines.learner import Gradient, accuracy_of, computing, matrix_products, only_finite
+from trident.methods.inner_loop.adapted_conv4 import AdaptedConv4
+from trident.methods.inner_loop.base import Encodings, InnerLoopMethod, InnerLoopModel, InnerState, Inputs
 from trident.nn.parameters import Parameters, as_leaves, for_each_task
 from trident.nn.probabilities import mean_prediction
 from trident.tasks.task import Batch, Labels, Task
 
 
 @dataclass(frozen=True)
-class InnerLoopLearner(LearnerFields):
+class InnerLoopLearner(RecordedLearner):
     """The plain learner of every method with inner steps, with torch's autograd."""
 
     model: InnerLoopModel
-    recordings: Recordings = field(init=False, default_factory=Recordings, compare=False, repr=False)
 
     @property
     def method(self) -> InnerLoopMethod:
         return self.model.method
+
+    def inputs(self, task: Task, **others: Any) -> Inputs:
+        return Inputs(task, self.statistics(task), **others)
 
     # Adaptation.
 
@@ -52,7 +49,7 @@ class InnerLoopLearner(LearnerFields):
         """`labels` of the queries: in training only."""
         leaves = as_leaves(for_each_task(parameters, task.n_tasks))
         with torch.set_grad_enabled(self.method.inner_steps > 0):  # inner steps always need gradients
-            started, reused = self._start(leaves, task, labels)
+            started, reused = self.model.start(leaves, self.inputs(task, labels=labels))
         # A last layer made from prototypes is a leaf: inner gradients do not flow through the prototypes.
         current = leaves | as_leaves({key: value for key, value in started.items() if key not in leaves})
         state = self.method.initial_state(current)
@@ -65,16 +62,11 @@ class InnerLoopLearner(LearnerFields):
             current = as_leaves(after)
         return trajectory
 
-    def _start(self, parameters: Parameters, task: Task, labels: Labels | None) -> tuple[Parameters, Any]:
-        if labels is None:
-            return self.model.start(parameters, task, self.statistics(task))
-        return self.model.training_start(parameters, task, labels, self.statistics(task))
-
     def inner_step(
         self, parameters: Parameters, state: InnerState, task: Task, step: int, differentiable: bool, reused: Any = None
     ) -> tuple[Parameters, InnerState]:
         """One gradient step on the support sets. `parameters` must require gradients."""
-        found = self.model.loss(parameters, task, "support", None, step, self.statistics(task), reused)
+        found = self.model.loss(parameters, self.inputs(task, target="support", draw=step, reused=reused))
         adapted = {key: value for key, value in parameters.items() if self.method.adapts(key)}
         gradient = _gradient(found.losses["total"].sum(), adapted, create_graph=differentiable)
         return self.method.update(parameters, state, gradient, step)
@@ -94,37 +86,35 @@ class InnerLoopLearner(LearnerFields):
         return self.adapt(parameters, task)[-1][0]
 
     def log_probabilities_adapted(self, adapted: Parameters, task: Task) -> Tensor:
-        with torch.no_grad(), matrix_products(self.precision, task.device):
-            statistics = self.statistics(task)
-            encodings = self.model.encode(adapted, task, statistics)
-            return mean_prediction(self.model.logits(adapted, task, encodings, statistics))
+        with computing(self.precision, task.device):
+            inputs = self.inputs(task)
+            encodings = self.model.encode(adapted, inputs)
+            return mean_prediction(self.model.logits(adapted, inputs._replace(encodings=encodings)))
 
     @property
     def encodes_alone(self) -> bool:
         return self.batch_norm == "running" and not self.method.inner_steps and not self.method.positional
 
     def encode(self, parameters: Parameters, task: Task) -> Encodings:
-        with torch.no_grad(), matrix_products(self.precision, task.device):
-            return self.model.encode(for_each_task(parameters, task.n_tasks), task, self.statistics(task))
+        with computing(self.precision, task.device):
+            return self.model.encode(for_each_task(parameters, task.n_tasks), self.inputs(task))
 
     def log_probabilities_from(self, parameters: Parameters, task: Task, encodings: Encodings) -> Tensor:
         """Without inner steps the encoders do not change, so one encoding serves both sets."""
         assert not self.method.inner_steps
-        own, statistics = for_each_task(parameters, task.n_tasks), self.statistics(task)
-        with torch.no_grad(), matrix_products(self.precision, task.device):
-            started, _ = self.model.start(own, task, statistics, encodings)
-            return mean_prediction(self.model.logits(started, task, encodings, statistics))
+        inputs = self.inputs(task, encodings=encodings)
+        with computing(self.precision, task.device):
+            started, _ = self.model.start(for_each_task(parameters, task.n_tasks), inputs)
+            return mean_prediction(self.model.logits(started, inputs))
 
     # The meta-gradient.
 
     def gradient(self, parameters: Parameters, batch: Batch) -> Gradient:
         """The gradient of the summed query losses after adaptation, with respect to the parameters before it."""
-        if self.method.recorded and torch.version.hip is None:  # on a CPU this records nothing
-            return self.recordings(self.compute, parameters, batch)
-        return self.compute(parameters, batch)
+        recorded = isinstance(self.method, AdaptedConv4) and torch.version.hip is None
+        return super().gradient(parameters, batch) if recorded else self.compute(parameters, batch)
 
     def compute(self, parameters: Parameters, batch: Batch) -> Gradient:
-        """The gradient, without a CUDA graph."""
         with matrix_products(self.precision, batch.task.device):
             return self._meta_gradient(parameters, batch)
 
@@ -133,7 +123,7 @@ class InnerLoopLearner(LearnerFields):
         trajectory = self._adapt(parameters, task, labels)
         adapted = as_leaves(trajectory[-1][0])
         with torch.enable_grad():
-            outer = self.model.loss(adapted, task, "query", labels, 0, self.statistics(task))
+            outer = self.model.loss(adapted, self.inputs(task, labels=labels))
             pulled = _gradient(outer.losses["total"].sum(), adapted)
         if self.method.inner_order == "second":
             moments = InnerState(*({key: torch.zeros_like(x) for key, x in m.items()} for m in trajectory[-1][1]))
@@ -145,7 +135,7 @@ class InnerLoopLearner(LearnerFields):
         pulled = {key: only_finite(value, finite) for key, value in pulled.items()}
         leaves = as_leaves(parameters)
         with torch.enable_grad():
-            started, _ = self._start(for_each_task(leaves, task.n_tasks), task, labels)
+            started, _ = self.model.start(for_each_task(leaves, task.n_tasks), self.inputs(task, labels=labels))
             gradients = torch.autograd.grad(
                 [started[key] for key in pulled], list(leaves.values()), list(pulled.values()), materialize_grads=True
             )

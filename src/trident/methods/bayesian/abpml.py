@@ -8,12 +8,12 @@ from torch import Tensor
 
 from trident.backbones.base import Backbone
 from trident.methods.base import About, HeadModel, HeadOnFeatures, Losses, cross_entropy
-from trident.methods.transductive.class_noise import class_noise
+from trident.methods.bayesian.versa import class_noise
 from trident.nn.classes import class_means, squared_distances
 from trident.nn.gaussian import LOG_VAR_BOUND, Gaussian
 from trident.nn.parameters import Parameters
 from trident.nn.probabilities import mean_prediction
-from trident.settings import EpisodeSpec, require_at_least, require_finite, require_positive, setting
+from trident.settings import EpisodeSpec, setting
 from trident.tasks.source import NoiseShapes
 from trident.tasks.task import Labels, Task, all_labels
 
@@ -46,14 +46,9 @@ class BayesianPrototypes(HeadOnFeatures):
         "Amortized Bayesian Prototype Meta-learning: A New Probabilistic Meta-learning Approach to Few-shot "
         "Image Classification",
     )
-    initial_scale: float = setting(6.4, "start of the learned scale s of squared distances")
+    initial_scale: float = setting(6.4, "start of the learned scale s of squared distances", above=0)
     initial_log_var: float = setting(-5.0, "start of the learned shift of log-variances")
-    kl_weight: float = setting(0.01, "weight of the divergence between the two distributions of a prototype")
-
-    def __post_init__(self) -> None:
-        require_positive(self, "method", "initial_scale")
-        require_at_least(self, "method", 0, "kl_weight")
-        require_finite(self, "method", "initial_log_var")
+    kl_weight: float = setting(0.01, "weight of the divergence between the two distributions of a prototype", least=0)
 
     def model(self, backbone: Backbone, episode: EpisodeSpec) -> "PrototypeModel":
         return PrototypeModel(self, backbone)

@@ -11,7 +11,7 @@ from trident.methods.base import About, Losses
 from trident.methods.bayesian.kernel_head import KernelHead, one_hot
 from trident.nn.gaussian_process import solve
 from trident.nn.parameters import Parameters
-from trident.settings import require_positive, setting
+from trident.settings import setting
 from trident.tasks.task import Labels, Task, all_labels
 
 
@@ -37,14 +37,10 @@ class DeepKernelTransfer(KernelHead):
         "Patacchiola et al. 2020",
         "Bayesian Meta-Learning for the Few-Shot Setting via Deep Kernels",
     )
-    noise: float = setting(0.1, "variance of the labels around the process; fixed, as published")
+    noise: float = setting(0.1, "variance of the labels around the process; fixed, as published", above=0)
     scale: float = setting(
-        1.0, "scale of posterior means in the logits: how confident the probabilities are", after_training=True
+        1.0, "scale of posterior means in the logits: how confident the probabilities are", after_training=True, above=0
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive(self, "method", "noise", "scale")
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         kernel = self.kernel(parameters, features)

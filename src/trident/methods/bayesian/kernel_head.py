@@ -11,7 +11,7 @@ from torch import Tensor
 from trident.methods.base import Losses, cross_entropy
 from trident.methods.metric.normalised import NormalisedHead
 from trident.nn.parameters import Parameters
-from trident.settings import require_positive, setting
+from trident.settings import setting
 from trident.tasks.task import Labels, Task, all_labels
 
 
@@ -26,10 +26,7 @@ class KernelHead(NormalisedHead):
     normalisation: Literal["UN", "L2N", "CL2N"] = setting(
         "L2N", "normalisation of features in the kernel: linear kernel, cosine, or cosine of centred features"
     )
-    initial_scale: float = setting(1.0, "start of the kernel's learned scale v")
-
-    def __post_init__(self) -> None:
-        require_positive(self, "method", "initial_scale")
+    initial_scale: float = setting(1.0, "start of the kernel's learned scale v", above=0)
 
     def initial(self, n_features: int, generator: torch.Generator) -> Parameters:
         return {"log_scale": torch.tensor(math.log(self.initial_scale))}
@@ -47,6 +44,7 @@ class MeanFieldKernelHead(KernelHead):
     objective: Literal["marginal", "predictive"] = setting(
         "marginal", "what training maximises: the evidence of a task's labels, or the queries' probabilities"
     )
+    rounds: int = setting(8, "mean-field updates of the posterior", after_training=True, most=1000, least=1)
 
     @abstractmethod
     def task_evidence(self, kernel: Tensor, truth: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from trident.methods.base import About
 from trident.methods.bayesian.kernel_head import MeanFieldKernelHead, one_hot
 from trident.nn.gaussian_process import Posterior, mean_log_sigmoid, polya_gamma_mean, posterior, tilt_of
 from trident.nn.parameters import Parameters
-from trident.settings import require_at_least, setting
+from trident.settings import setting
 from trident.tasks.task import Task
 
 
@@ -55,10 +55,6 @@ class LogisticSoftmaxProcess(MeanFieldKernelHead):
         "Multi-Class Gaussian Process Classification Made Conjugate: Efficient Inference via Data Augmentation",
     )
     rounds: int = setting(10, "mean-field updates of the posterior", after_training=True, most=1000)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least(self, "method", 1, "rounds")
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         kernel = self.kernel(parameters, features)

@@ -12,7 +12,7 @@ from trident.methods.base import About
 from trident.methods.metric.normalised import NormalisedHead
 from trident.nn.classes import members_of, weighted_means
 from trident.nn.parameters import Parameters, normal
-from trident.settings import require, require_at_least, require_positive, setting
+from trident.settings import require, setting
 from trident.tasks.task import Task
 
 LEAST = 1e-6  # of kappa, of nu - (d - 1), and added to the diagonal of S
@@ -46,14 +46,13 @@ class MetaQda(NormalisedHead):
 
     about = About("MetaQDA", "Zhang et al. 2021", "Shallow Bayesian Meta Learning for Real-World Few-Shot Recognition")
     dimensions: int | None = setting(
-        128, "d: numbers that features are projected to; 'none' takes them as they are", most=4096
+        128, "d: numbers that features are projected to; 'none' takes them as they are", most=4096, least=1
     )
     blend: float = setting(0.5, "weight of the identity in the inverse covariance, from 0 to 1")
-    initial_spread: float = setting(4.0, "start of L, as a multiple of the identity")
+    initial_spread: float = setting(4.0, "start of L, as a multiple of the identity", above=0)
 
     def __post_init__(self) -> None:
-        require_at_least(self, "method", 1, "dimensions")
-        require_positive(self, "method", "initial_spread")
+        super().__post_init__()
         require(0 <= self.blend <= 1, f"method.blend is {self.blend}: it must be from 0 to 1")
 
     def describe(self) -> str:

@@ -7,12 +7,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trident.methods.base import About
-from trident.methods.transductive.fixed_shape import FixedShapeHead
+from trident.methods.transductive.base import FixedShapeHead
 from trident.nn.classes import class_means
 from trident.nn.linear import Linear
 from trident.nn.parameters import Parameters
 from trident.nn.vectors import length_of
-from trident.settings import EpisodeSpec, require_at_least, require_positive, setting
+from trident.settings import EpisodeSpec, setting
 from trident.tasks.task import Task
 
 HIDDEN = 8  # hidden units of the network, as a multiple of the number of classes
@@ -42,13 +42,9 @@ class SyntheticInformationBottleneck(FixedShapeHead):
         "Empirical Bayes Transductive Meta-Learning with Synthetic Gradients",
         transductive=True,
     )
-    steps: int = setting(3, "synthetic gradient steps", after_training=True, most=10_000)
-    rate: float = setting(1e-3, "learning rate of these steps", after_training=True)
-    initial_scale: float = setting(10.0, "start of the learned scale s of cosines")
-
-    def __post_init__(self) -> None:
-        require_at_least(self, "method", 0, "steps")
-        require_positive(self, "method", "rate", "initial_scale")
+    steps: int = setting(3, "synthetic gradient steps", after_training=True, most=10_000, least=0)
+    rate: float = setting(1e-3, "learning rate of these steps", after_training=True, above=0)
+    initial_scale: float = setting(10.0, "start of the learned scale s of cosines", above=0)
 
     def initial_for(self, n_features: int, episode: EpisodeSpec, generator: torch.Generator) -> Parameters:
         n_way, hidden = episode.n_way, HIDDEN * episode.n_way

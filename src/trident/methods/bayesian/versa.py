@@ -7,13 +7,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trident.methods.base import About, HeadOnFeatures
-from trident.methods.transductive.class_noise import class_noise
-from trident.nn.classes import class_means
+from trident.nn.classes import class_means, members_of
 from trident.nn.gaussian import LOG_VAR_BOUND, Gaussian, GaussianHead
 from trident.nn.linear import Linear
 from trident.nn.parameters import Parameters, for_each_task
 from trident.nn.probabilities import mean_prediction
-from trident.settings import EpisodeSpec, require_at_least, require_finite, setting
+from trident.settings import EpisodeSpec, setting
 from trident.tasks.source import NoiseShapes
 from trident.tasks.task import Task
 
@@ -35,15 +34,11 @@ class Versa(HeadOnFeatures):
     """
 
     about = About("VERSA", "Gordon et al. 2019", "Meta-Learning Probabilistic Inference for Prediction")
-    width: int = setting(128, "features that are classified, and hidden units of the network", most=4096)
+    width: int = setting(128, "features that are classified, and hidden units of the network", most=4096, least=1)
     samples: int = setting(
-        10, "sampled classifiers in each draw of the latents, in training too", after_training=True, most=100
+        10, "sampled classifiers in each draw of the latents, in training too", after_training=True, most=100, least=1
     )
     initial_log_var: float = setting(-5.0, "start of the log-variances of weights and biases")
-
-    def __post_init__(self) -> None:
-        require_at_least(self, "method", 1, "width", "samples")
-        require_finite(self, "method", "initial_log_var")
 
     def describe(self) -> str:
         return f"{self.samples} classifiers in a sample"
@@ -88,3 +83,13 @@ class Versa(HeadOnFeatures):
         heads = torch.stack(sampled, 1)  # (task, sample, n_way, width + 1)
         logits = codes[:, None, task.queries] @ heads[..., :-1].mT + heads[..., None, :, -1]
         return mean_prediction(logits.unbind(1))
+
+
+def class_noise(noise: Tensor, task: Task) -> Tensor:
+    """Standard normal noise of each class: (task, n_support, size) -> (task, n_way, size).
+
+    The sum over a class's images, divided by the square root of their number, is standard normal again. It goes with
+    the images: neither the order of the classes nor that of the images matters.
+    """
+    members = members_of(task.support_labels, task.n_way, noise)  # (task, n_way, n_support)
+    return (members / members.sum(2, keepdim=True).sqrt()) @ noise

@@ -8,13 +8,11 @@ import torch
 from trident.backbones.base import Backbone
 from trident.backbones.conv4 import single_conv4
 from trident.methods.base import About, Losses
-from trident.methods.inner_loop.base import Encodings, Target
+from trident.methods.inner_loop.base import Inputs, Target
 from trident.methods.inner_loop.variational_weights import LOG_VAR, VariationalWeights, VariationalWeightsModel
-from trident.nn.batch_norm import BatchNormStatistics
 from trident.nn.gaussian import Gaussian
 from trident.nn.parameters import Parameters
-from trident.settings import EpisodeSpec, require_at_least, setting
-from trident.tasks.task import Task
+from trident.settings import EpisodeSpec, setting
 
 PRIOR = "prior."
 PRECISION_RATE = 0.01  # of the Gamma distribution over precisions, whose mean is 100
@@ -36,11 +34,7 @@ class Abml(VariationalWeights):
     """
 
     about = About("ABML", "Ravi & Beatson 2019", "Amortized Bayesian Meta-Learning")
-    hyper_prior_weight: float = setting(5e-8, "weight of the hyper-prior, which is summed over all weights")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least(self, "method", 0, "hyper_prior_weight")
+    hyper_prior_weight: float = setting(5e-8, "weight of the hyper-prior, which is summed over all weights", least=0)
 
     def adapts(self, parameter: str) -> bool:
         return not parameter.startswith(PRIOR)
@@ -53,9 +47,7 @@ class Abml(VariationalWeights):
 class AbmlModel(VariationalWeightsModel):
     method: Abml
 
-    def start(
-        self, parameters: Parameters, task: Task, statistics: BatchNormStatistics, encodings: Encodings | None = None
-    ) -> tuple[Parameters, Any]:
+    def start(self, parameters: Parameters, inputs: Inputs) -> tuple[Parameters, Any]:
         """Inner steps change the parameters themselves, the posterior. A copy of them stays: the prior."""
         return parameters | {PRIOR + key: value for key, value in parameters.items()}, None
 

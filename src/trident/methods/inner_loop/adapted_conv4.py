@@ -9,12 +9,10 @@ from torch import Tensor
 from trident.backbones.base import Backbone
 from trident.backbones.conv4 import NAME, Conv4Backbone, single_conv4
 from trident.methods.base import cross_entropy
-from trident.methods.inner_loop.base import Encodings, Evaluated, InnerLoopMethod, InnerLoopModel, Target
-from trident.nn.batch_norm import BatchNormStatistics
+from trident.methods.inner_loop.base import Encodings, Evaluated, InnerLoopMethod, InnerLoopModel, Inputs
 from trident.nn.linear import Linear
 from trident.nn.parameters import Parameters
-from trident.settings import EpisodeSpec, require_at_least, setting
-from trident.tasks.task import Labels, Task
+from trident.settings import EpisodeSpec, setting
 
 HEAD = "head"  # of the linear layer's parameters
 SUPPORT_FEATURES = "support_features"
@@ -28,15 +26,12 @@ class AdaptedConv4(InnerLoopMethod):
     order of a task's classes matters a little. Training tasks draw their classes in random order.
     """
 
-    recorded: ClassVar[bool] = True
     adapts_to_support_alone: ClassVar[bool] = True
     inner_rate: float = setting(0.01, "learning rate of the inner steps", True)
     inner_steps: int = setting(10, "inner steps at test", True, most=100)
-    training_inner_steps: int | None = setting(5, "inner steps in training; 'none' takes as many as at test", most=100)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least(self, "method", 0, "training_inner_steps")
+    training_inner_steps: int | None = setting(
+        5, "inner steps in training; 'none' takes as many as at test", most=100, least=0
+    )
 
     @property
     def any_way(self) -> bool:
@@ -72,42 +67,32 @@ class AdaptedConv4Model(InnerLoopModel):
     def initial_running(self) -> Parameters:
         return self.backbone.initial_running()
 
-    def features(
-        self, parameters: Parameters, task: Task, target: Target, statistics: BatchNormStatistics
-    ) -> tuple[Tensor, Parameters]:
+    def features(self, parameters: Parameters, inputs: Inputs) -> tuple[Tensor, Parameters]:
         """Features (task, image, feature) of one set, and the batch-norm statistics."""
-        if target == "support" and SUPPORT_FEATURES in parameters:
+        task, rows = inputs.task, inputs.rows
+        if inputs.encodings:
+            return inputs.encodings["features"][:, rows], {}
+        if inputs.target == "support" and SUPPORT_FEATURES in parameters:
             return parameters[SUPPORT_FEATURES], {}
-        rows = task.support if target == "support" else task.queries
-        if target == "query" and statistics.source == "support":
-            maps, seen = self.backbone(parameters, task, statistics)
+        if inputs.target == "query" and inputs.statistics.source == "support":
+            maps, seen = self.backbone(parameters, task, inputs.statistics)
             return maps[:, rows].flatten(2), seen
-        maps, seen = self.backbone(parameters, task, statistics, rows)
+        maps, seen = self.backbone(parameters, task, inputs.statistics, rows)
         return maps.flatten(2), seen
 
-    def start(
-        self, parameters: Parameters, task: Task, statistics: BatchNormStatistics, encodings: Encodings | None = None
-    ) -> tuple[Parameters, Any]:
+    def start(self, parameters: Parameters, inputs: Inputs) -> tuple[Parameters, Any]:
         """If the backbone does not adapt, the support features are the same in all steps, so they are made once."""
-        if self.method.body_adapts or encodings is not None:
+        if self.method.body_adapts or inputs.encodings is not None:
             return parameters, None
-        return parameters | {SUPPORT_FEATURES: self.features(parameters, task, "support", statistics)[0]}, None
+        return parameters | {SUPPORT_FEATURES: self.features(parameters, inputs._replace(target="support"))[0]}, None
 
-    def loss(
-        self,
-        parameters: Parameters,
-        task: Task,
-        target: Target,
-        labels: Labels | None,
-        draw: int,
-        statistics: BatchNormStatistics,
-        reused: Any = None,
-    ) -> Evaluated:
-        features, seen = self.features(parameters, task, target, statistics)
+    def loss(self, parameters: Parameters, inputs: Inputs) -> Evaluated:
+        features, seen = self.features(parameters, inputs)
         logits = self.head(parameters, features)
-        return Evaluated({"total": cross_entropy(logits, labels_of(task, labels))}, logits, seen)
+        return Evaluated({"total": cross_entropy(logits, inputs.truth)}, logits, seen)
 
-    def encode(self, parameters: Parameters, task: Task, statistics: BatchNormStatistics) -> Encodings:
+    def encode(self, parameters: Parameters, inputs: Inputs) -> Encodings:
+        task, statistics = inputs.task, inputs.statistics
         if self.method.inner_steps:
             return {}  # adapted networks differ from task to task, so that nothing can be shared
         if statistics.source != "transductive" or 0 in (task.n_support, task.n_queries):
@@ -115,19 +100,5 @@ class AdaptedConv4Model(InnerLoopModel):
         parts = [self.backbone(parameters, task, statistics, rows)[0] for rows in (task.support, task.queries)]
         return {"features": torch.cat(parts, 1).flatten(2)}
 
-    def query_features(
-        self, parameters: Parameters, task: Task, encodings: Encodings, statistics: BatchNormStatistics
-    ) -> Tensor:
-        if "features" in encodings:
-            return encodings["features"][:, task.queries]
-        return self.features(parameters, task, "query", statistics)[0]
-
-    def logits(
-        self, parameters: Parameters, task: Task, encodings: Encodings, statistics: BatchNormStatistics
-    ) -> list[Tensor]:
-        return [self.head(parameters, self.query_features(parameters, task, encodings, statistics))]
-
-
-def labels_of(task: Task, labels: Labels | None) -> Tensor:
-    """The labels of the support set, or those of the queries if they are given."""
-    return task.support_labels if labels is None else labels.queries
+    def logits(self, parameters: Parameters, inputs: Inputs) -> list[Tensor]:
+        return [self.head(parameters, self.features(parameters, inputs)[0])]

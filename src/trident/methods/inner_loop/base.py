@@ -1,6 +1,6 @@
 """Methods that adapt their weights to each task by gradient steps on its support set.
 
-Such a method defines its loss, the start of adaptation and which parameters adapt. `learning/inner_loop.py` has
+Such a method defines its loss, the start of adaptation and which parameters adapt. `engines/plain/inner_loop.py` has
 the steps and the exact meta-gradient.
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from trident.methods.base import Losses, Method, Model
 from trident.nn.batch_norm import BatchNormStatistics
 from trident.nn.parameters import Parameters
-from trident.settings import require_at_least, setting
+from trident.settings import setting
 from trident.tasks.task import Labels, Task
 
 Target = Literal["support", "query"]
@@ -34,47 +34,50 @@ class Evaluated(NamedTuple):
     seen: Parameters  # batch-norm statistics, (task, channel) each
 
 
+class Inputs(NamedTuple):
+    """What a model computes from, besides its parameters."""
+
+    task: Task
+    statistics: BatchNormStatistics
+    target: Target = "query"  # the set that is meant
+    labels: Labels | None = None  # of the queries: in training only
+    draw: int | str = 0  # which of the draws of the noise
+    encodings: Encodings | None = None  # the result of `encode`, if it was already called
+    reused: Any = None  # what `start` returned, for the first step
+
+    @property
+    def rows(self) -> slice:
+        """The images of the set."""
+        return self.task.support if self.target == "support" else self.task.queries
+
+    @property
+    def truth(self) -> Tensor:
+        """The labels of the set: (task, image)."""
+        return self.task.support_labels if self.target == "support" or self.labels is None else self.labels.queries
+
+
 class InnerLoopModel(Model):
     """An `InnerLoopMethod` on a backbone. All parameters have a task axis here: each task has its own weights."""
 
     method: "InnerLoopMethod"
 
-    def start(
-        self, parameters: Parameters, task: Task, statistics: BatchNormStatistics, encodings: Encodings | None = None
-    ) -> tuple[Parameters, Any]:
+    def start(self, parameters: Parameters, inputs: Inputs) -> tuple[Parameters, Any]:
         """The parameters of each task before its first step, and anything that this step can reuse.
 
-        `encodings` is the result of `encode`, if it was already called.
+        With labels of the queries it is the start in training, which may use them. Predictions never have them.
         """
         return parameters, None
 
-    def training_start(
-        self, parameters: Parameters, task: Task, labels: Labels, statistics: BatchNormStatistics
-    ) -> tuple[Parameters, Any]:
-        """The start in training, for methods that take the labelled queries there. Predictions never call it."""
-        return self.start(parameters, task, statistics)
+    @abstractmethod
+    def loss(self, parameters: Parameters, inputs: Inputs) -> Evaluated:
+        """The loss of the support set, or of the queries, whose labels are then given."""
 
     @abstractmethod
-    def loss(
-        self,
-        parameters: Parameters,
-        task: Task,
-        target: Target,
-        labels: Labels | None,
-        draw: int,
-        statistics: BatchNormStatistics,
-        reused: Any = None,
-    ) -> Evaluated:
-        """The loss of the support set, or of the queries if labels are given, with draw number `draw` of the noise."""
-
-    @abstractmethod
-    def encode(self, parameters: Parameters, task: Task, statistics: BatchNormStatistics) -> Encodings:
+    def encode(self, parameters: Parameters, inputs: Inputs) -> Encodings:
         """Encodings that several predictions with the same parameters can share."""
 
     @abstractmethod
-    def logits(
-        self, parameters: Parameters, task: Task, encodings: Encodings, statistics: BatchNormStatistics
-    ) -> list[Tensor]:
+    def logits(self, parameters: Parameters, inputs: Inputs) -> list[Tensor]:
         """Query logits (task, query, n_way), once for each draw of the noise; the predictions are averaged."""
 
 
@@ -87,22 +90,16 @@ class InnerState(NamedTuple):
 
 @dataclass(frozen=True)
 class InnerLoopMethod(Method):
-    learners: ClassVar[Mapping[str, str]] = {"plain": "trident.engines.plain.inner_loop:InnerLoopLearner"}
-    recorded: ClassVar[bool] = False  # whether the plain engine records its gradient as a CUDA graph on a GPU: then no
-    # operation of it may wait for the GPU, or depend on values that are not tensors of the task or parameters
     adapts_to_support_alone: ClassVar[bool] = False  # whether no query changes the adapted parameters
 
     inner_optimizer: Literal["sgd", "adam"] = setting(
         "sgd", "optimiser of the inner steps: plain gradient steps, or Adam", True
     )
-    inner_rate: float = setting(1e-3, "learning rate of the inner steps", True)
-    inner_steps: int = setting(5, "inner steps", True, most=100)
+    inner_rate: float = setting(1e-3, "learning rate of the inner steps", True, least=0)
+    inner_steps: int = setting(5, "inner steps", True, most=100, least=0)
     inner_order: Literal["second", "first"] = setting(
         "second", "second: differentiate through the inner steps; first: do not, which is cheaper", True
     )
-
-    def __post_init__(self) -> None:
-        require_at_least(self, "method", 0, "inner_rate", "inner_steps")
 
     def adapts(self, parameter: str) -> bool:
         """Whether inner steps change this parameter."""

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,14 +9,12 @@ from torch import Tensor
 from trident.backbones.base import Backbone
 from trident.backbones.conv4 import single_conv4
 from trident.methods.base import About, cross_entropy
-from trident.methods.inner_loop.adapted_conv4 import SUPPORT_FEATURES, AdaptedConv4, AdaptedConv4Model, labels_of
-from trident.methods.inner_loop.base import Encodings, Evaluated, InnerState, Target
-from trident.nn.batch_norm import BatchNormStatistics
+from trident.methods.inner_loop.adapted_conv4 import SUPPORT_FEATURES, AdaptedConv4, AdaptedConv4Model
+from trident.methods.inner_loop.base import Evaluated, InnerState, Inputs
 from trident.nn.linear import Linear
 from trident.nn.parameters import Parameters
 from trident.nn.probabilities import mean_prediction
-from trident.settings import EpisodeSpec, require, require_at_least, require_positive, setting
-from trident.tasks.task import Labels, Task
+from trident.settings import EpisodeSpec, require, setting
 
 PARTICLES = "particles"
 
@@ -39,18 +36,14 @@ class BayesianMaml(AdaptedConv4):
     """
 
     about = About("Bayesian MAML", "Yoon et al. 2018", "Bayesian Model-Agnostic Meta-Learning")
-    particles: int = setting(5, "number of particles", most=100)
-    precision: float = setting(1.0, "precision of the prior of a particle's weights", True)
+    particles: int = setting(5, "number of particles", most=100, least=2)
+    precision: float = setting(1.0, "precision of the prior of a particle's weights", True, least=0)
     chaser: bool = setting(False, "train by the chaser loss instead of the queries' cross-entropy")
-    leader_steps: int = setting(5, "further steps of the leader, for the chaser loss", most=100)
-    leader_rate: float = setting(0.005, "learning rate of the leader's steps")
+    leader_steps: int = setting(5, "further steps of the leader, for the chaser loss", most=100, least=1)
+    leader_rate: float = setting(0.005, "learning rate of the leader's steps", above=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least(self, "method", 2, "particles")
-        require_at_least(self, "method", 1, "leader_steps")
-        require_at_least(self, "method", 0, "precision")
-        require_positive(self, "method", "leader_rate")
         require(
             self.inner_optimizer == "sgd",
             f"method.inner_optimizer is '{self.inner_optimizer}': particles take plain steps only, so it must be sgd",
@@ -100,25 +93,16 @@ class BayesianMamlModel(AdaptedConv4Model):
         likelihood = torch.log_softmax(logits, -1).gather(3, labels[:, None, :, None].expand(*logits.shape[:3], 1))
         return 0.5 * self.method.precision * particles.square().sum(2) - likelihood.sum((2, 3))
 
-    def loss(
-        self,
-        parameters: Parameters,
-        task: Task,
-        target: Target,
-        labels: Labels | None,
-        draw: int,
-        statistics: BatchNormStatistics,
-        reused: Any = None,
-    ) -> Evaluated:
-        features, seen = self.features(parameters, task, target, statistics)
-        particles, truth = parameters[PARTICLES], labels_of(task, labels)
+    def loss(self, parameters: Parameters, inputs: Inputs) -> Evaluated:
+        features, seen = self.features(parameters, inputs)
+        particles, truth = parameters[PARTICLES], inputs.truth
         mean = mean_prediction(self.particle_logits(particles, features).unbind(1))  # (task, image, n_way)
-        if target == "support":
+        if inputs.target == "support":
             return Evaluated({"total": self.negative_log_posterior(particles, features, truth).sum(1)}, mean, seen)
         losses = {"total": cross_entropy(mean, truth)}
         if self.method.chaser:
             both = torch.cat([parameters[SUPPORT_FEATURES], features], 1).detach()
-            leader = self.leader(particles.detach(), both, torch.cat([task.support_labels, truth], 1))
+            leader = self.leader(particles.detach(), both, torch.cat([inputs.task.support_labels, truth], 1))
             losses = {"total": (particles - leader).square().sum((1, 2)), "classification": losses["total"]}
         return Evaluated(losses, mean, seen)
 
@@ -132,12 +116,9 @@ class BayesianMamlModel(AdaptedConv4Model):
                 particles = particles + self.method.leader_rate * svgd_direction(particles, -gradient)
         return particles.detach()
 
-    def logits(
-        self, parameters: Parameters, task: Task, encodings: Encodings, statistics: BatchNormStatistics
-    ) -> list[Tensor]:
-        features = self.query_features(parameters, task, encodings, statistics)
-        found = self.particle_logits(parameters[PARTICLES], features)
-        return list(found.unbind(1))
+    def logits(self, parameters: Parameters, inputs: Inputs) -> list[Tensor]:
+        features = self.features(parameters, inputs)[0]
+        return list(self.particle_logits(parameters[PARTICLES], features).unbind(1))
 
 
 def _parts(particles: Tensor, layer: Linear) -> tuple[Tensor, ...]:

@@ -9,14 +9,13 @@ from torch import Tensor
 from trident.backbones.base import Backbone
 from trident.backbones.conv4 import single_conv4
 from trident.methods.base import About
-from trident.methods.inner_loop.base import Encodings, Evaluated, Target
-from trident.methods.inner_loop.variational_weights import LOG_VAR, RandomWeights, RandomWeightsModel
-from trident.nn.batch_norm import BatchNormStatistics
+from trident.methods.inner_loop.base import Evaluated, Inputs
+from trident.methods.inner_loop.variational_weights import LOG_VAR, RandomWeights, RandomWeightsModel, with_total
 from trident.nn.gaussian import Gaussian
 from trident.nn.parameters import Parameters, joined
-from trident.settings import EpisodeSpec, require_positive, setting
+from trident.settings import EpisodeSpec, setting
 from trident.tasks.source import NoiseShapes
-from trident.tasks.task import Labels, Task
+from trident.tasks.task import Task
 
 QUERY_LOG_VAR = "query_log_var."
 SUPPORT_RATE, QUERY_RATE = "support_rate", "query_rate"
@@ -45,11 +44,7 @@ class Platipus(RandomWeights):
     """
 
     about = About("PLATIPUS", "Finn, Xu & Levine 2018", "Probabilistic Model-Agnostic Meta-Learning")
-    initial_step: float = setting(0.01, "start of the two learned step sizes")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive(self, "method", "initial_step")
+    initial_step: float = setting(0.01, "start of the two learned step sizes", above=0)
 
     def adapts(self, parameter: str) -> bool:
         return parameter.startswith(SAMPLE)
@@ -71,61 +66,39 @@ class PlatipusModel(RandomWeightsModel):
     def noise_shapes(self, episode: EpisodeSpec, predictions: int) -> NoiseShapes:
         return {f"task/start/{i}": (1, self.n_weights) for i in range(predictions)}
 
-    def start(
-        self, parameters: Parameters, task: Task, statistics: BatchNormStatistics, encodings: Encodings | None = None
-    ) -> tuple[Parameters, Any]:
-        mean = self._moved_mean(parameters, task, "support", None, statistics)
-        return parameters | self._samples(mean, self.joined(parameters, LOG_VAR), task), None
-
-    def training_start(
-        self, parameters: Parameters, task: Task, labels: Labels, statistics: BatchNormStatistics
-    ) -> tuple[Parameters, Any]:
-        by_support = self._moved_mean(parameters, task, "support", None, statistics)
-        by_queries = self._moved_mean(parameters, task, "query", labels, statistics)
-        samples = self._samples(by_queries, self.joined(parameters, QUERY_LOG_VAR), task)
+    def start(self, parameters: Parameters, inputs: Inputs) -> tuple[Parameters, Any]:
+        by_support = self._moved_mean(parameters, inputs._replace(target="support"))
+        if inputs.labels is None:
+            return parameters | self._samples(by_support, self.joined(parameters, LOG_VAR), inputs.task), None
+        by_queries = self._moved_mean(parameters, inputs._replace(target="query"))
+        samples = self._samples(by_queries, self.joined(parameters, QUERY_LOG_VAR), inputs.task)
         return parameters | samples | {SUPPORT_MEAN: by_support, QUERY_MEAN: by_queries}, None
 
-    def _moved_mean(
-        self, parameters: Parameters, task: Task, target: Target, labels: Labels | None, statistics: BatchNormStatistics
-    ) -> Tensor:
+    def _moved_mean(self, parameters: Parameters, inputs: Inputs) -> Tensor:
         """The means after one gradient step on one set: (task, 1, n_weights)."""
         means = {key: parameters[key] for key in self.shapes}
-        found = self.network_loss(means, task, target, labels, statistics).losses["total"].sum()
+        found = self.network_loss(means, inputs).losses["total"].sum()
         second = self.method.inner_order == "second"
         gradient = torch.autograd.grad(found, list(means.values()), create_graph=second, materialize_grads=True)
-        rate = parameters[SUPPORT_RATE if target == "support" else QUERY_RATE][:, None, None]  # (task, 1, 1)
+        rate = parameters[SUPPORT_RATE if inputs.target == "support" else QUERY_RATE][:, None, None]  # (task, 1, 1)
         return self.joined(parameters) - rate * joined(dict(zip(means, gradient, strict=True)))[:, None]
 
     def _samples(self, mean: Tensor, log_var: Tensor, task: Task) -> Parameters:
         draws = [values for name, values in task.noise.items() if name.startswith("task/start/")]
         return {f"{SAMPLE}{i}": Gaussian(mean, log_var).sample(noise) for i, noise in enumerate(draws)}
 
-    def _sampled_weights(self, parameters: Parameters) -> list[Parameters]:
+    def weights_for_prediction(self, parameters: Parameters, task: Task) -> list[Parameters]:
         return self.weights(torch.cat([value for key, value in parameters.items() if key.startswith(SAMPLE)], 1))
 
-    def loss(
-        self,
-        parameters: Parameters,
-        task: Task,
-        target: Target,
-        labels: Labels | None,
-        draw: int,
-        statistics: BatchNormStatistics,
-        reused: Any = None,
-    ) -> Evaluated:
+    def loss(self, parameters: Parameters, inputs: Inputs) -> Evaluated:
         """The loss. That of the support set is the sum over the samples, each of which takes its own steps."""
-        weights = self._sampled_weights(parameters)
-        found = [self.network_loss(one, task, target, labels, statistics) for one in weights]
-        if target == "support":
+        weights = self.weights_for_prediction(parameters, inputs.task)
+        found = [self.network_loss(one, inputs) for one in weights]
+        if inputs.target == "support":
             total = torch.stack([one.losses["total"] for one in found]).sum(0)
             return found[0]._replace(losses={"total": total})
         (only,) = found  # training draws one sample
         posterior = Gaussian(parameters[QUERY_MEAN], self.joined(parameters, QUERY_LOG_VAR))
         prior = Gaussian(parameters[SUPPORT_MEAN], self.joined(parameters, LOG_VAR))
         parts = {"classification": only.losses["total"], "kl": self.method.kl_weight * posterior.kl_to(prior)[:, 0]}
-        return only._replace(losses={"total": parts["classification"] + parts["kl"], **parts})
-
-    def logits(
-        self, parameters: Parameters, task: Task, encodings: Encodings, statistics: BatchNormStatistics
-    ) -> list[Tensor]:
-        return [self.query_logits(weights, task, statistics) for weights in self._sampled_weights(parameters)]
+        return only._replace(losses=with_total(parts))

@@ -8,21 +8,19 @@ predictions of many samples.
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from trident.methods.base import Losses
 from trident.methods.inner_loop.adapted_conv4 import AdaptedConv4, AdaptedConv4Model
-from trident.methods.inner_loop.base import Encodings, Evaluated, Target
-from trident.nn.batch_norm import BatchNormStatistics
+from trident.methods.inner_loop.base import Encodings, Evaluated, Inputs, Target
 from trident.nn.gaussian import Gaussian
 from trident.nn.parameters import Parameters, count, joined, split_as
 from trident.nn.probabilities import mean_prediction
 from trident.settings import EpisodeSpec, require_at_least, setting
 from trident.tasks.source import NoiseShapes
-from trident.tasks.task import Labels, Task
+from trident.tasks.task import Task
 
 LOG_VAR = "log_var."
 
@@ -31,15 +29,12 @@ LOG_VAR = "log_var."
 class RandomWeights(AdaptedConv4):
     """Base of the methods with a Gaussian over the weights: their settings."""
 
-    kl_weight: float = setting(1e-6, "weight of the KL divergence, which is summed over all weights", True)
-    initial_log_var: float = setting(-10.0, "start of the logarithm of every weight's variance")
+    kl_weight: float = setting(1e-6, "weight of the KL divergence, which is summed over all weights", True, least=0)
+    initial_log_var: float = setting(-10.0, "start of the logarithm of every weight's variance", least=-30)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least(self, "method", 0, "kl_weight")
-        # Without a step there is nothing to adapt: use MAML with inner_steps=0, or a method without inner steps.
         require_at_least(self, "method", 1, "inner_steps", "training_inner_steps")
-        require_at_least(self, "method", -30, "initial_log_var")
 
 
 @dataclass(frozen=True)
@@ -71,16 +66,19 @@ class RandomWeightsModel(AdaptedConv4Model):
         """(task, sample, n_weights) -> the network's weights, for each sample."""
         return [split_as(row, self.shapes) for row in rows.unbind(1)]
 
-    def network_loss(
-        self, weights: Parameters, task: Task, target: Target, labels: Labels | None, statistics: BatchNormStatistics
-    ) -> Evaluated:
+    def network_loss(self, weights: Parameters, inputs: Inputs) -> Evaluated:
         """The cross-entropy with certain weights."""
-        return super().loss(weights, task, target, labels, 0, statistics)
+        return super().loss(weights, inputs)
 
-    def query_logits(self, weights: Parameters, task: Task, statistics: BatchNormStatistics) -> Tensor:
-        return self.head(weights, self.features(weights, task, "query", statistics)[0])
+    @abstractmethod
+    def weights_for_prediction(self, parameters: Parameters, task: Task) -> list[Parameters]:
+        """The network's weights in each draw, with which it predicts."""
 
-    def encode(self, parameters: Parameters, task: Task, statistics: BatchNormStatistics) -> Encodings:
+    def logits(self, parameters: Parameters, inputs: Inputs) -> list[Tensor]:
+        sampled = self.weights_for_prediction(parameters, inputs.task)
+        return [logits for weights in sampled for logits in super(RandomWeightsModel, self).logits(weights, inputs)]
+
+    def encode(self, parameters: Parameters, inputs: Inputs) -> Encodings:
         return {}  # every sample of the weights encodes the images anew
 
 
@@ -88,11 +86,9 @@ class RandomWeightsModel(AdaptedConv4Model):
 class VariationalWeights(RandomWeights):
     """Base of the methods whose inner steps change a Gaussian over the weights, means and variances alike."""
 
-    samples: int = setting(2, "samples of the weights in each inner step, and in the training loss", True, most=100)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least(self, "method", 1, "samples")
+    samples: int = setting(
+        2, "samples of the weights in each inner step, and in the training loss", True, most=100, least=1
+    )
 
 
 @dataclass(frozen=True)
@@ -112,29 +108,19 @@ class VariationalWeightsModel(RandomWeightsModel):
         steps = {f"task/support/{i}": (s.samples, n) for i in range(s.inner_steps)}
         return steps | {f"task/query/{i}": (1 if i else s.samples, n) for i in range(predictions)}
 
-    def loss(
-        self,
-        parameters: Parameters,
-        task: Task,
-        target: Target,
-        labels: Labels | None,
-        draw: int,
-        statistics: BatchNormStatistics,
-        reused: Any = None,
-    ) -> Evaluated:
+    def loss(self, parameters: Parameters, inputs: Inputs) -> Evaluated:
         posterior = self.posterior(parameters)
-        samples = self.weights(posterior.sample(task.noise[f"task/{target}/{draw}"]))
-        found = [self.network_loss(weights, task, target, labels, statistics) for weights in samples]
+        samples = self.weights(posterior.sample(inputs.task.noise[f"task/{inputs.target}/{inputs.draw}"]))
+        found = [self.network_loss(weights, inputs) for weights in samples]
         parts = {"classification": torch.stack([one.losses["total"] for one in found]).mean(0)}
-        parts |= self.penalties(parameters, posterior, target)
-        total = torch.stack(list(parts.values())).sum(0)
-        logits = mean_prediction(one.logits for one in found)
+        parts |= self.penalties(parameters, posterior, inputs.target)
         seen = {key: torch.stack([one.seen[key] for one in found]).mean(0) for key in found[0].seen}
-        return Evaluated({"total": total, **parts}, logits, seen)
+        return Evaluated(with_total(parts), mean_prediction(one.logits for one in found), seen)
 
-    def logits(
-        self, parameters: Parameters, task: Task, encodings: Encodings, statistics: BatchNormStatistics
-    ) -> list[Tensor]:
+    def weights_for_prediction(self, parameters: Parameters, task: Task) -> list[Parameters]:
         draws = [values[:, :1] for name, values in task.noise.items() if name.startswith("task/query/")]
-        samples = self.weights(self.posterior(parameters).sample(torch.cat(draws, 1)))
-        return [self.query_logits(weights, task, statistics) for weights in samples]
+        return self.weights(self.posterior(parameters).sample(torch.cat(draws, 1)))
+
+
+def with_total(parts: Losses) -> Losses:
+    return {"total": torch.stack(list(parts.values())).sum(0), **parts}

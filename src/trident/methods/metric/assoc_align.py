@@ -12,7 +12,7 @@ from trident.methods.metric.baseline_plus_plus import BaselinePlusPlus, cosines
 from trident.nn.classes import members_of
 from trident.nn.fitted_classifiers import balanced_targets, fit_cosine
 from trident.nn.parameters import Parameters
-from trident.settings import require, require_at_least, setting
+from trident.settings import require, setting
 from trident.tasks.task import Labels, Task
 
 SUMS = "class_features"  # the mean feature of each training class, times the class's share of the training images
@@ -49,14 +49,13 @@ class AssociativeAlignment(BaselinePlusPlus):
     initial_scale: float = setting(20.0, "start of the learned scale of the cosine in training")
     margin: float = setting(0.01, "additive angular margin between the training classes, in radians")
     related: int = setting(
-        10, "training classes that are aligned with each class, at most", after_training=True, most=1000
+        10, "training classes that are aligned with each class, at most", after_training=True, most=1000, least=0
     )
-    alignment: float = setting(0.03, "weight of the alignment in the second fit", after_training=True)
+    alignment: float = setting(0.03, "weight of the alignment in the second fit", after_training=True, least=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(0 <= self.margin < math.pi / 2, f"method.margin is {self.margin}: it must be from 0 to pi / 2")
-        require_at_least(self, "method", 0, "related", "alignment")
 
     def initial_statistics(self, n_features: int) -> Parameters:
         return {SUMS: torch.zeros(self.training_classes, n_features)}

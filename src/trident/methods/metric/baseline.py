@@ -7,7 +7,7 @@ from torch import Tensor
 from trident.methods.base import About, ClassifierHead
 from trident.nn.fitted_classifiers import balanced_targets, fit_linear
 from trident.nn.parameters import Parameters
-from trident.settings import require_at_least, require_positive, setting
+from trident.settings import setting
 from trident.tasks.task import Task
 
 
@@ -31,14 +31,11 @@ class Baseline(ClassifierHead):
         "A Closer Look at Few-shot Classification",
         trained_on="classes",
     )
-    steps: int = setting(500, "gradient steps that fit the linear layer to a task", after_training=True, most=10_000)
-    rate: float = setting(0.01, "learning rate of these steps", after_training=True)
-    weight_decay: float = setting(0.001, "weight decay of these steps", after_training=True)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least(self, "method", 0, "steps", "weight_decay")
-        require_positive(self, "method", "rate")
+    steps: int = setting(
+        500, "gradient steps that fit the linear layer to a task", after_training=True, most=10_000, least=0
+    )
+    rate: float = setting(0.01, "learning rate of these steps", after_training=True, above=0)
+    weight_decay: float = setting(0.001, "weight decay of these steps", after_training=True, least=0)
 
     def describe(self) -> str:
         return f"linear layer fitted in {self.steps} steps"

@@ -11,7 +11,7 @@ from trident.nn.classes import members_of
 from trident.nn.fitted_classifiers import balanced_targets, fit_cosine
 from trident.nn.linear import Linear
 from trident.nn.parameters import Parameters
-from trident.settings import require_at_least, require_positive, setting
+from trident.settings import setting
 from trident.tasks.task import Task
 
 
@@ -33,15 +33,14 @@ class BaselinePlusPlus(ClassifierHead):
     about = About(
         "Baseline++", "Chen et al. 2019", "A Closer Look at Few-shot Classification", trained_on="classes"
     )  # fmt: skip
-    initial_scale: float = setting(10.0, "start of the learned scale of the cosine in training")
-    scale: float = setting(20.0, "scale of the cosine in the classifier that is fitted to a task", after_training=True)
-    steps: int = setting(200, "gradient steps that fit the classifier to a task", after_training=True, most=10_000)
-    rate: float = setting(0.01, "learning rate of these steps", after_training=True)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive(self, "method", "initial_scale", "scale", "rate")
-        require_at_least(self, "method", 0, "steps")
+    initial_scale: float = setting(10.0, "start of the learned scale of the cosine in training", above=0)
+    scale: float = setting(
+        20.0, "scale of the cosine in the classifier that is fitted to a task", after_training=True, above=0
+    )
+    steps: int = setting(
+        200, "gradient steps that fit the classifier to a task", after_training=True, most=10_000, least=0
+    )
+    rate: float = setting(0.01, "learning rate of these steps", after_training=True, above=0)
 
     def describe(self) -> str:
         return f"cosine classifier fitted in {self.steps} steps"

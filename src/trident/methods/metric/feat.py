@@ -12,7 +12,7 @@ from trident.methods.base import About, HeadOnFeatures, Losses, Method, cross_en
 from trident.nn.classes import class_means, members_of, squared_distances, weighted_means
 from trident.nn.linear import Linear
 from trident.nn.parameters import Parameters
-from trident.settings import require_at_least, require_positive, setting
+from trident.settings import setting
 from trident.tasks.task import Labels, Task, all_labels
 
 PROJECTIONS = ("asks", "answers", "values")  # the parameter names of the query, key and value projections
@@ -42,15 +42,13 @@ class Feat(HeadOnFeatures):
     takes_cells: ClassVar[bool] = True
     about = About("FEAT", "Ye et al. 2020", "Few-Shot Learning via Embedding Adaptation with Set-to-Set Functions")
     temperature: float = setting(
-        64.0, "by which squared distances are divided; the paper has 64 with one shot, else 32"
+        64.0, "by which squared distances are divided; the paper has 64 with one shot, else 32", above=0
     )
-    auxiliary_temperature: float = setting(16.0, "the same in the second loss; the paper has 16 with one shot, else 64")
-    balance: float = setting(1.0, "weight of the second loss; the paper has 1 with one shot, else 0.1")
+    auxiliary_temperature: float = setting(
+        16.0, "the same in the second loss; the paper has 16 with one shot, else 64", above=0
+    )
+    balance: float = setting(1.0, "weight of the second loss; the paper has 1 with one shot, else 0.1", least=0)
     transductive: bool = setting(False, "whether the queries take part in the attention, and are classified together")
-
-    def __post_init__(self) -> None:
-        require_positive(self, "method", "temperature", "auxiliary_temperature")
-        require_at_least(self, "method", 0, "balance")
 
     @property
     def classifies_together(self) -> bool:

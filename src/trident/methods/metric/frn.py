@@ -9,7 +9,7 @@ from torch import Tensor
 from trident.methods.base import About, HeadOnFeatures, Losses
 from trident.nn.classes import members_of
 from trident.nn.parameters import Parameters
-from trident.settings import require_at_least, setting
+from trident.settings import setting
 from trident.tasks.task import Labels, Task
 
 
@@ -36,10 +36,7 @@ class FeatureReconstruction(HeadOnFeatures):
         "Wertheimer et al. 2021",
         "Few-Shot Classification with Feature Map Reconstruction Networks",
     )
-    apart: float = setting(0.03, "weight of the loss that keeps the support maps of different classes apart")
-
-    def __post_init__(self) -> None:
-        require_at_least(self, "method", 0, "apart")
+    apart: float = setting(0.03, "weight of the loss that keeps the support maps of different classes apart", least=0)
 
     def initial(self, n_features: int, generator: torch.Generator) -> Parameters:
         return {name: torch.zeros(()) for name in ("log_penalty", "log_length", "log_scale")}  # a, b, g

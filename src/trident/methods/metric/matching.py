@@ -9,7 +9,7 @@ from torch import Tensor
 from trident.methods.base import About, HeadOnFeatures
 from trident.nn.classes import members_of
 from trident.nn.parameters import Parameters
-from trident.settings import require_positive, setting
+from trident.settings import setting
 from trident.tasks.task import Task
 
 TINY = 1e-12  # keeps the logarithm finite where a class gets no attention at all
@@ -29,10 +29,7 @@ class MatchingNetwork(HeadOnFeatures):
     """
 
     about = About("Matching Networks", "Vinyals et al. 2016", "Matching Networks for One Shot Learning")
-    initial_scale: float = setting(10.0, "start of the learned scale of the cosine")
-
-    def __post_init__(self) -> None:
-        require_positive(self, "method", "initial_scale")
+    initial_scale: float = setting(10.0, "start of the learned scale of the cosine", above=0)
 
     def initial(self, n_features: int, generator: torch.Generator) -> Parameters:
         return {"scale": torch.tensor(self.initial_scale)}

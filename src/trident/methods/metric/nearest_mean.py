@@ -8,7 +8,7 @@ from torch import Tensor
 from trident.methods.base import About, HeadOnFeatures
 from trident.nn.classes import class_means
 from trident.nn.parameters import Parameters
-from trident.settings import require_positive, setting
+from trident.settings import setting
 from trident.tasks.task import Task
 
 
@@ -28,11 +28,8 @@ class NearestMean(HeadOnFeatures):
         trained_on="nothing",
     )
     scale: float = setting(
-        20.0, "scale of cosines in the logits: how confident the probabilities are", after_training=True
+        20.0, "scale of cosines in the logits: how confident the probabilities are", after_training=True, above=0
     )
-
-    def __post_init__(self) -> None:
-        require_positive(self, "method", "scale")
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         features = F.normalize(features, dim=2)

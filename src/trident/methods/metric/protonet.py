@@ -8,7 +8,7 @@ from torch import Tensor
 from trident.methods.base import About, HeadOnFeatures
 from trident.nn.classes import class_means, squared_distances
 from trident.nn.parameters import Parameters
-from trident.settings import require_positive, setting
+from trident.settings import setting
 from trident.tasks.task import Task
 
 
@@ -24,10 +24,9 @@ class ProtoNet(HeadOnFeatures):
     """
 
     about = About("Prototypical Networks", "Snell et al. 2017", "Prototypical Networks for Few-shot Learning")
-    initial_scale: float = setting(6.4, "start of the learned scale of squared distances, times the number of features")
-
-    def __post_init__(self) -> None:
-        require_positive(self, "method", "initial_scale")
+    initial_scale: float = setting(
+        6.4, "start of the learned scale of squared distances, times the number of features", above=0
+    )
 
     def initial(self, n_features: int, generator: torch.Generator) -> Parameters:
         return {"scale": torch.tensor(self.initial_scale / n_features)}

@@ -12,7 +12,7 @@ from trident.methods.base import About, HeadOnFeatures, Losses, cross_entropy
 from trident.nn.classes import class_means
 from trident.nn.linear import Linear
 from trident.nn.parameters import Parameters, uniform
-from trident.settings import require_at_least, setting
+from trident.settings import setting
 from trident.tasks.task import Labels, Task
 
 
@@ -39,12 +39,9 @@ class RelationNetwork(HeadOnFeatures):
     about = About(
         "Relation Networks", "Sung et al. 2018", "Learning to Compare: Relation Network for Few-Shot Learning"
     )
-    width: int = setting(64, "feature maps in the two blocks of the relation network", most=4096)
-    hidden: int = setting(8, "hidden units between its two dense layers", most=4096)
+    width: int = setting(64, "feature maps in the two blocks of the relation network", most=4096, least=1)
+    hidden: int = setting(8, "hidden units between its two dense layers", most=4096, least=1)
     loss: Literal["squared_error", "cross_entropy"] = setting("squared_error", "loss of the scores in training")
-
-    def __post_init__(self) -> None:
-        require_at_least(self, "method", 1, "width", "hidden")
 
     def initial(self, n_features: int, generator: torch.Generator) -> Parameters:
         start = Parameters()

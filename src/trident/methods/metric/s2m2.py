@@ -1,21 +1,21 @@
 """S2M2 (Mangla et al. 2020)."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from trident.backbones.base import Backbone
-from trident.backbones.conv4 import single_conv4
-from trident.methods.base import About
+from trident.backbones.conv4 import first_layer_input, single_conv4
+from trident.methods.base import About, HeadModel, TrainingStep, cross_entropy
 from trident.methods.metric.baseline_plus_plus import BaselinePlusPlus
+from trident.nn.batch_norm import BatchNormStatistics
 from trident.nn.linear import Linear
-from trident.nn.parameters import Parameters
-from trident.settings import require, require_at_least, setting
+from trident.nn.parameters import Parameters, for_each_task
+from trident.settings import require, setting
 from trident.tasks.source import NoiseShapes
+from trident.tasks.task import Batch
 
 MIXING = "query/mixing"  # noise: three numbers for the share, one for the place
 ROTATIONS = 4
@@ -42,13 +42,11 @@ class S2M2(BaselinePlusPlus):
     about = About(
         "S2M2", "Mangla et al. 2020", "Charting the Right Manifold: Manifold Mixup for Few-shot Learning", "classes"
     )  # fmt: skip
-    learners: ClassVar[Mapping[str, str]] = {"plain": "trident.learning.manifold_mixup:ManifoldMixupLearner"}
-    rotation_weight: float = setting(0.5, "weight of each of the two losses of rotated pictures")
+    rotation_weight: float = setting(0.5, "weight of each of the two losses of rotated pictures", least=0)
     blocks: int = setting(4, "number of the network's first blocks whose inputs may be mixed", most=4)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least(self, "method", 0, "rotation_weight")
         require(1 <= self.blocks <= 4, f"method.blocks is {self.blocks}: it must be from 1 to 4")
 
     def check_training(self, backbone: Backbone) -> None:
@@ -71,3 +69,38 @@ class S2M2(BaselinePlusPlus):
 
     def rotation_logits(self, parameters: Parameters, features: Tensor) -> Tensor:
         return F.linear(features, parameters["rotations.weight"], parameters["rotations.bias"])
+
+    def training_step(
+        self, model: HeadModel, parameters: Parameters, batch: Batch, statistics: BatchNormStatistics
+    ) -> TrainingStep:
+        task, labels = batch
+        classes = labels.queries
+        share, place = self.mixing(task.noise[MIXING])
+
+        def mix(block: int, maps: Tensor) -> Tensor:
+            """Mix the images' maps (task, image, ...) with those of their partners, before the block of this place."""
+            kept = torch.where(place == block, share, 1.0).to(maps.dtype)[:, None, None, None, None]
+            return kept * maps + (1 - kept) * _partners(maps)
+
+        network = single_conv4(model.backbone, self.about.title).network
+        maps, _ = network(for_each_task(parameters, task.n_tasks), first_layer_input(task), statistics, mix)
+        logits = self.training_logits(parameters, model.features(maps), task)
+        mixed = share * cross_entropy(logits, classes) + (1 - share) * cross_entropy(logits, _partners(classes))
+
+        quarter = -(-classes.shape[1] // ROTATIONS)
+        pictures = task.images[:, :quarter]
+        turned = torch.cat([torch.rot90(pictures, turns, (2, 3)) for turns in range(ROTATIONS)], 1)
+        features, seen = model.encode(parameters, replace(task, images=turned), statistics)
+        logits, known = self.training_logits(parameters, features, task), classes[:, :quarter].repeat(1, ROTATIONS)
+        turns = torch.arange(ROTATIONS, device=task.device).repeat_interleave(quarter).expand_as(known)
+        of_classes = cross_entropy(logits, known)
+        of_turns = cross_entropy(self.rotation_logits(parameters, features), turns)
+
+        total = mixed + self.rotation_weight * (of_classes + of_turns)
+        losses = {"total": total, "mixed": mixed, "classification": of_classes, "rotation": of_turns}
+        return TrainingStep(losses, logits, known, seen)
+
+
+def _partners(values: Tensor) -> Tensor:
+    """The values of each image's partner, (task, image, ...). A batch is in random order, so its neighbour will do."""
+    return values.roll(1, 1)

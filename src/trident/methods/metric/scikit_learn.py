@@ -12,7 +12,7 @@ from torch import Tensor
 from trident.errors import TridentError
 from trident.methods.base import About, HeadOnFeatures
 from trident.nn.parameters import Parameters
-from trident.settings import require_at_least, require_positive, setting
+from trident.settings import setting
 from trident.tasks.task import Task
 
 
@@ -53,10 +53,9 @@ class LogisticRegressionHead(ScikitLearnHead):
     about = About(
         "Logistic regression", "Cox 1958", "The Regression Analysis of Binary Sequences", trained_on="nothing"
     )
-    inverse_penalty: float = setting(10.0, "C: the larger, the less the weights are kept small", after_training=True)
-
-    def __post_init__(self) -> None:
-        require_positive(self, "method", "inverse_penalty")
+    inverse_penalty: float = setting(
+        10.0, "C: the larger, the less the weights are kept small", after_training=True, above=0
+    )
 
     def estimator(self, n_support: int) -> Any:
         return self.module("linear_model").LogisticRegression(
@@ -75,11 +74,8 @@ class NearestNeighbours(ScikitLearnHead):
         "k nearest neighbours", "Cover & Hart 1967", "Nearest Neighbor Pattern Classification", trained_on="nothing"
     )
     neighbours: int = setting(
-        1, "how many support images vote; all of them, if there are fewer", after_training=True, most=10_000
+        1, "how many support images vote; all of them, if there are fewer", after_training=True, most=10_000, least=1
     )
-
-    def __post_init__(self) -> None:
-        require_at_least(self, "method", 1, "neighbours")
 
     def estimator(self, n_support: int) -> Any:
         return self.module("neighbors").KNeighborsClassifier(min(self.neighbours, n_support))

@@ -8,7 +8,7 @@ from trident.methods.base import About, ClassifierHead
 from trident.methods.metric.normalised import NormalisedHead
 from trident.nn.classes import class_means, squared_distances
 from trident.nn.parameters import Parameters
-from trident.settings import require_positive, setting
+from trident.settings import setting
 from trident.tasks.task import Task
 
 
@@ -27,12 +27,11 @@ class SimpleShot(ClassifierHead, NormalisedHead):
         trained_on="classes",
     )
     scale: float = setting(
-        10.0, "scale of squared distances in the logits: how confident the probabilities are", after_training=True
+        10.0,
+        "scale of squared distances in the logits: how confident the probabilities are",
+        after_training=True,
+        above=0,
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive(self, "method", "scale")
 
     def describe(self) -> str:
         return f"{self.normalisation} features"

@@ -6,17 +6,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About, Method
-from trident.methods.metric.nearest_mean import NearestMean
+from trident.methods.base import About
 from trident.methods.metric.normalised import NormalisedHead
+from trident.methods.transductive.base import TransductiveHead
 from trident.nn.classes import class_means, squared_distances
 from trident.nn.parameters import Parameters
-from trident.settings import require_positive, setting
+from trident.settings import setting
 from trident.tasks.task import Task
 
 
 @dataclass(frozen=True)
-class BdCspn(NormalisedHead):
+class BdCspn(TransductiveHead, NormalisedHead):
     """Queries are shifted onto the support set, and class means are rectified once with the queries nearest to them.
 
     Nothing is learned. Features f are normalised (`normalised.py`). Then
@@ -37,13 +37,7 @@ class BdCspn(NormalisedHead):
         trained_on="nothing",
         transductive=True,
     )
-    scale: float = setting(10.0, "scale of squared distances in the logits", after_training=True)
-
-    def __post_init__(self) -> None:
-        require_positive(self, "method", "scale")
-
-    def for_few_queries(self) -> Method:
-        return NearestMean()
+    scale: float = setting(10.0, "scale of squared distances in the logits", after_training=True, above=0)
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         features = self.normalised(parameters, features)

@@ -7,17 +7,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About, HeadOnFeatures, Method
-from trident.methods.metric.nearest_mean import NearestMean
+from trident.methods.base import About
+from trident.methods.transductive.base import TransductiveHead
 from trident.nn.classes import class_means
 from trident.nn.parameters import Parameters
 from trident.nn.transport import power, sinkhorn
-from trident.settings import require_at_least, require_positive, setting
+from trident.settings import setting
 from trident.tasks.task import Task
 
 
 @dataclass(frozen=True)
-class Bms(HeadOnFeatures):
+class Bms(TransductiveHead):
     """Queries are dealt out to the classes so that none is too small; class means follow, for some rounds.
 
     Nothing is learned. Features f become g: the square root of each feature (`power`), of unit length, less the
@@ -48,21 +48,14 @@ class Bms(HeadOnFeatures):
         "sizes of the classes among the queries: at least as many as of the smallest class so far; or equal",
         after_training=True,
     )
-    scale: float = setting(8.5, "scale of cosines in the logits", after_training=True)
+    scale: float = setting(8.5, "scale of cosines in the logits", after_training=True, above=0)
     rounds: int = setting(
-        20, "how often class means and probabilities are computed anew", after_training=True, most=1000
+        20, "how often class means and probabilities are computed anew", after_training=True, most=1000, least=1
     )
-    iterations: int = setting(50, "Sinkhorn iterations in each round", after_training=True, most=1000)
-
-    def __post_init__(self) -> None:
-        require_positive(self, "method", "scale")
-        require_at_least(self, "method", 1, "rounds", "iterations")
+    iterations: int = setting(50, "Sinkhorn iterations in each round", after_training=True, most=1000, least=1)
 
     def describe(self) -> str:
         return f"{self.class_sizes.replace('_', ' ')} class sizes"
-
-    def for_few_queries(self) -> Method:
-        return NearestMean()
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         features = F.normalize(power(features, 0.5), dim=2)

@@ -5,16 +5,16 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About, HeadOnFeatures, Method
-from trident.methods.metric.nearest_mean import NearestMean
+from trident.methods.base import About
+from trident.methods.transductive.base import TransductiveHead
 from trident.nn.information import InformationLoss
 from trident.nn.parameters import Parameters
-from trident.settings import require_at_least, require_positive, setting
+from trident.settings import setting
 from trident.tasks.task import Task
 
 
 @dataclass(frozen=True)
-class EntropyMin(HeadOnFeatures):
+class EntropyMin(TransductiveHead):
     """Class weights are moved by a few gradient steps until the queries' probabilities are surer.
 
     Nothing is learned before a task comes. All features have unit length. The class weights start at the class means,
@@ -34,16 +34,9 @@ class EntropyMin(HeadOnFeatures):
         trained_on="nothing",
         transductive=True,
     )
-    scale: float = setting(15.0, "scale of squared distances in the logits", after_training=True)
-    steps: int = setting(25, "gradient steps", after_training=True, most=10_000)
-    rate: float = setting(5e-5, "learning rate of Adam", after_training=True)
-
-    def __post_init__(self) -> None:
-        require_positive(self, "method", "scale", "rate")
-        require_at_least(self, "method", 0, "steps")
-
-    def for_few_queries(self) -> Method:
-        return NearestMean()
+    scale: float = setting(15.0, "scale of squared distances in the logits", after_training=True, above=0)
+    steps: int = setting(25, "gradient steps", after_training=True, most=10_000, least=0)
+    rate: float = setting(5e-5, "learning rate of Adam", after_training=True, above=0)
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         features = F.normalize(features, dim=2)

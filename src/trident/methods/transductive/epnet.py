@@ -6,19 +6,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About, HeadOnFeatures, Method
-from trident.methods.metric.nearest_mean import NearestMean
+from trident.methods.base import About
+from trident.methods.transductive.base import TransductiveHead
 from trident.nn.classes import members_of
 from trident.nn.parameters import Parameters
 from trident.nn.propagation import pairwise_squared_distances, propagator
-from trident.settings import require, require_positive, setting
+from trident.settings import require, setting
 from trident.tasks.task import Task
 
 TINY = 1e-6  # keeps the logarithm finite where nothing of a class arrives
 
 
 @dataclass(frozen=True)
-class EpNet(HeadOnFeatures):
+class EpNet(TransductiveHead):
     """Features of a task are blended with those of similar images; then labels spread from image to image.
 
     Learned: the backbone. The head has no weights. Over all images of a task, support and queries,
@@ -41,16 +41,13 @@ class EpNet(HeadOnFeatures):
     )
     feature_flow: float = setting(0.5, "how far features spread: from 0 to below 1", after_training=True)
     label_flow: float = setting(0.2, "how far labels spread: from 0 to below 1", after_training=True)
-    scale: float = setting(1.0, "scale of squared distances in the graph", after_training=True)
+    scale: float = setting(1.0, "scale of squared distances in the graph", after_training=True, above=0)
 
     def __post_init__(self) -> None:
-        require_positive(self, "method", "scale")
+        super().__post_init__()
         for name in ("feature_flow", "label_flow"):
             value = getattr(self, name)
             require(0 <= value < 1, f"method.{name} is {value}: it must be 0 or more, and below 1")
-
-    def for_few_queries(self) -> Method:
-        return NearestMean()
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         features = self._propagator(features, self.feature_flow) @ features

@@ -1,4 +1,4 @@
-"""Heads whose parameters depend on the shape of a task, so that they take tasks of one shape only."""
+"""Bases of heads that classify the queries together."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 
 from trident.backbones.base import Backbone
-from trident.methods.base import HeadModel, Method
+from trident.methods.base import HeadModel, HeadOnFeatures, Method
 from trident.methods.metric.nearest_mean import NearestMean
 from trident.methods.metric.normalised import NormalisedHead
 from trident.nn.parameters import Parameters
@@ -15,7 +15,15 @@ from trident.settings import EpisodeSpec, setting
 
 
 @dataclass(frozen=True)
-class FixedShapeHead(NormalisedHead):
+class TransductiveHead(HeadOnFeatures):
+    """Base of heads that learn from the queries. A few queries go to the nearest class mean instead."""
+
+    def for_few_queries(self) -> Method:
+        return NearestMean()
+
+
+@dataclass(frozen=True)
+class FixedShapeHead(TransductiveHead, NormalisedHead):
     """Base of heads whose parameters depend on the number of classes. They take no other number after training."""
 
     normalisation: Literal["UN", "L2N", "CL2N"] = setting(
@@ -29,9 +37,6 @@ class FixedShapeHead(NormalisedHead):
     @property
     def any_way(self) -> bool:
         return False
-
-    def for_few_queries(self) -> Method:
-        return NearestMean()
 
     def model(self, backbone: Backbone, episode: EpisodeSpec) -> "FixedShapeModel":
         return FixedShapeModel(self, backbone, episode)

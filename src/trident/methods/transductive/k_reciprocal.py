@@ -6,18 +6,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About, Method
-from trident.methods.metric.nearest_mean import NearestMean
+from trident.methods.base import About
 from trident.methods.metric.normalised import NormalisedHead
+from trident.methods.transductive.base import TransductiveHead
 from trident.nn.classes import class_means
 from trident.nn.parameters import Parameters
 from trident.nn.propagation import nearest
-from trident.settings import require, require_at_least, require_positive, setting
+from trident.settings import require, setting
 from trident.tasks.task import Task
 
 
 @dataclass(frozen=True)
-class KReciprocal(NormalisedHead):
+class KReciprocal(TransductiveHead, NormalisedHead):
     """A query belongs to the class whose mean has the same neighbours as the query, and is near to it.
 
     Nothing is learned. Features are normalised (`normalised.py`). The nodes of a graph are the class means of the
@@ -41,22 +41,18 @@ class KReciprocal(NormalisedHead):
         trained_on="nothing",
         transductive=True,
     )
-    neighbours: int = setting(20, "k: nearest neighbours of each node", after_training=True, most=10_000)
+    neighbours: int = setting(20, "k: nearest neighbours of each node", after_training=True, most=10_000, least=1)
     averaged: int = setting(
-        6, "nearest nodes, itself among them, whose weights are averaged", after_training=True, most=1000
+        6, "nearest nodes, itself among them, whose weights are averaged", after_training=True, most=1000, least=1
     )
     blend: float = setting(0.3, "weight of the cosine distance beside the Jaccard distance", after_training=True)
     scale: float = setting(
-        10.0, "scale of distances in the logits: how confident the probabilities are", after_training=True
+        10.0, "scale of distances in the logits: how confident the probabilities are", after_training=True, above=0
     )
 
     def __post_init__(self) -> None:
-        require_positive(self, "method", "scale")
-        require_at_least(self, "method", 1, "neighbours", "averaged")
+        super().__post_init__()
         require(0 <= self.blend <= 1, f"method.blend is {self.blend}: it must be from 0 to 1")
-
-    def for_few_queries(self) -> Method:
-        return NearestMean()
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         features = self.normalised(parameters, features)

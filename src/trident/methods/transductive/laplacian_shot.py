@@ -5,19 +5,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trident.methods.base import About, Method
-from trident.methods.metric.nearest_mean import NearestMean
+from trident.methods.base import About
 from trident.methods.metric.normalised import NormalisedHead
+from trident.methods.transductive.base import TransductiveHead
 from trident.methods.transductive.bd_cspn import rectified_means, shifted_queries
 from trident.nn.classes import squared_distances
 from trident.nn.parameters import Parameters
 from trident.nn.propagation import nearest
-from trident.settings import require_at_least, setting
+from trident.settings import setting
 from trident.tasks.task import Task
 
 
 @dataclass(frozen=True)
-class LaplacianShot(NormalisedHead):
+class LaplacianShot(TransductiveHead, NormalisedHead):
     """Nearest class mean, with the wish that a query has the same class as the queries nearest to it.
 
     Nothing is learned. Features f are normalised (`normalised.py`), queries are shifted, and class means w_c are
@@ -40,18 +40,11 @@ class LaplacianShot(NormalisedHead):
         trained_on="nothing",
         transductive=True,
     )
-    smoothness: float = setting(0.7, "weight of the neighbours' labels", after_training=True)
+    smoothness: float = setting(0.7, "weight of the neighbours' labels", after_training=True, least=0)
     neighbours: int = setting(
-        2, "nearest neighbours of each query, itself not counted", after_training=True, most=10_000
+        2, "nearest neighbours of each query, itself not counted", after_training=True, most=10_000, least=1
     )
-    rounds: int = setting(20, "how often probabilities are computed anew", after_training=True, most=1000)
-
-    def __post_init__(self) -> None:
-        require_at_least(self, "method", 0, "smoothness", "rounds")
-        require_at_least(self, "method", 1, "neighbours")
-
-    def for_few_queries(self) -> Method:
-        return NearestMean()
+    rounds: int = setting(20, "how often probabilities are computed anew", after_training=True, most=1000, least=0)
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         features = self.normalised(parameters, features)

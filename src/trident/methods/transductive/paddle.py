@@ -7,15 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About, HeadOnFeatures, Method
-from trident.methods.metric.nearest_mean import NearestMean
+from trident.methods.base import About
+from trident.methods.transductive.base import TransductiveHead
 from trident.nn.parameters import Parameters
-from trident.settings import require_at_least, setting
+from trident.settings import setting
 from trident.tasks.task import Task
 
 
 @dataclass(frozen=True)
-class Paddle(HeadOnFeatures):
+class Paddle(TransductiveHead):
     """Soft k-means with a penalty on the number of classes that occur, for tasks where many of them do not.
 
     Nothing is learned. Each feature is divided by its range over the queries, unless that is 0. In each round
@@ -36,21 +36,16 @@ class Paddle(HeadOnFeatures):
         transductive=True,
     )
     rounds: int = setting(
-        100, "how often class means and probabilities are computed anew", after_training=True, most=1000
+        100, "how often class means and probabilities are computed anew", after_training=True, most=1000, least=1
     )
-    penalty: float = setting(75.0, "on the number of classes that occur among the queries", after_training=True)
+    penalty: float = setting(
+        75.0, "on the number of classes that occur among the queries", after_training=True, least=0
+    )
     range_over: Literal["queries", "all"] = setting(
         "queries",
         "which images the range of a feature is taken over: queries, as published, or all",
         after_training=True,
     )
-
-    def __post_init__(self) -> None:
-        require_at_least(self, "method", 0, "penalty")
-        require_at_least(self, "method", 1, "rounds")
-
-    def for_few_queries(self) -> Method:
-        return NearestMean()
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         over = features if self.range_over == "all" else features[:, task.queries]

@@ -6,17 +6,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About, HeadOnFeatures, Method
-from trident.methods.metric.nearest_mean import NearestMean
+from trident.methods.base import About
+from trident.methods.transductive.base import TransductiveHead
 from trident.nn.classes import class_means, weighted_means
 from trident.nn.parameters import Parameters
 from trident.nn.transport import power, sinkhorn
-from trident.settings import require_at_least, require_positive, setting
+from trident.settings import setting
 from trident.tasks.task import Task
 
 
 @dataclass(frozen=True)
-class PtMap(HeadOnFeatures):
+class PtMap(TransductiveHead):
     """Queries are dealt out to the classes by optimal transport, in equal numbers; class means follow, for some rounds.
 
     Nothing is learned. Features f become g: the square root of each feature (`power`), of unit length, less the
@@ -39,21 +39,13 @@ class PtMap(HeadOnFeatures):
         trained_on="nothing",
         transductive=True,
     )
-    exponent: float = setting(0.5, "exponent of the power transform of features", after_training=True)
-    scale: float = setting(10.0, "scale of squared distances in the logits", after_training=True)
-    rounds: int = setting(20, "how often class means move", after_training=True, most=1000)
+    exponent: float = setting(0.5, "exponent of the power transform of features", after_training=True, above=0)
+    scale: float = setting(10.0, "scale of squared distances in the logits", after_training=True, above=0)
+    rounds: int = setting(20, "how often class means move", after_training=True, most=1000, least=0)
     step: float = setting(
-        0.2, "how far class means move towards their new place: 1 is all the way", after_training=True
+        0.2, "how far class means move towards their new place: 1 is all the way", after_training=True, above=0
     )
-    iterations: int = setting(100, "Sinkhorn iterations in each round", after_training=True, most=1000)
-
-    def __post_init__(self) -> None:
-        require_positive(self, "method", "exponent", "scale", "step")
-        require_at_least(self, "method", 0, "rounds")
-        require_at_least(self, "method", 1, "iterations")
-
-    def for_few_queries(self) -> Method:
-        return NearestMean()
+    iterations: int = setting(100, "Sinkhorn iterations in each round", after_training=True, most=1000, least=1)
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         features = F.normalize(power(features, self.exponent), dim=2)

@@ -7,15 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About, HeadOnFeatures, Method
-from trident.methods.metric.nearest_mean import NearestMean
+from trident.methods.base import About
+from trident.methods.transductive.base import TransductiveHead
 from trident.nn.parameters import Parameters
-from trident.settings import require_at_least, require_positive, setting
+from trident.settings import setting
 from trident.tasks.task import Task
 
 
 @dataclass(frozen=True)
-class SoftKMeans(HeadOnFeatures):
+class SoftKMeans(TransductiveHead):
     """Class means move towards the queries that look like them, and queries are classified anew, for a few rounds.
 
     Nothing is learned, so it works on any features. All features have unit length. In each round
@@ -40,10 +40,10 @@ class SoftKMeans(HeadOnFeatures):
         transductive=True,
     )
     rounds: int = setting(
-        8, "how often class means and probabilities are computed anew", after_training=True, most=1000
+        8, "how often class means and probabilities are computed anew", after_training=True, most=1000, least=0
     )
-    scale: float = setting(10.0, "factor of the cosines in the logits", after_training=True)
-    support_weight: float = setting(1.5, "weight of a support image in its class mean", after_training=True)
+    scale: float = setting(10.0, "factor of the cosines in the logits", after_training=True, above=0)
+    support_weight: float = setting(1.5, "weight of a support image in its class mean", after_training=True, above=0)
     centre: Literal["classes", "task", "support"] = setting(
         "classes",
         "subtracted from features: the mean of the class means, of all images, or of the support set's class means",
@@ -59,11 +59,8 @@ class SoftKMeans(HeadOnFeatures):
         "0.75 x queries / classes, 'none' means all",
         after_training=True,
         most=10_000,
+        above=0,
     )
-
-    def __post_init__(self) -> None:
-        require_positive(self, "method", "scale", "support_weight", *(["typical"] if self.typical is not None else []))
-        require_at_least(self, "method", 0, "rounds")
 
     @property
     def classifies_together(self) -> bool:
@@ -72,9 +69,6 @@ class SoftKMeans(HeadOnFeatures):
     def describe(self) -> str:
         typical = "" if self.typical is None else f", method.typical {self.typical:g}"
         return f"{self.rounds} rounds, {self.class_sizes} class sizes{typical}"
-
-    def for_few_queries(self) -> Method:
-        return NearestMean()
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         features = F.normalize(features, dim=2)

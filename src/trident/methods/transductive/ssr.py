@@ -8,12 +8,12 @@ from torch import Tensor
 
 from trident.errors import TaskSizeError
 from trident.methods.base import About
-from trident.methods.transductive.fixed_shape import FixedShapeHead
+from trident.methods.transductive.base import FixedShapeHead
 from trident.nn.classes import class_means
 from trident.nn.linear import Linear
 from trident.nn.parameters import Parameters
 from trident.nn.vectors import length_of
-from trident.settings import EpisodeSpec, require_at_least, require_positive, setting
+from trident.settings import EpisodeSpec, setting
 from trident.tasks.task import Task
 
 UPDATES = ("prototypes", "queries")  # each has a network of its own
@@ -51,15 +51,10 @@ class SelfSupervisedReranking(FixedShapeHead):
         "Re-ranking for image retrieval and transductive few-shot classification",
         transductive=True,
     )
-    steps: int = setting(3, "turns of prototypes and queries", after_training=True, most=10_000)
-    rate: float = setting(1e-3, "learning rate of these steps", after_training=True)
-    width: int = setting(192, "hidden units of each network", most=4096)
-    initial_scale: float = setting(10.0, "start of the learned scale s of cosines")
-
-    def __post_init__(self) -> None:
-        require_at_least(self, "method", 1, "width")
-        require_at_least(self, "method", 0, "steps")
-        require_positive(self, "method", "rate", "initial_scale")
+    steps: int = setting(3, "turns of prototypes and queries", after_training=True, most=10_000, least=0)
+    rate: float = setting(1e-3, "learning rate of these steps", after_training=True, above=0)
+    width: int = setting(192, "hidden units of each network", most=4096, least=1)
+    initial_scale: float = setting(10.0, "start of the learned scale s of cosines", above=0)
 
     @property
     def any_queries(self) -> bool:

@@ -7,20 +7,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About, HeadOnFeatures, Method
-from trident.methods.metric.nearest_mean import NearestMean
+from trident.methods.base import About
+from trident.methods.transductive.base import TransductiveHead
 from trident.nn.classes import class_means
 from trident.nn.information import InformationLoss
 from trident.nn.parameters import Parameters
 from trident.nn.vectors import span_coordinates
-from trident.settings import require_at_least, require_positive, setting
+from trident.settings import setting
 from trident.tasks.task import Task
 
 PUBLISHED_STEPS = {"gradient": 1000, "alternating": 150}
 
 
 @dataclass(frozen=True)
-class Tim(HeadOnFeatures):
+class Tim(TransductiveHead):
     """Class weights that make the queries' labels informative: sure for each query, equally frequent over all.
 
     Nothing is learned before a task comes. All features have unit length. The class weights w_c start at the class
@@ -48,27 +48,23 @@ class Tim(HeadOnFeatures):
     solver: Literal["gradient", "alternating"] = setting(
         "gradient", "solver for the class weights: TIM-GD or TIM-ADM", after_training=True
     )
-    scale: float = setting(15.0, "scale of squared distances in the logits", after_training=True)
-    fit: float = setting(0.1, "weight of the cross-entropy of the support set", after_training=True)
-    sure: float = setting(0.1, "weight of the mean entropy of the queries' probabilities", after_training=True)
-    spread: float = setting(1.0, "weight of the entropy of the queries' mean probabilities", after_training=True)
+    scale: float = setting(15.0, "scale of squared distances in the logits", after_training=True, above=0)
+    fit: float = setting(0.1, "weight of the cross-entropy of the support set", after_training=True, above=0)
+    sure: float = setting(0.1, "weight of the mean entropy of the queries' probabilities", after_training=True, least=0)
+    spread: float = setting(
+        1.0, "weight of the entropy of the queries' mean probabilities", after_training=True, least=0
+    )
     steps: int | None = setting(
         None,
         "steps of the solver; 'none' takes as many as published: 1000 gradient or 150 alternating",
         after_training=True,
         most=10_000,
+        least=0,
     )
-    rate: float = setting(1e-4, "learning rate of Adam, for the gradient solver", after_training=True)
-
-    def __post_init__(self) -> None:
-        require_positive(self, "method", "scale", "fit", "rate")
-        require_at_least(self, "method", 0, "sure", "spread", "steps")
+    rate: float = setting(1e-4, "learning rate of Adam, for the gradient solver", after_training=True, above=0)
 
     def describe(self) -> str:
         return f"{self.solver} solver"
-
-    def for_few_queries(self) -> Method:
-        return NearestMean()
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         features = F.normalize(features, dim=2)

@@ -7,19 +7,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About, HeadOnFeatures, Losses, Method, cross_entropy
-from trident.methods.metric.nearest_mean import NearestMean
+from trident.methods.base import About, Losses, cross_entropy
+from trident.methods.transductive.base import TransductiveHead
 from trident.nn.linear import Linear
 from trident.nn.parameters import Parameters
 from trident.nn.propagation import nearest, pairwise_squared_distances, propagator
-from trident.settings import require, require_at_least, setting
+from trident.settings import require, setting
 from trident.tasks.task import Labels, Task, all_labels
 
 WIDTH = 8  # of the network for the length scales
 
 
 @dataclass(frozen=True)
-class Tpn(HeadOnFeatures):
+class Tpn(TransductiveHead):
     """Labels spread from the support set over a graph of all images; the network learns which images are near.
 
     Learned, end to end: the backbone, and a small network that gives each image a length scale s. At test nothing is
@@ -45,15 +45,12 @@ class Tpn(HeadOnFeatures):
     )
     flow: float = setting(0.99, "how far labels spread: from 0 to below 1", after_training=True)
     neighbours: int = setting(
-        20, "nearest images of each image in the graph, itself counted", after_training=True, most=10_000
+        20, "nearest images of each image in the graph, itself counted", after_training=True, most=10_000, least=2
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(0 <= self.flow < 1, f"method.flow is {self.flow}: it must be 0 or more, and below 1")
-        require_at_least(self, "method", 2, "neighbours")
-
-    def for_few_queries(self) -> Method:
-        return NearestMean()
 
     def initial(self, n_features: int, generator: torch.Generator) -> Parameters:
         hidden, last = Linear("lengths.0", n_features, WIDTH), Linear("lengths.1", WIDTH, 1)

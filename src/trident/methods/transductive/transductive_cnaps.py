@@ -6,17 +6,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About, HeadOnFeatures, Method
-from trident.methods.metric.nearest_mean import NearestMean
+from trident.methods.base import About
+from trident.methods.transductive.base import TransductiveHead
 from trident.nn.classes import weighted_means
 from trident.nn.parameters import Parameters
 from trident.nn.vectors import span_coordinates
-from trident.settings import require_at_least, require_positive, setting
+from trident.settings import setting
 from trident.tasks.task import Task
 
 
 @dataclass(frozen=True)
-class TransductiveCnaps(HeadOnFeatures):
+class TransductiveCnaps(TransductiveHead):
     """Each class is a Gaussian with a covariance of its own; queries refine the Gaussians for some rounds.
 
     Nothing is learned. All features are scaled to one length. With labels y_ic, 0 or 1 for support images and
@@ -40,14 +40,12 @@ class TransductiveCnaps(HeadOnFeatures):
         trained_on="nothing",
         transductive=True,
     )
-    rounds: int = setting(4, "how often queries refine the classes; 0 is Simple CNAPS", after_training=True, most=1000)
-    length: float = setting(
-        3.0, "length that features are scaled to: how much their covariance counts", after_training=True
+    rounds: int = setting(
+        4, "how often queries refine the classes; 0 is Simple CNAPS", after_training=True, most=1000, least=0
     )
-
-    def __post_init__(self) -> None:
-        require_at_least(self, "method", 0, "rounds")
-        require_positive(self, "method", "length")
+    length: float = setting(
+        3.0, "length that features are scaled to: how much their covariance counts", after_training=True, above=0
+    )
 
     @property
     def classifies_together(self) -> bool:
@@ -55,9 +53,6 @@ class TransductiveCnaps(HeadOnFeatures):
 
     def describe(self) -> str:
         return f"{self.rounds} rounds" if self.rounds else "each query alone"
-
-    def for_few_queries(self) -> Method:
-        return NearestMean()
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         features = span_coordinates(self.length * F.normalize(features, dim=2))  # which changes no answer

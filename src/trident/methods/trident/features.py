@@ -20,7 +20,7 @@ from trident.nn.gaussian import LOG_VAR_BOUND, Gaussian, GaussianHead
 from trident.nn.linear import Linear
 from trident.nn.parameters import Parameters, for_each_task
 from trident.nn.probabilities import mean_prediction
-from trident.settings import EpisodeSpec, require, require_at_least, require_finite, require_positive, setting
+from trident.settings import EpisodeSpec, require, setting
 from trident.tasks.source import NoiseShapes
 from trident.tasks.task import Labels, Task
 
@@ -70,16 +70,22 @@ class TridentOnFeatures(HeadOnFeatures):
         "Transductive Decoupled Variational Inference for Few-Shot Classification",
         transductive=True,
     )
-    semantic_latents: int = setting(32, "size of z_semantic; z_label has the size of the features", most=4096)
-    label_width: int = setting(64, "hidden units of the network in the mean of z_label", most=4096)
-    decoder_width: int = setting(64, "hidden units of the decoder", most=4096)
-    attfex_width_m: int = setting(16, "feature maps that AttFEX's W_M extracts from the images of a task", most=1024)
-    attfex_width_n: int = setting(8, "feature maps that W_N makes of them", most=1024)
+    semantic_latents: int = setting(32, "size of z_semantic; z_label has the size of the features", most=4096, least=1)
+    label_width: int = setting(64, "hidden units of the network in the mean of z_label", most=4096, least=1)
+    decoder_width: int = setting(64, "hidden units of the decoder", most=4096, least=1)
+    attfex_width_m: int = setting(
+        16, "feature maps that AttFEX's W_M extracts from the images of a task", most=1024, least=1
+    )
+    attfex_width_n: int = setting(8, "feature maps that W_N makes of them", most=1024, least=1)
     initial_log_var: float = setting(-5.0, "start of the log-variances; a feature's mean square is 1")
-    classification_weight: float = setting(100.0, "weight of the queries' cross-entropy")
-    reconstruction_weight: float = setting(0.01, "weight of the squared error of a feature, summed over its numbers")
-    label_kl_weight: float = setting(0.001, "weight of the divergence of q(z_label) from a standard normal")
-    semantic_kl_weight: float = setting(0.01, "weight of the divergence of q(z_semantic) from a standard normal")
+    classification_weight: float = setting(100.0, "weight of the queries' cross-entropy", least=0)
+    reconstruction_weight: float = setting(
+        0.01, "weight of the squared error of a feature, summed over its numbers", least=0
+    )
+    label_kl_weight: float = setting(0.001, "weight of the divergence of q(z_label) from a standard normal", least=0)
+    semantic_kl_weight: float = setting(
+        0.01, "weight of the divergence of q(z_semantic) from a standard normal", least=0
+    )
     mask_from: Literal["task", "support"] = setting(
         "task", "images whose statistics make AttFEX's mask: all of the task, or the support images", True
     )
@@ -87,7 +93,7 @@ class TridentOnFeatures(HeadOnFeatures):
         0.6, "similarity to training images from which mask and network count", after_training=True
     )
     trust_to: float = setting(0.8, "similarity to training images from which they count fully", after_training=True)
-    scale: float = setting(20.0, "scale of cosines in the logits of nearest-mean", after_training=True)
+    scale: float = setting(20.0, "scale of cosines in the logits of nearest-mean", after_training=True, above=0)
     classifier: Literal["soft-kmeans", "nearest-mean", "logistic-regression"] = setting(
         "soft-kmeans",
         "what classifies z_label (training uses the first two); soft-kmeans classifies the queries together",
@@ -95,11 +101,7 @@ class TridentOnFeatures(HeadOnFeatures):
     )
 
     def __post_init__(self) -> None:
-        require_at_least(self, "method", 1, "semantic_latents", "label_width", "decoder_width")
-        require_at_least(self, "method", 1, "attfex_width_m", "attfex_width_n")
-        require_at_least(self, "method", 0, *(f"{name}_weight" for name in TERMS))
-        require_positive(self, "method", "scale")
-        require_finite(self, "method", "initial_log_var")
+        super().__post_init__()
         require(
             -math.inf < self.trust_from < self.trust_to < math.inf,
             f"method.trust_from is {self.trust_from}: it must be below method.trust_to, which is {self.trust_to}",

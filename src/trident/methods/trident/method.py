@@ -1,13 +1,10 @@
 """TRIDENT as a method: the network of `network.py` with the settings of `settings.py`."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from trident.backbones.base import Backbone
 from trident.backbones.conv4 import single_conv4
 from trident.methods.base import About
-from trident.methods.inner_loop.base import InnerLoopMethod
 from trident.methods.trident.network import Network
 from trident.methods.trident.settings import TridentSettings
 from trident.settings import EpisodeSpec
@@ -30,10 +27,6 @@ class Trident(TridentSettings):
         transductive=True,
         analyses=("latents", "reconstructions"),
     )
-    learners: ClassVar[Mapping[str, str]] = {
-        **InnerLoopMethod.learners,
-        "fused": "trident.engines.fused.trident:FusedTridentLearner",
-    }
 
     def model(self, backbone: Backbone, episode: EpisodeSpec) -> Network:
         return Network(self, single_conv4(backbone, "TRIDENT"), episode)

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trident.backbones.conv4 import first_layer_input
-from trident.methods.inner_loop.base import Encodings, Evaluated, Target
+from trident.methods.inner_loop.base import Encodings, Evaluated, Inputs, Target
 from trident.methods.trident.latents import Inferred, Latents
 from trident.methods.trident.objective import negative_evidence_lower_bound
 from trident.methods.trident.parts import Parts, inner_draw
@@ -38,9 +38,9 @@ class Network(Parts):
 
     # Inference: lines 1 to 3 of Algorithm 1.
 
-    def encode(self, parameters: Parameters, task: Task, statistics: BatchNormStatistics) -> Encodings:
-        label, _ = self.backbone(parameters, task, statistics)
-        semantic, _ = self.encode_semantic(parameters, task, statistics, slice(None))
+    def encode(self, parameters: Parameters, inputs: Inputs) -> Encodings:
+        label, _ = self.backbone(parameters, inputs.task, inputs.statistics)
+        semantic, _ = self.encode_semantic(parameters, inputs.task, inputs.statistics, slice(None))
         return {"label": label, "semantic": semantic}
 
     def encode_semantic(
@@ -71,25 +71,18 @@ class Network(Parts):
         """
         return target == "query" and (self.method.refinements > 0 or statistics.source == "support")
 
-    def infer(
-        self,
-        parameters: Parameters,
-        task: Task,
-        target: Target,
-        draw: int | str,
-        statistics: BatchNormStatistics,
-        encodings: Encodings | None = None,
-    ) -> tuple[Latents, Parameters]:
-        """Latents of one set, with draw `draw` of its noise, and the encoders' batch-norm statistics."""
-        context = self.has_context(target, statistics)
-        rows = slice(None) if context else _rows(task, target)
-        if encodings is not None:
-            found, seen = (encodings["semantic"][:, rows], encodings["label"]), Parameters()
+    def infer(self, parameters: Parameters, inputs: Inputs) -> tuple[Latents, Parameters]:
+        """Latents of one set, and the encoders' batch-norm statistics."""
+        task, statistics = inputs.task, inputs.statistics
+        context = self.has_context(inputs.target, statistics)
+        rows = slice(None) if context else inputs.rows
+        if inputs.encodings is not None:
+            found, seen = (inputs.encodings["semantic"][:, rows], inputs.encodings["label"]), Parameters()
         else:
             label, seen = self.backbone(parameters, task, statistics)
             semantic, more = self.encode_semantic(parameters, task, statistics, rows)
             found, seen = (semantic, label), seen | more
-        return self.posteriors(parameters, *found, task, target, draw, context), seen
+        return self.posteriors(parameters, *found, task, inputs.target, inputs.draw, context), seen
 
     def posteriors(
         self,
@@ -105,11 +98,12 @@ class Network(Parts):
 
         With `context`, the semantic features are those of all images.
         """
-        rows, n_context = (slice(None), task.n_support) if context else (_rows(task, target), 0)
+        own = task.support if target == "support" else task.queries
+        rows, n_context = (slice(None), task.n_support) if context else (own, 0)
 
         def noise(latent: str) -> Tensor:
-            own = task.noise[f"{target}/{draw}/{latent}"]
-            return F.pad(own, (0, 0, n_context, 0)) if context else own
+            values = task.noise[f"{target}/{draw}/{latent}"]
+            return F.pad(values, (0, 0, n_context, 0)) if context else values
 
         semantic = self.semantic_head(parameters, semantic_features.flatten(2))
         z_semantic = semantic.sample(noise("semantic"))
@@ -123,12 +117,10 @@ class Network(Parts):
 
     # Classification and reconstruction.
 
-    def logits(
-        self, parameters: Parameters, task: Task, encodings: Encodings, statistics: BatchNormStatistics
-    ) -> list[Tensor]:
-        draws = range(self.n_draws(task))
-        found = [self.infer(parameters, task, "query", draw, statistics, encodings)[0] for draw in draws]
-        return [self.classify(parameters, latents, task) for latents in found]
+    def logits(self, parameters: Parameters, inputs: Inputs) -> list[Tensor]:
+        draws = range(self.n_draws(inputs.task))
+        found = [self.infer(parameters, inputs._replace(draw=draw))[0] for draw in draws]
+        return [self.classify(parameters, latents, inputs.task) for latents in found]
 
     def classify(self, parameters: Parameters, latents: Latents, task: Task) -> Tensor:
         """Logits of the target images: (task, image, n_way)."""
@@ -162,44 +154,36 @@ class Network(Parts):
 
     # The loss.
 
-    def loss(
-        self,
-        parameters: Parameters,
-        task: Task,
-        target: Target,
-        labels: Labels | None,
-        draw: int,
-        statistics: BatchNormStatistics,
-        reused: Any = None,
-    ) -> Evaluated:
-        """`reused` is what `start` returned: latents of the support set from the same parameters and noise."""
-        latents, seen = reused or self.infer(parameters, task, target, draw, statistics)
-        images, more = self.decode(parameters, latents, statistics)
-        squared_error = (images - task.pixels[:, _rows(task, target)]).square().sum((2, 3, 4)).mean(1)
-        inferred = self.inferred(parameters, latents, task, squared_error, labels)
+    def loss(self, parameters: Parameters, inputs: Inputs) -> Evaluated:
+        """Can reuse what `start` returned: latents of the support set from the same parameters and noise."""
+        latents, seen = inputs.reused or self.infer(parameters, inputs)
+        squared_error, more = self._squared_error(parameters, latents, inputs)
+        inferred = self.inferred(parameters, latents, inputs.task, squared_error, inputs.labels)
         losses = negative_evidence_lower_bound(inferred, self.method)
-        if target == "support" and self.method.unlabelled_weight:
-            losses["total"] = losses["total"] + self.unlabelled_loss(parameters, task, draw, statistics)
+        if inputs.target == "support" and self.method.unlabelled_weight:
+            losses["total"] = losses["total"] + self.unlabelled_loss(parameters, inputs)
         return Evaluated(losses, inferred.logits, seen | more)
 
-    def unlabelled_loss(self, parameters: Parameters, task: Task, step: int, statistics: BatchNormStatistics) -> Tensor:
+    def _squared_error(self, parameters: Parameters, latents: Latents, inputs: Inputs) -> tuple[Tensor, Parameters]:
+        """That of the decoded images, (task,), and the decoder's batch-norm statistics."""
+        images, seen = self.decode(parameters, latents, inputs.statistics)
+        return (images - inputs.task.pixels[:, inputs.rows]).square().sum((2, 3, 4)).mean(1), seen
+
+    def unlabelled_loss(self, parameters: Parameters, inputs: Inputs) -> Tensor:
         """What the images without labels add to the loss of an inner step: (task,)."""
-        latents, _ = self.infer(parameters, task, "query", inner_draw(step), statistics)
-        images, _ = self.decode(parameters, latents, statistics)
-        squared_error = (images - task.pixels[:, task.queries]).square().sum((2, 3, 4)).mean(1)
-        label_kl, semantic_kl = (divergence.mean(1) for divergence in self.divergences(parameters, latents))
+        inputs = inputs._replace(target="query", draw=inner_draw(inputs.draw))
+        latents, _ = self.infer(parameters, inputs)
+        squared_error, _ = self._squared_error(parameters, latents, inputs)
+        label_kl, semantic_kl = (divergence.mean(1) for divergence in self.divergences(latents))
         terms = {"reconstruction": squared_error, "label_kl": label_kl, "semantic_kl": semantic_kl}
         total = torch.stack([self.method.weight(name) * term for name, term in terms.items()]).sum(0)
         return self.method.unlabelled_weight * total
 
-    def divergences(self, parameters: Parameters, latents: Latents) -> tuple[Tensor, Tensor]:
-        """KL divergences of q(z_label) and q(z_semantic) of the target images from their priors: (task, image) each."""
-        first = latents.n_context
-        label, semantic = (Gaussian(*(x[:, first:] for x in of)) for of in (latents.label, latents.semantic))
-        return (
-            self.label_prior.divergence(parameters, label, latents.z_label[:, first:]),
-            self.semantic_prior.divergence(parameters, semantic, latents.z_semantic[:, first:]),
-        )
+    def divergences(self, latents: Latents) -> tuple[Tensor, Tensor]:
+        """KL divergences of q(z_label) and q(z_semantic) of the target images from N(0, I): (task, image) each."""
+        targets = (Gaussian(*(x[:, latents.n_context :] for x in of)) for of in (latents.label, latents.semantic))
+        label, semantic = (posterior.kl_to_standard_normal() for posterior in targets)
+        return label, semantic
 
     def inferred(
         self, parameters: Parameters, latents: Latents, task: Task, squared_error: Tensor, labels: Labels | None
@@ -213,20 +197,18 @@ class Network(Parts):
             self.classify(parameters, latents, task),
             task.support_labels if labels is None else labels.queries,
             squared_error,
-            *self.divergences(parameters, latents),
+            *self.divergences(latents),
             training_class_logits,
             None if labels is None else labels.training_classes,
         )
 
     # Prototypes: a last layer whose logits are scaled negative squared distances to the classes' mean features.
 
-    def start(
-        self, parameters: Parameters, task: Task, statistics: BatchNormStatistics, encodings: Encodings | None = None
-    ) -> tuple[Parameters, Any]:
+    def start(self, parameters: Parameters, inputs: Inputs) -> tuple[Parameters, Any]:
         if self.method.classifier_start == "learned":
             return parameters, None
-        latents, seen = self.infer(parameters, task, "support", 0, statistics, encodings)
-        return parameters | self.prototype_classifier(parameters, latents, task), (latents, seen)
+        latents, seen = self.infer(parameters, inputs._replace(target="support"))
+        return parameters | self.prototype_classifier(parameters, latents, inputs.task), (latents, seen)
 
     def prototype_classifier(self, parameters: Parameters, support: Latents, task: Task) -> Parameters:
         features = self._compared_features(parameters, support.z_label)  # (task, n_support, classifier_width)
@@ -248,7 +230,3 @@ class Network(Parts):
 
     def _hidden(self, parameters: Parameters, z_label: Tensor) -> Tensor:
         return activate(self.classifier[0](parameters, z_label), self.backbone.activation)
-
-
-def _rows(task: Task, target: Target) -> slice:
-    return task.support if target == "support" else task.queries

@@ -7,7 +7,6 @@ import torch
 
 from trident.backbones.conv4 import Conv4Backbone
 from trident.methods.inner_loop.base import InnerLoopModel
-from trident.methods.trident.priors import PRIORS, Prior
 from trident.methods.trident.settings import TridentSettings
 from trident.nn.attfex import Attfex, Extractor, Positional, SetStatistics
 from trident.nn.conv4 import Conv4
@@ -97,14 +96,6 @@ class Parts(InnerLoopModel):
             s.decoder_batch_norm,
         )
 
-    @property
-    def label_prior(self) -> Prior:
-        return PRIORS[self.method.label_prior]("label_prior", self.method.label_latents)
-
-    @property
-    def semantic_prior(self) -> Prior:
-        return PRIORS[self.method.semantic_prior]("semantic_prior", self.method.semantic_latents)
-
     def initial(self, generator: torch.Generator) -> Parameters:
         """Random weights, without a task axis."""
         start = self.semantic_encoder.initial(generator) | self.semantic_head.initial(generator)
@@ -116,7 +107,6 @@ class Parts(InnerLoopModel):
         if self.training_class_head is not None:
             start |= self.training_class_head.initial(generator)
         start |= self.decoder.initial(generator)
-        start |= self.label_prior.initial(generator) | self.semantic_prior.initial(generator)
         if self.method.classifier_start == "prototypes":
             del start["classifier.1.weight"], start["classifier.1.bias"]  # `prototype_classifier` makes them
             start[self._scale] = torch.tensor(UNIT_SCALE if self._unit else PROTOTYPE_SCALE)
@@ -154,6 +144,6 @@ class Parts(InnerLoopModel):
         return "classifier.unit_scale" if self._unit else "classifier.scale"
 
 
-def inner_draw(step: int) -> str:
+def inner_draw(step: int | str) -> str:
     """The name of the draw of the queries' noise for an inner step."""
     return f"step{step}"

@@ -8,11 +8,9 @@ from abc import ABC
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
-from trident.backbones.conv4 import Conv4Backbone
 from trident.methods.inner_loop.base import InnerLoopMethod
 from trident.methods.trident.objective import ObjectiveSettings
-from trident.methods.trident.priors import PRIORS
-from trident.settings import require, require_at_least, require_finite, setting
+from trident.settings import require, setting
 
 
 @dataclass(frozen=True)
@@ -22,12 +20,13 @@ class TridentSettings(InnerLoopMethod, ObjectiveSettings, ABC):
     )
     inner_rate: float = setting(1e-3, "learning rate of the inner steps, the paper's alpha", True)
     inner_steps: int = setting(5, "inner steps, the paper's n", True, most=100)
-    label_latents: int = setting(64, "size of z_label", most=4096)
-    semantic_latents: int = setting(64, "size of z_semantic", most=4096)
+    label_latents: int = setting(64, "size of z_label", most=4096, least=1)
+    semantic_latents: int = setting(64, "size of z_semantic", most=4096, least=1)
     semantic_channels: int | None = setting(
         None,
         "feature maps in each block of the semantic encoder and of the decoder; 'none' takes backbone.channels",
         most=4096,
+        least=1,
     )
     semantic_batch_norm: Literal["set", "task"] = setting(
         "set",
@@ -41,7 +40,7 @@ class TridentSettings(InnerLoopMethod, ObjectiveSettings, ABC):
     label_learns_to_reconstruct: bool = setting(
         True, "both latents learn from the reconstruction error (paper), or z_semantic alone"
     )
-    classifier_width: int = setting(32, "hidden units between z_label and the logits", most=4096)
+    classifier_width: int = setting(32, "hidden units between z_label and the logits", most=4096, least=1)
     classifier_start: Literal["learned", "prototypes"] = setting(
         "learned", "last layer before adaptation: learned (paper), or made from class means, for any number of classes"
     )
@@ -52,13 +51,14 @@ class TridentSettings(InnerLoopMethod, ObjectiveSettings, ABC):
         0,
         "number of training classes, for a second head that tells them all apart in training; 0 for no such head",
         most=100_000,
+        least=0,
     )
     attfex: Literal["positional", "set", "off"] = setting(
         "positional", "AttFEX with one weight for each image position (paper), independent of the order, or none"
     )
     attfex_residual: bool = setting(False, "multiply features by 1 + G instead of G (paper)")
-    attfex_width_m: int = setting(64, "feature maps that W_M extracts from the images of a task", most=1024)
-    attfex_width_n: int = setting(32, "feature maps that W_N makes of them", most=1024)
+    attfex_width_m: int = setting(64, "feature maps that W_M extracts from the images of a task", most=1024, least=1)
+    attfex_width_n: int = setting(32, "feature maps that W_N makes of them", most=1024, least=1)
     attention_activation: bool = setting(False, "activation after the query, key and value maps (5-shot: yes)")
     attention_scale: Literal["inside", "outside"] = setting(
         "inside", "1/sqrt(W'H') inside the softmax (released code) or outside (paper's equation)"
@@ -68,41 +68,35 @@ class TridentSettings(InnerLoopMethod, ObjectiveSettings, ABC):
         None, "start of the log-variance heads' bias; 'none' keeps the layer's random start, a variance near 1"
     )
     log_var_bound: float | None = setting(None, "squash log-variances smoothly into (-bound, bound); 'none' does not")
-    label_prior: str = setting("standard_normal", "prior of z_label, one of methods/trident/priors.py")
-    semantic_prior: str = setting("standard_normal", "prior of z_semantic, likewise")
     unlabelled_weight: float = setting(
         0.0,
         "weight, in the inner steps, of the evidence lower bound of the queries and unlabelled images, without the "
         "term of their labels",
         True,
+        least=0,
     )
     refinements: int = setting(
         0,
         "rounds, after the inner steps, in which prototypes are recomputed with the queries' soft labels",
         True,
         most=100,
+        least=0,
     )
-    training_refinements: int | None = setting(None, "the same in training; 'none' takes as many as at test", most=100)
+    training_refinements: int | None = setting(
+        None, "the same in training; 'none' takes as many as at test", most=100, least=0
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_weights()
-        widths = ("label_latents", "semantic_latents", "semantic_channels", "classifier_width")
-        require_at_least(self, "method", 1, *widths, "attfex_width_m", "attfex_width_n")
-        counts = ("training_classes", "refinements", "training_refinements")
-        require_at_least(self, "method", 0, *counts, "unlabelled_weight")
         require(
             self.inner_steps > 0 or not self.unlabelled_weight,
             "method.unlabelled_weight needs method.inner_steps: without inner steps there is no loss at test",
         )
-        require_finite(self, "method", "initial_log_var")
         require(
             self.log_var_bound is None or 0 < self.log_var_bound < math.inf,
             f"method.log_var_bound is {self.log_var_bound}: it must be above 0, or 'none'",
         )
-        for name in ("label_prior", "semantic_prior"):
-            prior = getattr(self, name)
-            require(prior in PRIORS, f"method.{name} is '{prior}': it must be one of {', '.join(PRIORS)}")
         prototypes = self.classifier_start == "prototypes"
         require(
             prototypes or self.classifier_features == "plain",
@@ -138,13 +132,3 @@ class TridentSettings(InnerLoopMethod, ObjectiveSettings, ABC):
         whole = ", semantic batch norm over the task" if self.semantic_batch_norm == "task" else ""
         unlabelled = f" with unlabelled images (weight {self.unlabelled_weight:g})" if self.unlabelled_weight else ""
         return super().describe() + unlabelled + rounds + whole
-
-    def why_not_fused(self) -> str | None:
-        return (
-            "it takes inner steps on the support set alone, and method.unlabelled_weight is not 0"
-            if self.unlabelled_weight
-            else None
-        )
-
-    def channels(self, backbone: Conv4Backbone) -> set[int]:
-        return {backbone.channels, self.semantic_channels or backbone.channels}

@@ -4,14 +4,14 @@ The first call with a shape runs the kernels one by one, which compiles them, an
 their inputs into the recording's buffers and replay it.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from trident.engines.learner import Gradient, matrix_products
+from trident.engines.learner import Gradient, LearnerFields
 from trident.nn.parameters import Parameters
 from trident.tasks.task import Batch, Labels, Task, tensors_of
 
@@ -53,29 +53,28 @@ class Replay:
         )
 
 
-class Recordings:
-    """One recording per shape of tasks, made at its first use."""
+@dataclass(frozen=True)
+class RecordedLearner(LearnerFields, ABC):
+    """Base of learners whose gradient is recorded on a GPU, once for each shape of tasks."""
 
-    def __init__(self) -> None:
-        self.by_shape: dict[tuple[Any, ...], Replay] = {}
+    recordings: dict[tuple[Any, ...], Replay] = field(init=False, default_factory=dict, compare=False, repr=False)
 
-    def __call__(self, compute: Compute, parameters: Parameters, batch: Batch) -> Gradient:
+    @abstractmethod
+    def compute(self, parameters: Parameters, batch: Batch) -> Gradient:
+        """The gradient, without a CUDA graph. No operation may wait for the GPU.
+
+        Nor may one depend on values other than the tensors of the tasks and the parameters.
+        """
+
+    def gradient(self, parameters: Parameters, batch: Batch) -> Gradient:
         device, shape = batch.task.device, signature(batch)
         if device.type != "cuda":
-            return compute(parameters, batch)
+            return self.compute(parameters, batch)
         with torch.cuda.device(device):
-            if shape not in self.by_shape:
-                other = next(iter(self.by_shape.values()), None)  # they never run together, so they share memory
-                self.by_shape[shape] = Replay(compute, parameters, batch, other and other.pool)
-            return self.by_shape[shape](parameters, batch)
-
-
-@contextmanager
-def computing(precision: str, device: torch.device) -> Iterator[None]:
-    """Turn autograd off and make the tasks' GPU current, because Triton launches on the current GPU."""
-    current = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-    with current, torch.no_grad(), matrix_products(precision, device):
-        yield
+            if shape not in self.recordings:
+                other = next(iter(self.recordings.values()), None)  # they never run together, so they share memory
+                self.recordings[shape] = Replay(self.compute, parameters, batch, other and other.pool)
+            return self.recordings[shape](parameters, batch)
 
 
 def signature(batch: Batch) -> tuple[Any, ...]:
