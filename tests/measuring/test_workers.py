@@ -11,7 +11,6 @@ from tiny import TINY_RECIPE, tiny_store
 from trident.engines.workers import parallel_map
 from trident.learning.checkpoint import Checkpoint
 from trident.measuring.evaluate import evaluate
-from trident.nn.shares import in_shares
 
 
 @pytest.fixture(autouse=True)
@@ -98,26 +97,3 @@ def test_evaluation_does_not_depend_on_cores_or_chunks(no_gradients: bool) -> No
         found.append(result.predictions.log_probabilities)
     for other in found[1:]:
         np.testing.assert_allclose(other, found[0], atol=1e-5)
-
-
-@pytest.mark.parametrize("cores", [1, 2, 3])
-def test_shares_are_all_there_is_in_order_on_one_core_each(cores: int) -> None:
-    torch.set_num_threads(cores)
-    asking = torch.ones(5, requires_grad=True)
-
-    def work(share: slice) -> tuple[list[int], int, bool]:
-        return list(range(5))[share], torch.get_num_threads(), (asking[share] * 2).requires_grad
-
-    for _ in range(2):  # the threads stay
-        found = in_shares(work, 5)
-        assert [index for indices, _, _ in found for index in indices] == list(range(5))
-        assert len(found) == cores
-        assert {threads for _, threads, _ in found} == {1}
-        assert not any(recorded for _, _, recorded in found)
-        assert torch.get_num_threads() == cores
-    assert len(in_shares(work, 1)) == 1
-
-
-def test_shares_within_a_worker_are_one() -> None:
-    found = list(parallel_map(lambda item: in_shares(lambda share: (item, share), 7), range(4), "cpu"))
-    assert found == [[(item, slice(0, 7))] for item in range(4)]

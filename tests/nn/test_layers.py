@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tiny import doubles
-from trident.nn import batch_norm, conv_layer, convolution, winograd
+from trident.nn import batch_norm, conv_layer
 from trident.nn.activation import activate
 from trident.nn.attfex import Attfex, Positional, TaskFeatures
 from trident.nn.batch_norm import BatchNorm, BatchNormStatistics, mean_and_variance
@@ -47,21 +47,9 @@ def test_convolution_is_torchs(size: int, outputs: int) -> None:
     torch.testing.assert_close(convolve_patches(patches_of(images), weight), expected)
 
 
-FAST_PATHS = {
-    "torch": {},
-    "shares": {"LARGE_FOR_SHARES": 0},
-    "winograd": {"LARGE_FOR_WINOGRAD": 0, "WIDE_FOR_WINOGRAD": 0},
-}
-
-
-@pytest.mark.parametrize("path", list(FAST_PATHS))
 @pytest.mark.parametrize("shared", [True, False])
-def test_large_float32_convolutions_go_another_way_to_the_same_numbers(
-    path: str, shared: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_float32_convolutions_go_another_way_to_the_same_numbers(shared: bool) -> None:
     """On a CPU; first and second derivatives against the matrix products in float64."""
-    for name, value in FAST_PATHS[path].items():
-        monkeypatch.setattr(convolution, name, value)
     images = torch.randn(TASKS, 7, 14, 15, CHANNELS)
     weight = torch.randn(1 if shared else TASKS, 3, 3, CHANNELS, 6).expand(TASKS, 3, 3, CHANNELS, 6)
     assert images[0, ..., 0].numel() >= LARGE
@@ -69,19 +57,6 @@ def test_large_float32_convolutions_go_another_way_to_the_same_numbers(
     for function, dtype in ((convolve, torch.float32), (by_patches, torch.float64)):
         leaves = [x.detach().to(dtype).requires_grad_() for x in (images, weight)]
         outcomes.append(with_derivatives(function, leaves))
-    for actual, expected in zip(*outcomes, strict=True):
-        close_in_float32(actual, expected)
-
-
-@pytest.mark.parametrize("tasks", [1, TASKS])
-def test_many_patches_go_another_way_to_the_same_numbers(tasks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(convolution, "LARGE_FOR_SHARES", 0)
-    images, weight = torch.randn(tasks, 3, 7, 6, 3), torch.randn(tasks, 3, 3, 3, CHANNELS)
-    outcomes = []
-    for large, dtype in ((0, torch.float32), (10**9, torch.float64)):
-        monkeypatch.setattr(convolution, "LARGE_FOR_PATCHES", large)
-        leaves = [x.detach().to(dtype).requires_grad_() for x in (patches_of(images), weight)]
-        outcomes.append(with_derivatives(convolve_patches, leaves))
     for actual, expected in zip(*outcomes, strict=True):
         close_in_float32(actual, expected)
 
@@ -102,35 +77,6 @@ def with_derivatives(function: Callable[..., Tensor], leaves: list[Tensor]) -> l
 def close_in_float32(actual: Tensor, expected: Tensor) -> None:
     error = (actual.detach().double() - expected.detach()).abs().max() / expected.detach().abs().max()
     assert float(error) < 2e-5
-
-
-@pytest.mark.parametrize("height", [1, 4, 6, 7])
-@pytest.mark.parametrize("width", [3, 5, 8])
-def test_winograds_convolution_is_exact_at_every_size(height: int, width: int) -> None:
-    images, weight = random(TASKS, IMAGES, height, width, CHANNELS), random(TASKS, 3, 3, CHANNELS, 5)
-    images.requires_grad_(), weight.requires_grad_()
-    expected = by_patches(images, weight)
-    actual, transformed = winograd.convolve(images, weight.detach())
-    torch.testing.assert_close(actual, expected)
-    direction = torch.randn_like(expected)
-    gradients = torch.autograd.grad(expected, (images, weight), direction)
-    torch.testing.assert_close(winograd.pull_back(transformed, weight.detach(), direction), gradients)
-
-
-def test_pixels_first_in_memory_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Winograd's convolution leaves images so; what follows it must not mind."""
-    usual = random(TASKS, IMAGES, 6, 7, CHANNELS).requires_grad_()
-    pixels_first = usual.detach().permute(0, 2, 3, 1, 4).contiguous().permute(0, 3, 1, 2, 4).requires_grad_()
-    weight = random(TASKS, 3, 3, CHANNELS, 5)
-    monkeypatch.setattr(batch_norm, "LARGE", 0)
-    for function in (max_pool, mean_and_variance, patches_of, lambda x: convolve(x, weight)):
-        outcomes = []
-        for x in (usual, pixels_first):
-            output = function(x)
-            output = output if isinstance(output, Tensor) else torch.stack(output)
-            outcomes.append((output, *torch.autograd.grad(output.square().sum(), x)))
-        for actual, expected in zip(*outcomes, strict=True):
-            torch.testing.assert_close(actual, expected)
 
 
 def test_patches_of_grey_images_are_those_of_a_colour() -> None:

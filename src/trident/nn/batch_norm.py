@@ -123,7 +123,7 @@ class _MeanAndVariance(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
         share = x.shape[4] / x[0].numel()
         if x.device.type == "cpu" and x[0, ..., 0].numel() >= LARGE:
-            each = [torch.batch_norm_update_stats(_channels_last(task), None, None, 0.0) for task in x]
+            each = [torch.batch_norm_update_stats(task.permute(0, 3, 1, 2), None, None, 0.0) for task in x]
             mean, variance = torch.stack([mean for mean, _ in each]), torch.stack([variance for _, variance in each])
         else:
             mean = x.sum((1, 2, 3)) * share
@@ -137,13 +137,6 @@ class _MeanAndVariance(torch.autograd.Function):
         share = x.shape[4] / x[0].numel()
         slope = 2 * share * for_variance
         return torch.addcmul(_over_pixels(share * for_mean - slope * mean), x, _over_pixels(slope))
-
-
-def _channels_last(images: Tensor) -> Tensor:
-    """(image, h, w, c) -> an NCHW view, with images and pixels in any order."""
-    if images.is_contiguous():
-        return images.permute(0, 3, 1, 2)
-    return images.permute(1, 3, 2, 0)  # from the Winograd convolution, which puts pixels first
 
 
 def _over_pixels(per_channel: Tensor) -> Tensor:

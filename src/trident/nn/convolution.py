@@ -2,25 +2,17 @@
 
 A convolution is linear in its input and in its weight. So the derivatives of `convolve` and of its weight gradient are
 the same two functions again, and gradients of any order are convolutions and matrix products, without a scatter. On a
-GPU the convolution is one batched matrix product of patches. On a CPU in float32 it is torch's channels-last
-convolution, one task at a time, or the Winograd convolution if there are many pixels and channels.
+GPU the convolution is one batched matrix product of patches; for many pixels on a CPU, in float32, it is torch's
+channels-last convolution, one task at a time.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.nn import winograd
-from trident.nn.shares import in_shares
-
 LARGE = 1000  # pixels per task from which torch's convolution is faster, one call per task
-LARGE_FOR_PATCHES = 30_000  # the same for a 1x1 convolution of patches
-LARGE_FOR_SHARES = 24_000  # pixels per task from which it pays to split a sum over the cores
-LARGE_FOR_WINOGRAD = 50_000  # pixels per task from which the Winograd convolution is faster
-WIDE_FOR_WINOGRAD = 32  # the same for the number of input and output channels
 
 
 def convolve(images: Tensor, weight: Tensor) -> Tensor:
@@ -38,10 +30,7 @@ def _correlate(images: Tensor, gradient: Tensor) -> Tensor:
 def convolve_patches(patches: Tensor, weight: Tensor) -> Tensor:
     """`convolve`, given the patches of the images: (task, image, h, w, 9 * inputs) -> (task, image, h, w, outputs)."""
     weight = weight.reshape(len(weight), patches.shape[4], -1)
-    if not _large_on_cpu(patches, LARGE_FOR_PATCHES):
-        return torch.bmm(_rows(patches), weight).view(*patches.shape[:4], -1)
-    output: Tensor = _ConvolveManyPatches.apply(patches, weight)  # type: ignore[no-untyped-call]
-    return output
+    return torch.bmm(_rows(patches), weight).view(*patches.shape[:4], -1)
 
 
 def _convolve_each_task(images: Tensor, weight: Tensor) -> Tensor:
@@ -57,12 +46,8 @@ def _convolve_each_task(images: Tensor, weight: Tensor) -> Tensor:
     return torch.stack([one(images[task], weight[task]) for task in range(tasks)])
 
 
-def _large_on_cpu(images: Tensor, pixels: int) -> bool:
-    return images.device.type == "cpu" and images.dtype == torch.float32 and images[0, ..., 0].numel() >= pixels
-
-
-def _suits_winograd(images: Tensor, outputs: int) -> bool:
-    return min(images.shape[4], outputs) >= WIDE_FOR_WINOGRAD and _large_on_cpu(images, LARGE_FOR_WINOGRAD)
+def _large_on_cpu(images: Tensor) -> bool:
+    return images.device.type == "cpu" and images.dtype == torch.float32 and images[0, ..., 0].numel() >= LARGE
 
 
 def _convolve_few_outputs(images: Tensor, weight: Tensor) -> Tensor:
@@ -104,33 +89,6 @@ def _flipped(weight: Tensor) -> Tensor:
     return weight.flip(1, 2).transpose(3, 4)
 
 
-class _ConvolveManyPatches(torch.autograd.Function):
-    """(task, image, h, w, size) times (task, size, outputs), for very many pixels.
-
-    On a CPU torch's 1x1 convolution is then faster than its matrix product.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, patches: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(patches, weight)
-        kernels = weight.transpose(1, 2).contiguous()[:, :, :, None, None]  # (task, outputs, size, 1, 1)
-        outputs = [F.conv2d(patches[task].permute(0, 3, 1, 2), kernels[task]) for task in range(len(patches))]
-        return (torch.stack(outputs) if len(outputs) > 1 else outputs[0][None]).permute(0, 1, 3, 4, 2)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        patches, weight = ctx.saved_tensors
-        for_patches = None
-        if ctx.needs_input_grad[0]:
-            for_patches = torch.bmm(_rows(gradient), weight.transpose(1, 2)).view_as(patches)
-        for_weight = None
-        if ctx.needs_input_grad[1] and torch.is_grad_enabled():  # second derivatives are needed
-            for_weight = _correlate_patches(patches, gradient)
-        elif ctx.needs_input_grad[1]:
-            for_weight = _split_over_cores(_correlate_patches, patches, gradient)
-        return for_patches, for_weight
-
-
 def _correlate_patches(patches: Tensor, gradient: Tensor) -> Tensor:
     """(task, image, h, w, size) with (task, image, h, w, outputs) -> (task, size, outputs)."""
     return torch.bmm(_rows(patches).transpose(1, 2), _rows(gradient))
@@ -145,23 +103,6 @@ def _correlate_images(images: Tensor, gradient: Tensor) -> Tensor:
     return _correlate_patches(patches_of(images), gradient).view(tasks, 3, 3, inputs, outputs)
 
 
-def _split_over_cores(correlate: Callable[[Tensor, Tensor], Tensor], images: Tensor, gradient: Tensor) -> Tensor:
-    """The weight gradient without autograd; large tasks are split over the cores by image.
-
-    torch's own threads are slow at products that are mostly one long sum.
-    """
-    if torch.get_num_threads() == 1 or not _large_on_cpu(images, LARGE_FOR_SHARES):
-        return correlate(images, gradient)
-
-    def of_task(task: int) -> Tensor:
-        def of_share(share: slice) -> Tensor:
-            return correlate(images[task : task + 1, share], gradient[task : task + 1, share])
-
-        return torch.stack(in_shares(of_share, images.shape[1])).sum(0)
-
-    return torch.cat([of_task(task) for task in range(len(images))])
-
-
 def _rows(images: Tensor) -> Tensor:
     return images.reshape(len(images), -1, images.shape[4])  # (task, pixel, c)
 
@@ -170,21 +111,15 @@ class _Convolve(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, images: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(images, weight)
-        ctx.transformed = None
         if weight.shape[4] < weight.shape[3]:
             return _convolve_few_outputs(images, weight)
-        if _suits_winograd(images, weight.shape[4]):
-            output, ctx.transformed = winograd.convolve(images, weight)
-            return output
-        if _large_on_cpu(images, LARGE):
+        if _large_on_cpu(images):
             return _convolve_each_task(images, weight)
         return convolve_patches(patches_of(images), weight)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
         images, weight = ctx.saved_tensors
-        if ctx.transformed is not None and not torch.is_grad_enabled():  # no second derivatives
-            return winograd.pull_back(ctx.transformed, weight, gradient)
         for_images = convolve(gradient, _flipped(weight)) if ctx.needs_input_grad[0] else None
         for_weight = _correlate(images, gradient) if ctx.needs_input_grad[1] else None
         return for_images, for_weight
@@ -194,7 +129,7 @@ class _Correlate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, images: Tensor, gradient: Tensor) -> Tensor:
         ctx.save_for_backward(images, gradient)
-        return _split_over_cores(_correlate_images, images, gradient)
+        return _correlate_images(images, gradient)
 
     @staticmethod
     def backward(ctx: Any, direction: Tensor) -> tuple[Tensor | None, Tensor | None]:

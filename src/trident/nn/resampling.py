@@ -14,10 +14,6 @@ def max_pool(features: Tensor) -> Tensor:
         even = features[:, :, : height // 2 * 2, : width // 2 * 2]
         rows = torch.maximum(even[:, :, 0::2], even[:, :, 1::2])
         return torch.maximum(rows[:, :, :, 0::2], rows[:, :, :, 1::2])
-    pixels_first = features.permute(0, 2, 3, 1, 4)
-    if n > 1 and pixels_first.is_contiguous():  # images are next to channels in memory: merge both
-        pooled = F.max_pool2d(pixels_first.flatten(3).permute(0, 3, 1, 2), 2).permute(0, 2, 3, 1)
-        return pooled.reshape(tasks, height // 2, width // 2, n, channels).permute(0, 3, 1, 2, 4)
     flat = features.reshape(tasks * n, height, width, channels).permute(0, 3, 1, 2)  # channels last in memory
     pooled = F.max_pool2d(flat, 2).permute(0, 2, 3, 1)
     return pooled.reshape(tasks, n, height // 2, width // 2, channels)
