@@ -1,4 +1,4 @@
-"""What turns pictures into features: `trident backbones`, and `trident cache` for the features computed before."""
+"""What turns pictures into features: `trident backbones`."""
 
 import json
 from dataclasses import asdict
@@ -9,7 +9,6 @@ import typer
 from trident.cli.app import app
 from trident.cli.options import Json
 from trident.cli.tables import aligned
-from trident.errors import TridentError
 
 HEADINGS = ("backbone", "pictures", "features", "licence", "trained on", "installed")
 CONV4 = {
@@ -46,37 +45,6 @@ def backbones(
     shown = about | {"image_size": f"{about['image_size']}x{about['image_size']} pixels"}
     rows = [(key.replace("_", " "), _text(value)) for key, value in shown.items() if value is not None]
     print("\n".join(aligned(rows)))
-
-
-@app.command(short_help="Show or empty the cache of features.")
-def cache(
-    clear: Annotated[bool, typer.Option("--clear", help="Delete all features in the cache.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Show where the features of frozen backbones are cached and how large the cache is, or empty it.
-
-    Features are kept so that the same picture need not be computed twice. The folder is ~/.cache/trident; set
-    TRIDENT_CACHE to use another.
-    """
-    from trident.cli.console import stderr
-    from trident.labelling.feature_cache import FeatureCache, cache_folder
-
-    folder = cache_folder()
-    features = FeatureCache(folder, say=lambda line: stderr.print(f"trident: {line}", soft_wrap=True))
-    pictures, size = features.size()
-    if clear:
-        deleted = pictures
-        features.clear()
-        pictures, size = features.size()
-    if features.problem is not None:
-        raise TridentError(features.problem)
-    if as_json:
-        print(json.dumps({"folder": str(folder), "pictures": pictures, "bytes": size, "limit": features.limit}))
-    elif clear:
-        print(f"deleted the features of {deleted:,} pictures in {folder}")
-    else:
-        of = f"{size / 1e6:,.1f} MB of at most {features.limit / 1e6:,.0f} MB"
-        print("\n".join(aligned([("folder", str(folder)), ("pictures", f"{pictures:,}"), ("size", of)])))
 
 
 def _print_list(as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""Stores: `trident data prepare` and `trident data show`."""
+"""Stores and cached features: `trident data prepare`, `show` and `cache`."""
 
 import json
 import sys
@@ -11,6 +11,7 @@ import typer
 
 from trident.cli.app import data_app
 from trident.cli.options import Device, Json, device_of, open_data
+from trident.cli.tables import aligned
 from trident.data.registry import READERS
 from trident.errors import TridentError, one_line
 
@@ -111,3 +112,34 @@ def show(
             print(f"{key:20} {one_line(str(value))}")
     for split, counts in about["splits"].items():
         print(f"{one_line(split):20} {', '.join(f'{count} {what}' for what, count in counts.items())}")
+
+
+@data_app.command()
+def cache(
+    clear: Annotated[bool, typer.Option("--clear", help="Delete all features in the cache.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show where the features of frozen backbones are cached and how large the cache is, or empty it.
+
+    Features are kept so that the same picture need not be computed twice. The folder is ~/.cache/trident; set
+    TRIDENT_CACHE to use another.
+    """
+    from trident.cli.console import stderr
+    from trident.labelling.feature_cache import FeatureCache, cache_folder
+
+    folder = cache_folder()
+    features = FeatureCache(folder, say=lambda line: stderr.print(f"trident: {line}", soft_wrap=True))
+    pictures, size = features.size()
+    if clear:
+        deleted = pictures
+        features.clear()
+        pictures, size = features.size()
+    if features.problem is not None:
+        raise TridentError(features.problem)
+    if as_json:
+        print(json.dumps({"folder": str(folder), "pictures": pictures, "bytes": size, "limit": features.limit}))
+    elif clear:
+        print(f"deleted the features of {deleted:,} pictures in {folder}")
+    else:
+        of = f"{size / 1e6:,.1f} MB of at most {features.limit / 1e6:,.0f} MB"
+        print("\n".join(aligned([("folder", str(folder)), ("pictures", f"{pictures:,}"), ("size", of)])))

@@ -59,7 +59,7 @@ def fit(
     found, unread = labelled_pictures(support)
     if unread:
         raise TridentError(next(iter(unread.values())))
-    pile = pile_of(query, support, [support], found)[0] if query is not None else []
+    pile = pile_of(query, support, found)[0] if query is not None else []
     by_class = in_classes(corrected_pictures(corrections, pile, found), found)
     labeller = labeller_from_pictures(by_class, backbone, "auto", device_of(device), not no_cache)
     if not isinstance(labeller, FeatureLabeller):
@@ -97,7 +97,7 @@ def suggest(
     silence_pillow()
     check_one_source(support, model)
     by_class, unread = labelled_pictures(support) if support is not None else ({}, {})
-    pile, more = pile_of(query, support, [support] if support is not None else [], by_class)
+    pile, more = pile_of(query, support, by_class)
     corrected = corrected_pictures(corrections, pile, by_class)
     pile = [source for source in pile if source not in corrected]
     if not pile:

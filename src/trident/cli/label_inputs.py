@@ -102,15 +102,16 @@ def labelled_pictures(support: Path) -> "tuple[dict[str, list[ImageFile]], dict[
 
 
 def pile_of(
-    query: Path, support: Path | None, without: list[Path], by_class: "Mapping[str, Sequence[ImageSource]]"
+    query: Path, support: Path | None, by_class: "Mapping[str, Sequence[ImageSource]]"
 ) -> "tuple[Sequence[ImageSource], dict[str, str]]":
-    """The pictures to label, and an error message for each unreadable path. Omits labelled and sorted pictures.
+    """The pictures to label, and an error message for each unreadable path. Omits labelled pictures.
 
-    Those are the pictures of the classes, whatever path leads to them, and those in the folders `without`.
+    Those are the pictures of the classes, whatever path leads to them, and those in `support`.
     """
     from trident.cli.console import stderr
     from trident.data.piles import apart_from, find_pile
 
+    without = [support] if support is not None else []
     if support is not None and query.is_dir() and query.resolve().is_relative_to(support.resolve()):
         raise TridentError(f"--query {query} is inside --support {support}: choose another folder of pictures to label")
     with errors_in(f"--query {query}"):
@@ -118,9 +119,9 @@ def pile_of(
     pictures = apart_from(found, [source for sources in by_class.values() for source in sources], without)
     omitted = len(found) - len(pictures)
     if omitted and pictures:
-        stderr.print(f"{omitted} pictures of the pile are labelled or sorted already, and left out", soft_wrap=True)
+        stderr.print(f"{omitted} pictures of the pile are labelled already, and left out", soft_wrap=True)
     if not pictures:
-        reasons = [f"all {omitted} are labelled or sorted already"] if omitted else list(unread.values())
+        reasons = [f"all {omitted} are labelled already"] if omitted else list(unread.values())
         why = f" ({reasons[0]})" if reasons else ""
         raise TridentError(f"--query {query}: it has no picture to label{why}")
     return pictures, unread

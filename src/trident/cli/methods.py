@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from trident.cli.app import app
-from trident.cli.options import Json
+from trident.cli.options import Json, print_settings
 from trident.cli.tables import aligned
 from trident.errors import TridentError, one_line
 
@@ -39,7 +39,6 @@ def methods(
     if as_json:
         print(json.dumps(about))
         return
-    from trident.cli.settings import print_settings
     from trident.recipes.recipe import Recipe
 
     method = method_class(name)

@@ -1,9 +1,10 @@
 """Options that the commands share, and how they become settings, data and devices."""
 
+import json
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
@@ -51,9 +52,16 @@ Split = Annotated[
     Literal["train", "val", "test"],
     typer.Option(help="Classes to draw tasks from. Choose on val; use test only for the final number."),
 ]
-Tasks = Annotated[int, typer.Option(min=2, help="Number of tasks.")]
 Seed = Annotated[int, typer.Option(min=0, help="Random seed of the tasks and the noise.")]
+TemperatureData = Annotated[
+    str | None, typer.Option(help="Store to fit the temperature on; default: the training data.")
+]
 Chunk = Annotated[int | None, typer.Option(min=1, help="Tasks computed at once on each core; fewer need less memory.")]
+
+
+def print_json(values: Any) -> None:
+    """Numbers that are not finite are an error: they are no JSON."""
+    print(json.dumps(values, allow_nan=False))
 
 
 def overrides_of(words: list[str] | None) -> list[str]:
@@ -219,3 +227,18 @@ def device_of(name: str, local_rank: int | None = None) -> str:
     from trident.engines.execution import usable_device
 
     return usable_device(name, local_rank)
+
+
+def print_settings(recipe: "Recipe", section: str | None = None) -> None:
+    """Every setting of a recipe, or of one section of it, with its value, its meaning and its choices."""
+    from trident.recipes.loading import formatted, setting_bounds, setting_help, setting_of, setting_types
+
+    bounds = setting_bounds(recipe)
+    types, meanings = setting_types(recipe), setting_help(recipe)
+    chosen = [key for key in meanings if section in (None, key.split(".")[0])]
+    rows = {key: f"{key}={formatted(setting_of(recipe, key))}" for key in chosen}
+    width = max(map(len, rows.values()), default=0)
+    for key, row in rows.items():
+        choices = f" [{'|'.join(get_args(types[key]))}]" if get_origin(types[key]) is Literal else ""
+        largest = f" [at most {bounds[key]:.19g}]" if types[key] in (int, int | None) else ""
+        print(f"{row:{width}} {meanings[key]}{choices}{largest}")

@@ -30,7 +30,7 @@ from trident.errors import NotFiniteError, TridentError, one_line
 from trident.labelling.corrections import mark_of, read_corrections
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from trident.data.images import ImageSource
     from trident.labelling.labelled import Labelled, PictureLabeller
@@ -61,11 +61,6 @@ def predict(
     least_sure_first: Annotated[
         bool, typer.Option("--least-sure-first", help="Sort the table: the pictures worth a look come first.")
     ] = False,
-    copy: Annotated[Path | None, typer.Option(help="Copy labelled pictures into class folders in this folder.")] = None,
-    move: Annotated[Path | None, typer.Option(help="Move labelled pictures into class folders in this folder.")] = None,
-    really: Annotated[
-        bool, typer.Option("--yes", help="Really copy or move; without it, only print what would be done.")
-    ] = False,
     cluster: Cluster = None,
     no_cache: NoCache = False,
     device: Device = "auto",
@@ -79,6 +74,8 @@ def predict(
     chunks of up to 100, and nothing is kept. Unreadable pictures are skipped and named on standard error; the exit code
     is then 2.
 
+    'trident sort' copies or moves the pictures into a folder for each class, as the table says.
+
     With --cluster, the nodes of a Ray cluster compute the features, and the labels are the same. All nodes must see
     the pictures at the same paths.
     """
@@ -86,34 +83,28 @@ def predict(
     from trident.data.decoding_process import decoders
     from trident.data.images import silence_pillow
     from trident.files import check_writable
-    from trident.labelling.sorting import check_folder_names
 
     silence_pillow()
     check_one_source(support, model)
     if model is not None and weights != "auto":
         raise TridentError("--model and --weights exclude each other: a classifier has its own network")
-    _check_options(out, as_json_text, copy, move, really)
+    if out is not None and out.suffix.lower() not in (".csv", ".json"):
+        raise TridentError(f"--out {out}: the file must end in .csv or .json")
+    if as_json_text and out is not None and out.suffix.lower() == ".csv":
+        raise TridentError("--json goes to standard output: omit it, or give --out a file that ends in .json")
     if method is not None and (model is not None or weights != "auto"):
         raise TridentError("--method excludes --model and --weights: they have a method already")
     if out is not None:
         check_writable(out)
     if cluster is not None:
         _check_cluster(cluster, backbone, weights, model)
-    target = copy or move
-    if target is not None and target.resolve() == query.resolve():
-        raise TridentError(f"{target} is the pile itself, --query {query}: sort into another folder")
     unread: dict[str, str] = {}
     by_class: dict[str, Sequence[ImageSource]] = {}
     if support is not None:
         found, unread = labelled_pictures(support)
         by_class.update(found)
-    without = [folder for folder in (support, target) if folder is not None]
-    pile, more = pile_of(query, support, without, by_class)
+    pile, more = pile_of(query, support, by_class)
     unread |= more
-    if target is not None:
-        _check_files(query, pile, moving=move is not None)
-        if support is not None:
-            _check_apart(target, support, by_class)
     corrected = corrected_pictures(corrections, pile, by_class)
     known = {source.name: (name, mark_of(source)) for source, name in corrected.items()} if out is not None else {}
     _check_kept(out, known)
@@ -126,8 +117,6 @@ def predict(
         everything = in_classes(corrected, by_class)
         labeller = labeller_from_pictures(everything, backbone, weights, device_of(device), not no_cache, method)
     _check_network(labeller, method, cluster)
-    if target is not None:
-        check_folder_names(labeller.classes, target)
     try:
         labelled = _labelled(labeller, pile, cluster)
     except NotFiniteError as error:
@@ -143,22 +132,10 @@ def predict(
         write(as_csv(rows, labelled.classes, every, one_line if on_terminal else str), out)
     if out is not None:
         stderr.print(_summary(rows, len(pile) + len(corrected), out), soft_wrap=True)
-    complete = target is None or _sort(rows, target, moving=move is not None, really=really)
     for why in skipped.values():
         print(f"trident: skipped {one_line(why)}", file=sys.stderr)
-    if skipped or not complete:
+    if skipped:
         raise typer.Exit(2)
-
-
-def _check_options(out: Path | None, as_json_text: bool, copy: Path | None, move: Path | None, really: bool) -> None:
-    if copy is not None and move is not None:
-        raise TridentError("--copy and --move exclude each other: give one of them")
-    if really and copy is None and move is None:
-        raise TridentError("--yes needs --copy DIR or --move DIR")
-    if out is not None and out.suffix.lower() not in (".csv", ".json"):
-        raise TridentError(f"--out {out}: the file must end in .csv or .json")
-    if as_json_text and out is not None and out.suffix.lower() == ".csv":
-        raise TridentError("--json goes to standard output: omit it, or give --out a file that ends in .json")
 
 
 def _check_cluster(cluster: str, backbone: str, weights: str, model: Path | None) -> None:
@@ -169,24 +146,6 @@ def _check_cluster(cluster: str, backbone: str, weights: str, model: Path | None
     if model is None and chosen_backbone(backbone, weights) == CONV4:
         raise TridentError("--cluster computes features, and conv4 has none that are the same in every pile: omit it")
     check_cluster(cluster)
-
-
-def _check_files(query: Path, pile: "Sequence[ImageSource]", moving: bool) -> None:
-    from trident.data.piles import are_files
-
-    if not are_files(pile):
-        option = "--move" if moving else "--copy"
-        raise TridentError(f"{option} needs pictures that are files: those of --query {query} are inside other files")
-
-
-def _check_apart(target: Path, support: Path, classes: "Iterable[str]") -> None:
-    """Sorted pictures must not come among the labelled ones, where they would count as labelled by hand."""
-    labelled = [folder.resolve() for folder in (support, *support.iterdir())]  # may be links
-    for place in (target, *(target / name for name in classes)):
-        if any(place.resolve().is_relative_to(folder) for folder in labelled):
-            raise TridentError(
-                f"{place} is in --support {support}, whose pictures count as labelled by hand: sort into another folder"
-            )
 
 
 def _check_network(labeller: "PictureLabeller", method: str | None, cluster: str | None) -> None:
@@ -253,31 +212,3 @@ def _summary(rows: list[Row], n_pictures: int, out: Path) -> str:
     text = f"labelled {sum(bool(row.label) for row in rows)} of {n_pictures} pictures, see {out}"
     none = sum(row.none_of_these for row in rows)
     return text + (f"; none of these classes: {none}" if none else "")
-
-
-def _sort(rows: list[Row], target: Path, moving: bool, really: bool) -> bool:
-    """Returns whether no file failed."""
-    from trident.cli.console import counting, stderr
-    from trident.labelling.sorting import carry_out, copies_elsewhere, plan
-
-    labelled = {Path(row.path): row.label for row in rows if row.label}
-    steps = plan(labelled, target, moving)
-    old = [] if moving else copies_elsewhere({Path(row.path): row.label for row in rows}, target)
-    if old:
-        stderr.print(
-            f"copies with another label than now: {len(old)}, the first is {old[0]}; they stay there", soft_wrap=True
-        )
-    there = f"; {len(labelled) - len(steps)} were there already" if len(steps) < len(labelled) else ""
-    verb = "move" if moving else "copy"
-    if really:
-        with counting("sorting pictures") as progress:
-            result = carry_out(steps, target, moving, progress)
-        for why in result.failures:
-            print(f"trident: {one_line(why)}", file=sys.stderr)
-        number = f"{result.done} of {len(steps)}" if result.failures else f"{result.done}"
-        stderr.print(f"{verb.replace('y', 'ie')}d {number} pictures into {target}{there}", soft_wrap=True)
-        return not result.failures
-    for source, place in steps:
-        stderr.print(f"would {verb} {source} to {place}", soft_wrap=True)
-    stderr.print(f"nothing was done; --yes would {verb} {len(steps)} pictures{there}", soft_wrap=True)
-    return True

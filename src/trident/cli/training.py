@@ -1,7 +1,6 @@
-"""Recipes and training: `trident recipes`, `params` and `train`."""
+"""Recipes and training: `trident recipes` and `train`."""
 
 import itertools
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,8 +18,11 @@ from trident.cli.options import (
     data_of,
     open_for,
     overrides_of,
+    print_json,
+    print_settings,
 )
 from trident.cli.processes import ThisProcess, on_processes
+from trident.cli.tables import aligned
 from trident.errors import TridentError
 
 if TYPE_CHECKING:
@@ -37,46 +39,44 @@ HEADINGS = {  # of the list of recipes, by how their names begin
 }
 
 
-@app.command(short_help="List the recipes, or explain one.")
-def recipes(name: Annotated[str | None, typer.Argument(help="A recipe: show all its settings.")] = None) -> None:
-    """List the recipes, or show every setting of one with its meaning."""
-    from trident.recipes.files import read_recipe, recipe_names
-
-    if name is None:
-        width = max(map(len, recipe_names()))
-        for kind, names in itertools.groupby(recipe_names(), lambda known: known.partition("-")[0]):
-            print(f"{HEADINGS.get(kind, kind)}:\n")
-            for known in names:
-                print(f"  {known:{width}} {read_recipe(known)[0]['summary']}")
-            print()
-        print("Begin with 'trident train glyphs': it needs no data. 'trident recipes glyphs' explains its settings.")
-        return
-    from trident.cli.settings import print_settings
-    from trident.recipes.loading import load_recipe
-
-    recipe = load_recipe(name)
-    print(f"{recipe.name}: {recipe.summary}\n")
-    print_settings(recipe)
-
-
-@app.command(context_settings=SETTINGS, short_help="Count the parameters of a network.")
-def params(
-    recipe: Annotated[str, typer.Argument(help="A recipe's name, or the path of a TOML file.")],
+@app.command(context_settings=SETTINGS, short_help="List the recipes, or explain one.")
+def recipes(
+    name: Annotated[str | None, typer.Argument(help="A recipe, or the path of a TOML file.")] = None,
     settings: Settings = None,
     as_json: Json = False,
 ) -> None:
-    """Count the parameters of a recipe's network, part by part."""
+    """List the recipes, or show all settings of one and count its network's parameters, part by part."""
+    from trident.recipes.files import read_recipe, recipe_names
+
+    if name is None:
+        summaries = {known: read_recipe(known)[0]["summary"] for known in recipe_names()}
+        if as_json:
+            print_json([{"name": known, "summary": summary} for known, summary in summaries.items()])
+            return
+        width = max(map(len, summaries))
+        for kind, names in itertools.groupby(summaries, lambda known: known.partition("-")[0]):
+            print(f"{HEADINGS.get(kind, kind)}:\n")
+            for known in names:
+                print(f"  {known:{width}} {summaries[known]}")
+            print()
+        print("Begin with 'trident train glyphs': it needs no data. 'trident recipes glyphs' explains its settings.")
+        return
+    read_recipe(name)  # a wrong name is told before torch is imported
     from trident.nn.parameters import count_by_part
     from trident.recipes.loading import load_recipe
 
-    loaded = load_recipe(recipe, overrides_of(settings))
-    parts = count_by_part(loaded.shapes())
+    recipe = load_recipe(name, overrides_of(settings))
+    parts = count_by_part(recipe.shapes())
     total = sum(parts.values())
     if as_json:
-        print(json.dumps({"recipe": loaded.name, "total": total, "parts": parts}))
+        print_json({"recipe": recipe.name, "total": total, "parts": parts})
         return
-    for part, count in [*parts.items(), ("total", total)]:
-        print(f"{part:20} {count:>9,}")
+    print(f"{recipe.name}: {recipe.summary}\n")
+    print_settings(recipe)
+    print("\nParameters of the network:\n")
+    print(
+        "\n".join(aligned([[part, f"{count:,}"] for part, count in [*parts.items(), ("total", total)]], numbers=True))
+    )
 
 
 @app.command(context_settings=SETTINGS, short_help="Train a model.")
