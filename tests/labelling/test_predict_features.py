@@ -111,14 +111,6 @@ def test_csv_json_and_files_say_the_same(predict: Here, folders: Path) -> None:
         assert f"{one['probabilities'][one['best_guess']]:.4f}" == row["probability"]
 
 
-def test_pictures_that_belong_nowhere_are_not_sorted_into_folders(predict: Here, folders: Path) -> None:
-    white(folders / "pile")
-    done = predict("--support", "support", "--copy", "sorted", "--yes")
-    assert "copied 15 pictures" in done.stderr
-    assert len(list((folders / "sorted").rglob("*.png"))) == 15
-    assert not list((folders / "sorted").rglob("white*"))
-
-
 def test_least_sure_first(predict: Here, folders: Path) -> None:
     white(folders / "pile")
     rows = rows_of(predict("--support", "support", "--least-sure-first").stdout)

@@ -67,7 +67,7 @@ def test_a_newcomer_adds_a_loss_a_prior_a_method_and_a_dataset(tmp_path: Path) -
     log = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text("utf-8").splitlines()]
     losses = next(line["losses"] for line in log if line["kind"] == "train")
     assert 0 < losses["entropy"] < 1.7  # at most ln 5
-    assert "label_prior" in trident("params", "glyphs", "label_prior=mixture")
+    assert "label_prior" in trident("recipes", "glyphs", "label_prior=mixture")
 
     recipe = (tmp_path / "src" / "trident" / "recipes" / "glyphs-matching.toml").read_text("utf-8")
     (tmp_path / "glyphs-nearest.toml").write_text(recipe.replace('name = "matching"', 'name = "nearest"'), "utf-8")

@@ -76,8 +76,8 @@ def evaluate(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Draw the figure of a part to this .svg, .png or .pdf file. If several parts have one, their names are "
-            "added to the file's."
+            help="Draw the figure of a part to this .svg, .png or .pdf file. With several, the part's name is added "
+            "to the file's."
         ),
     ] = None,
     data: Data = None,

@@ -46,6 +46,7 @@ def sort(
             f"no picture of {table} can be sorted ({pictures.problems[0]}): run it where 'trident predict' ran; "
             "pictures must be files, not inside an archive"
         )
+    steps = plan(labels, target, move)
     others = strangers(table, steps)
     if others and not add:
         raise TridentError(

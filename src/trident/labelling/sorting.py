@@ -17,7 +17,6 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
-from trident.data.images import ImageFile
 from trident.errors import TridentError, errors_in
 from trident.files import LONGEST_NAME, delete_leftover, flush, temporary_file, temporary_path
 from trident.labelling.class_names import NONE
@@ -90,6 +89,8 @@ def pictures_to_sort(table: Path, target: Path, moving: bool, progress: Progress
 
 def _not_as_labelled(path: Path, mark: str) -> str | None:
     """Why this is not the picture that was labelled; None if it is, as far as the table can tell."""
+    from trident.data.images import ImageFile
+
     try:
         key = ImageFile(path).key()
     except TridentError as error:
