@@ -1,6 +1,5 @@
 """Trained weights: `trident weights` lists the included ones, `trident export` writes a run's for sharing."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,8 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trident.cli.app import app
-from trident.cli.options import Data, Device, Json, RunPath, open_for, sample_of
-from trident.errors import TridentError
+from trident.cli.options import Data, Device, Json, RunPath, open_for, print_json, sample_of
+from trident.errors import TridentError, did_you_mean
+from trident.methods.about import about
+from trident.weights import read_header, weight_names, weights_file
 
 if TYPE_CHECKING:
     from trident.learning.checkpoint import Checkpoint
@@ -24,20 +25,19 @@ def weights(
 
     Use their names wherever a RUN is expected. Nothing is downloaded.
     """
-    from trident.leaderboard.card import card_of
-    from trident.weights import weight_names
-
     if name is not None and name not in weight_names():
-        raise TridentError(f"there are no weights '{name}': there are {', '.join(weight_names())}")
+        raise TridentError(f"there are no weights '{name}'{did_you_mean(name, weight_names())}")
     if as_json:
-        print(json.dumps([_described(known) for known in weight_names() if name in (None, known)]))
+        print_json([_described(known) for known in weight_names() if name in (None, known)])
     elif name is not None:
+        from trident.leaderboard.card import card_of
+
         print(card_of(name))
     else:
         widest = max(map(len, weight_names()))
         for known in weight_names():
-            about = _described(known)
-            print(f"{known:{widest}} {about['parameters']:>8,} parameters  {about['summary']}{_caveat(about)}")
+            values = _described(known)
+            print(f"{known:{widest}} {values['parameters']:>8,} parameters  {values['summary']}{_caveat(values)}")
         print("'trident weights NAME' shows their training data, use and accuracy.")
 
 
@@ -86,28 +86,28 @@ def _with_temperatures(checkpoint: "Checkpoint", data: str | None, tasks: int, d
     return replace(checkpoint, temperatures=temperatures)
 
 
-def _caveat(about: dict[str, Any]) -> str:
+def _caveat(values: dict[str, Any]) -> str:
     """A warning for weights that depend on positions in a task; empty for others."""
-    if not about["positional"]:
+    if not values["positional"]:
         return ""
-    return f", trained on {about['query_order'].replace('_', '-')} queries; for measuring only, labels no pictures"
+    return f", trained on {values['query_order'].replace('_', '-')} queries; for measuring only, labels no pictures"
 
 
 def _described(name: str) -> dict[str, Any]:
-    from trident.learning.checkpoint import load_checkpoint
-    from trident.nn.parameters import count
-
-    checkpoint: Checkpoint = load_checkpoint(name)
+    """What the header of the file says."""
+    header = read_header(weights_file(name))
+    recipe = header.recipe
+    method = recipe["method"]["name"]
     return {
         "name": name,
-        "summary": checkpoint.recipe.summary,
-        "recipe": checkpoint.recipe.name,
-        "query_order": checkpoint.recipe.protocol.query_order,
-        "method": type(checkpoint.recipe.method).__name__,
-        "positional": checkpoint.recipe.method.positional,
-        "trained_on": checkpoint.provenance.get("dataset"),
-        "steps": checkpoint.step,
-        "parameters": count(checkpoint.parameters),
-        "validation": checkpoint.best,
-        "temperatures": checkpoint.temperatures._asdict(),
+        "summary": recipe["summary"],
+        "recipe": recipe["name"],
+        "query_order": recipe["protocol"]["query_order"],
+        "method": method,
+        "positional": about(method).positional and recipe["method"].get("attfex") == "positional",
+        "trained_on": header.values["provenance"].get("dataset"),
+        "steps": header.values["step"],
+        "parameters": header.n_parameters,
+        "validation": header.values["best"],
+        "temperatures": header.values["temperatures"],
     }

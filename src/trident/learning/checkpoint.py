@@ -4,7 +4,6 @@ Files are written atomically. All randomness depends on (seed, stream, task inde
 state of random generators.
 """
 
-import difflib
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,7 +23,7 @@ from trident.nn.parameters import Parameters
 from trident.recipes.files import recipe_names
 from trident.recipes.loading import load_recipe, recipe_from, recipe_values
 from trident.recipes.recipe import Recipe
-from trident.weights import weight_names, weights_file
+from trident.weights import check_run, weight_names, weights_file
 
 LAST = "last.safetensors"
 BEST = "best.safetensors"
@@ -144,6 +143,7 @@ def load_checkpoint(path: Path | str) -> Checkpoint:
     file.
     """
     path, without_best = Path(path), False
+    check_run(path)
     if not path.exists() and str(path) in weight_names():
         path = weights_file(str(path))
     if path.suffix == ".toml" or (not path.exists() and str(path) in recipe_names()):
@@ -154,10 +154,6 @@ def load_checkpoint(path: Path | str) -> Checkpoint:
             raise TridentError(f"{path} is not a run: it holds neither {BEST} nor {LAST}")
         without_best = found[0].name == LAST
         path = found[0]
-    if not path.is_file():
-        close = difflib.get_close_matches(str(path), weight_names(), n=1, cutoff=0.8)
-        hint = f": did you mean '{close[0]}'?" if close else ""
-        raise TridentError(f"there is no run or weights file at {path}, and 'trident weights' does not list it{hint}")
     metadata, tensors = _content(path)
     try:
         loaded = _checkpoint_from(metadata, tensors, path)

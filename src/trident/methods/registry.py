@@ -69,12 +69,16 @@ def of_other_packages() -> dict[str, str]:
     return {entry.name: entry.value for entry in entry_points(group="trident.methods")}
 
 
+def check_method(name: str) -> None:
+    if name not in method_paths():
+        raise TridentError(f"no method is called '{name}'{did_you_mean(name, method_paths())}")
+
+
 def method_class(name: str) -> Any:
+    paths = method_paths()
+    check_method(name)
     from trident.methods.base import Method
 
-    paths = method_paths()
-    if name not in paths:
-        raise TridentError(f"no method is called '{name}'{did_you_mean(name, paths)}")
     try:
         found = imported(paths[name])
     except Exception as error:  # whatever another package does when it is imported

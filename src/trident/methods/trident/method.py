@@ -29,6 +29,8 @@ class Trident(TridentSettings):
         "Transductive Decoupled Variational Inference for Few-Shot Classification",
         transductive=True,
         analyses=("latents", "reconstructions"),
+        any_way=False,
+        positional=True,
     )
     learners: ClassVar[Mapping[str, str]] = {
         **InnerLoopMethod.learners,
