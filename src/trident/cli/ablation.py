@@ -76,6 +76,9 @@ def ablate(
         return
     if grid is None or "=" in grid or grid.startswith("-"):
         raise TridentError("which grid? Name it before the settings; 'trident ablate' lists the grids")
+    from trident.grids.files import read_grid
+
+    read_grid(grid)  # a wrong name is told before torch is imported
     from trident.grids.grid import load_grid
 
     loaded = load_grid(grid, overrides_of(settings), recipe, split=split, tasks=tasks)

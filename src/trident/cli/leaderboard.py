@@ -44,22 +44,23 @@ def leaderboard(
     from tempfile import TemporaryDirectory
 
     from trident.leaderboard.boards import board_called
+
+    shown = board_called("glyphs" if quick else board or SHOWN)  # a wrong name is told before torch is imported
     from trident.leaderboard.results import FOLDER
 
     if quick:
         if results is not None or board not in (None, "glyphs"):
             raise TridentError("--quick measures the board glyphs and keeps no results: omit --board and --results")
         with TemporaryDirectory() as folder:
-            found = board_called("glyphs")
             stores = {"glyphs": open_data("glyphs")}
-            _measure([], [found], stores, tasks or 100, Path(folder), device_of(device), quiet=True)
-            _show(found, Path(folder), as_json)
+            _measure([], [shown], stores, tasks or 100, Path(folder), device_of(device), quiet=True)
+            _show(shown, Path(folder), as_json)
         return
     if tasks is not None:
         raise TridentError("--tasks is for --quick: the kept results have tasks of their own")
     if results is not None and not results.is_dir():
         raise TridentError(f"there is no folder of results at {results}")
-    _show(board_called(board or SHOWN), results or FOLDER, as_json)
+    _show(shown, results or FOLDER, as_json)
 
 
 @leaderboard_app.command()

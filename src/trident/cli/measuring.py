@@ -31,6 +31,7 @@ from trident.cli.processes import on_processes
 from trident.cli.tables import aligned
 from trident.distributed.torchrun import launched
 from trident.errors import TridentError, did_you_mean
+from trident.learning.weights_header import check_run
 
 if TYPE_CHECKING:
     from trident.cli.console import Counter
@@ -123,6 +124,7 @@ def evaluate(
     """
     from trident.cli.console import counting
 
+    check_run(run)
     parts = _parts(also)
     figure = _figures(parts, out)
     if temperature != "validation" and temperature_data is not None:

@@ -11,8 +11,8 @@ from trident.cli.app import app
 from trident.cli.options import Json, print_json, print_settings
 from trident.cli.tables import aligned
 from trident.errors import TridentError, one_line
-from trident.methods.about import About, about
-from trident.methods.registry import check_method, method_paths
+from trident.methods.about import About
+from trident.methods.registry import about, check_method, method_paths
 
 FACTS = ("queries classified", "trained on", "classes in a task", "latents", "published")
 TRAINED_ON = {"episodes": "tasks", "classes": "batches of all training classes", "nothing": "nothing"}
@@ -64,8 +64,8 @@ def _explain(name: str, as_json: bool) -> None:
 
 
 def _values(name: str, facts: About) -> dict[str, object]:
-    values = asdict(facts)
-    return {"name": name, **values, "latents": "latents" in values.pop("analyses")}
+    values = {key: value for key, value in asdict(facts).items() if key != "analyses"}
+    return {"name": name, **values, "latents": "latents" in facts.analyses}
 
 
 def _facts(facts: About) -> tuple[str, ...]:

@@ -28,6 +28,8 @@ from trident.cli.label_tables import COLUMNS, Row, as_csv, as_json, rows_of, wri
 from trident.cli.options import Device, Json, device_of
 from trident.errors import NotFiniteError, TridentError, one_line
 from trident.labelling.corrections import mark_of, read_corrections
+from trident.learning.weights_header import check_run
+from trident.methods.registry import check_method
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,6 +94,10 @@ def predict(
         raise TridentError(f"--out {out}: the file must end in .csv or .json")
     if as_json_text and out is not None and out.suffix.lower() == ".csv":
         raise TridentError("--json goes to standard output: omit it, or give --out a file that ends in .json")
+    if weights != "auto":
+        check_run(Path(weights))
+    if method is not None:
+        check_method(method)
     if method is not None and (model is not None or weights != "auto"):
         raise TridentError("--method excludes --model and --weights: they have a method already")
     if out is not None:

@@ -1,6 +1,5 @@
 """Pages about runs: `trident report` and `trident compare`."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -15,13 +14,16 @@ from trident.cli.options import (
     RunPath,
     Seed,
     Split,
+    TemperatureData,
     load_for_measuring,
     open_fitting_data,
     open_for,
     print_caution,
+    print_json,
     sample_of,
 )
 from trident.errors import TridentError, one_line
+from trident.learning.weights_header import check_run
 
 
 @app.command(short_help="Make an HTML page about a run.")
@@ -31,9 +33,7 @@ def report(
         Path | None, typer.Option(help="The page to write; by default report.html in the run's folder.")
     ] = None,
     data: Data = None,
-    temperature_data: Annotated[
-        str | None, typer.Option(help="Store to fit the temperature on; default: the training data.")
-    ] = None,
+    temperature_data: TemperatureData = None,
     split: Split = "val",
     tasks: Annotated[int, typer.Option(min=2, help="Tasks for accuracy and calibration.")] = 600,
     audit_tasks: Annotated[int, typer.Option(min=2, help="Tasks for each line of the audit.")] = 100,
@@ -46,6 +46,7 @@ def report(
 
     Needs the 'analysis' extra. With another dataset (--data) it is a cross-domain report.
     """
+    check_run(run)
     from trident.cli.console import counting, stderr
     from trident.files import atomic_file, check_writable
     from trident.report.content import make_report
@@ -64,7 +65,7 @@ def report(
     with atomic_file(page) as file:
         file.write(report_page(content).encode())
     if as_json:
-        print(json.dumps({**content.to_json(), "page": str(page)}, allow_nan=False))
+        print_json({**content.to_json(), "page": str(page)})
         return
     evaluation = content.calibration.evaluation
     print(f"accuracy {evaluation.accuracy:.2f} ± {evaluation.ci95:.2f} %")
@@ -89,13 +90,15 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Compare runs: accuracy on the same tasks with paired differences, calibration, settings that differ."""
+    if len(runs) < 2:
+        raise TridentError("a comparison needs at least two runs: trident compare RUN RUN...")
+    for run in runs:
+        check_run(run)
     from trident.cli.console import counting
     from trident.files import atomic_file, check_writable
     from trident.report.comparison import compare as measure
     from trident.report.page import check_extras, comparison_page
 
-    if len(runs) < 2:
-        raise TridentError("a comparison needs at least two runs: trident compare RUN RUN...")
     if out is not None:
         check_writable(out)
         check_extras()
@@ -109,7 +112,7 @@ def compare(
         with atomic_file(out) as file:
             file.write(content)
     if as_json:
-        print(json.dumps(result.to_json(), allow_nan=False))
+        print_json(result.to_json())
         return
     width = max(len(one_line(run.name)) for run in result.runs)
     for run in result.runs:

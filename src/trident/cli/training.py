@@ -115,6 +115,9 @@ def train(
         raise TridentError("which recipe? 'trident recipes' lists them, for example: trident train glyphs --out RUN")
     if out is None:
         raise TridentError("no output folder: give --out RUN, a folder for the run's files")
+    from trident.recipes.files import read_recipe
+
+    read_recipe(recipe)  # a wrong name is told before torch is imported
     from trident.recipes.loading import load_recipe
 
     with on_processes(device) as here:

@@ -9,8 +9,9 @@ import typer
 from trident.cli.app import app
 from trident.cli.options import Data, Device, Json, RunPath, open_for, print_json, sample_of
 from trident.errors import TridentError, did_you_mean
-from trident.methods.about import about
-from trident.weights import read_header, weight_names, weights_file
+from trident.learning.weights_header import check_run, read_header
+from trident.methods.registry import about, method_paths
+from trident.weights import weight_names, weights_file
 
 if TYPE_CHECKING:
     from trident.learning.checkpoint import Checkpoint
@@ -62,6 +63,7 @@ def export(
     from trident.files import check_new
     from trident.learning.checkpoint import load_checkpoint, save_checkpoint, shareable
 
+    check_run(run)
     check_new(to)
     if not fit and (data is not None or tasks is not None):
         raise TridentError("--data and --tasks need --fit-temperature")
@@ -95,19 +97,18 @@ def _caveat(values: dict[str, Any]) -> str:
 
 def _described(name: str) -> dict[str, Any]:
     """What the header of the file says."""
-    header = read_header(weights_file(name))
-    recipe = header.recipe
-    method = recipe["method"]["name"]
+    header, n_parameters = read_header(weights_file(name))
+    recipe, method = header["recipe"], header["recipe"]["method"]["name"]
     return {
         "name": name,
         "summary": recipe["summary"],
         "recipe": recipe["name"],
         "query_order": recipe["protocol"]["query_order"],
-        "method": method,
+        "method": method_paths()[method].partition(":")[2],
         "positional": about(method).positional and recipe["method"].get("attfex") == "positional",
-        "trained_on": header.values["provenance"].get("dataset"),
-        "steps": header.values["step"],
-        "parameters": header.n_parameters,
-        "validation": header.values["best"],
-        "temperatures": header.values["temperatures"],
+        "trained_on": header["provenance"].get("dataset"),
+        "steps": header["step"],
+        "parameters": n_parameters,
+        "validation": header["best"],
+        "temperatures": header["temperatures"],
     }

@@ -23,7 +23,7 @@ from trident.nn.parameters import Parameters
 from trident.recipes.files import recipe_names
 from trident.recipes.loading import load_recipe, recipe_from, recipe_values
 from trident.recipes.recipe import Recipe
-from trident.weights import check_run, weight_names, weights_file
+from trident.weights import weight_names, weights_file
 
 LAST = "last.safetensors"
 BEST = "best.safetensors"
@@ -143,7 +143,7 @@ def load_checkpoint(path: Path | str) -> Checkpoint:
     file.
     """
     path, without_best = Path(path), False
-    check_run(path)
+    weights_header.check_run(path)
     if not path.exists() and str(path) in weight_names():
         path = weights_file(str(path))
     if path.suffix == ".toml" or (not path.exists() and str(path) in recipe_names()):
