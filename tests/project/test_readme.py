@@ -20,6 +20,7 @@ SHORT = ["training.steps=2", "training.tasks_per_step=1", "training.validation_t
 FEW_TASKS = {
     "leaderboard --quick": ["--tasks", "2"],
     "report": ["--audit-tasks", "2"],
+    "evaluate": ["--temperature-tasks", "2"],
     "compare": ["--tasks", "2"],
     "ablate": ["--tasks", "2"],
     "web": ["--help"],  # it would serve until it is stopped; tests/web/test_web_browser.py goes there
