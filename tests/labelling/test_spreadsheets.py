@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from trident.cli.label_tables import COLUMNS, Row, as_csv, as_json
+from trident.labelling.tables import COLUMNS, Row, as_csv, as_json
 from trident.errors import one_line
 from trident.labelling.class_names import NONE
 from trident.labelling.corrections import read_corrections

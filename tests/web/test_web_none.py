@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trident.backbones.pretrained import find_backbone
-from trident.cli.label_tables import as_csv, rows_of
+from trident.labelling.tables import as_csv, rows_of
 from trident.data.images import ImageFile, ImageSource
 from trident.labelling.class_names import NONE
 from trident.labelling.corrections import read_corrections

@@ -24,7 +24,7 @@ from trident.cli.label_inputs import (
     labeller_from_pictures,
     pile_of,
 )
-from trident.cli.label_tables import COLUMNS, Row, as_csv, as_json, rows_of, write
+from trident.labelling.tables import COLUMNS, Row, as_csv, as_json, rows_of, write
 from trident.cli.options import Device, Json, device_of
 from trident.errors import NotFiniteError, TridentError, one_line
 from trident.labelling.corrections import mark_of, read_corrections
