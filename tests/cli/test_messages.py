@@ -7,8 +7,8 @@ import pytest
 
 from ablation_grids import Answer
 from studies.reproduction.training_time import training_seconds
-from trident.cli.label_inputs import new_classes
 from trident.errors import TridentError
+from trident.labelling.inputs import new_classes
 from trident.learning.checkpoint import load_checkpoint
 from trident.tasks.source import TaskSource
 

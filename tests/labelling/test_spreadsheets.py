@@ -13,11 +13,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from trident.labelling.tables import COLUMNS, Row, as_csv, as_json
 from trident.errors import one_line
 from trident.labelling.class_names import NONE
 from trident.labelling.corrections import read_corrections
 from trident.labelling.spreadsheets import guarded, unguarded
+from trident.labelling.tables import COLUMNS, Row, as_csv, as_json
 
 STATIC = Path(__file__).parents[2] / "src" / "trident" / "web" / "static"
 STARTS = "=+-@＝＋－＠"

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+import trident.cli.options as opt
 from trident.cli.app import app
-from trident.cli.options import Json
 from trident.cli.tables import aligned
 
 HEADINGS = ("backbone", "pictures", "features", "licence", "trained on", "installed")
@@ -28,7 +28,7 @@ def backbones(
     name: Annotated[
         str | None, typer.Argument(help="Load this one, for example onnx:model.onnx, and print what is known about it.")
     ] = None,
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """List the networks that turn pictures into features, or load one and print what is known about it.
 

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
+import trident.cli.options as opt
 from trident.cli.app import data_app
-from trident.cli.options import Device, Json, device_of, open_data
 from trident.cli.tables import aligned
 from trident.data.registry import READERS
 from trident.errors import TridentError, one_line
@@ -33,14 +33,14 @@ def prepare(
         int | None,
         typer.Option(min=1, help="Processes that decode images; by default one for each core. Unused with --features."),
     ] = None,
-    device: Device = "auto",
+    device: opt.Device = "auto",
 ) -> None:
     """Decode and check a dataset, and write it to one store file that opens instantly.
 
     Images are decoded in several processes, and few of them are in memory at a time. After Ctrl-C or a kill, the same
     command goes on where it stopped; until then, hidden files beside the store keep what is done.
     """
-    from trident.cli.console import counting, stderr
+    from trident.cli.console import counting, say
     from trident.data.decoding import available_cores
     from trident.data.images import silence_pillow
     from trident.data.prepare import prepare as write
@@ -53,11 +53,11 @@ def prepare(
 
         if image_size is not None:
             raise TridentError("--image-size and --features exclude each other: a backbone has its own image size")
-        backbone = find_backbone(features, device_of(device))
+        backbone = find_backbone(features, opt.device_of(device))
         with _stoppable(), counting("images") as progress:
             store = prepare_features(name, source, target, backbone, split_file, progress, progress.resumed)
         count = f"features of {len(store.images)} images of {len(store.classes)} classes"
-        stderr.print(f"wrote {target}: {count}, by {features}", soft_wrap=True)
+        say(f"wrote {target}: {count}, by {features}")
         return
     with _stoppable(), counting("images") as progress:
         store = write(
@@ -70,7 +70,7 @@ def prepare(
             workers=workers or available_cores(),
             on_resume=progress.resumed,
         )
-    stderr.print(f"wrote {target}: {len(store.images)} images of {len(store.classes)} classes", soft_wrap=True)
+    say(f"wrote {target}: {len(store.images)} images of {len(store.classes)} classes")
 
 
 @contextmanager
@@ -88,12 +88,12 @@ def show(
     verify: Annotated[
         bool, typer.Option("--verify", help="Read every pixel and compare checksums and fingerprint.")
     ] = False,
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Print what a store holds."""
     from trident.data.describe import describe, verify_fingerprint
 
-    opened = open_data(store)
+    opened = opt.open_data(store)
     about = describe(opened)
     if verify and opened.checksums is not None:
         from trident.cli.console import counting
@@ -117,18 +117,18 @@ def show(
 @data_app.command()
 def cache(
     clear: Annotated[bool, typer.Option("--clear", help="Delete all features in the cache.")] = False,
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Show where the features of frozen backbones are cached and how large the cache is, or empty it.
 
     Features are kept so that the same picture need not be computed twice. The folder is ~/.cache/trident; set
     TRIDENT_CACHE to use another.
     """
-    from trident.cli.console import stderr
+    from trident.cli.console import say
     from trident.labelling.feature_cache import FeatureCache, cache_folder
 
     folder = cache_folder()
-    features = FeatureCache(folder, say=lambda line: stderr.print(f"trident: {line}", soft_wrap=True))
+    features = FeatureCache(folder, say=lambda line: say(f"trident: {line}"))
     pictures, size = features.size()
     if clear:
         deleted = pictures

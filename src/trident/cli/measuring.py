@@ -6,27 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
+import trident.cli.options as opt
 from trident.cli.app import app
-from trident.cli.options import (
-    SETTINGS,
-    Chunk,
-    Data,
-    Device,
-    EngineName,
-    Json,
-    PrecisionName,
-    RunPath,
-    Seed,
-    Settings,
-    Split,
-    StoreOn,
-    TemperatureData,
-    load_for_measuring,
-    open_fitting_data,
-    print_caution,
-    print_json,
-    sample_of,
-)
 from trident.cli.processes import on_processes
 from trident.cli.tables import aligned
 from trident.distributed.torchrun import launched
@@ -62,10 +43,10 @@ class Part(NamedTuple):
     lines: list[str]
 
 
-@app.command(context_settings=SETTINGS, short_help="Measure accuracy, and with --also audit, calibration and more.")
+@app.command(context_settings=opt.SETTINGS, short_help="Measure accuracy, and with --also audit, calibration and more.")
 def evaluate(
-    run: RunPath,
-    settings: Settings = None,
+    run: opt.RunPath,
+    settings: opt.Settings = None,
     also: Annotated[
         str,
         typer.Option(
@@ -81,8 +62,8 @@ def evaluate(
             "to the file's."
         ),
     ] = None,
-    data: Data = None,
-    split: Split = "val",
+    data: opt.Data = None,
+    split: opt.Split = "val",
     tasks: Annotated[
         int | None,
         typer.Option(
@@ -90,7 +71,7 @@ def evaluate(
             help=f"Number of tasks.  [default: {TASKS}; audit: {AUDIT_TASKS}, decoupling: {DECOUPLING_TASKS}]",
         ),
     ] = None,
-    seed: Seed = 0,
+    seed: opt.Seed = 0,
     temperature: Annotated[
         Literal["validation", "paper", "none"],
         typer.Option(
@@ -98,14 +79,14 @@ def evaluate(
             "predictions, or use none."
         ),
     ] = "validation",
-    temperature_data: TemperatureData = None,
+    temperature_data: opt.TemperatureData = None,
     temperature_tasks: Annotated[int, typer.Option(min=2, help="Validation tasks to fit the temperature on.")] = 200,
-    tasks_per_chunk: Chunk = None,
-    device: Device = "auto",
-    engine: EngineName = "auto",
-    precision: PrecisionName = "auto",
-    store_on: StoreOn = "auto",
-    as_json: Json = False,
+    tasks_per_chunk: opt.Chunk = None,
+    device: opt.Device = "auto",
+    engine: opt.EngineName = "auto",
+    precision: opt.PrecisionName = "auto",
+    store_on: opt.StoreOn = "auto",
+    as_json: opt.Json = False,
 ) -> None:
     """Measure accuracy, by default on tasks from the validation classes and with the settings of the run.
 
@@ -133,18 +114,18 @@ def evaluate(
         raise TridentError(f"--also {also} works in one process: start it without torchrun")
 
     def load() -> "Checkpoint":
-        checkpoint = load_for_measuring(run, settings)
-        if "audit" in parts and checkpoint.recipe.protocol != load_for_measuring(run, None).recipe.protocol:
+        checkpoint = opt.load_for_measuring(run, settings)
+        if "audit" in parts and checkpoint.recipe.protocol != opt.load_for_measuring(run, None).recipe.protocol:
             raise TridentError("an audit measures all protocols: omit settings of the protocol")
         return checkpoint
 
     with on_processes(device) as here:
         checkpoint, store = here.measured(load, data, store_on, split)
         fitted = "calibration" in parts and temperature == "validation"
-        fitting_store = open_fitting_data(temperature_data, checkpoint, store) if fitted else None
+        fitting_store = opt.open_fitting_data(temperature_data, checkpoint, store) if fitted else None
 
         def sample(default: int) -> "Sample":
-            return sample_of(split, tasks or default, seed, here.device, tasks_per_chunk, engine, precision)
+            return opt.sample_of(split, tasks or default, seed, here.device, tasks_per_chunk, engine, precision)
 
         with counting("evaluating tasks") as progress:
             job = Job(checkpoint, store, sample, seed, progress, here.processes, figure)
@@ -158,11 +139,11 @@ def evaluate(
                 result = measure(checkpoint, store, progress=progress, **sample(TASKS), processes=here.processes)
     if not here.processes.first:
         return
-    print_caution(checkpoint, store, split)
+    opt.print_caution(checkpoint, store, split)
     found = [measured[part] for part in PARTS if part in parts]
     if as_json:
         values = {key: value for part in found for key, value in part.values.items()}
-        print_json({**result.to_json(), **values, "weights": checkpoint.summary()})
+        opt.print_json({**result.to_json(), **values, "weights": checkpoint.summary()})
         return
     print(f"accuracy {result.accuracy:.2f} ± {result.ci95:.2f} %")
     print(f"({result.describe_protocol()}; {checkpoint.describe()})")

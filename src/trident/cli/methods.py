@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+import trident.cli.options as opt
 from trident.cli.app import app
-from trident.cli.options import Json, print_json, print_settings
 from trident.cli.tables import aligned
 from trident.errors import TridentError, one_line
 from trident.methods.about import About
@@ -21,7 +21,7 @@ TRAINED_ON = {"episodes": "tasks", "classes": "batches of all training classes",
 @app.command(short_help="List the methods, or explain one.")
 def methods(
     name: Annotated[str | None, typer.Argument(help="A method: explain it and its settings.")] = None,
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """List the few-shot methods, or explain one with its settings.
 
@@ -38,7 +38,7 @@ def methods(
         except TridentError as error:  # one of another package cannot be imported
             print(f"trident: {one_line(str(error))}", file=sys.stderr)
     if as_json:
-        print_json([_values(method, facts) for method, facts in known.items()])
+        opt.print_json([_values(method, facts) for method, facts in known.items()])
         return
     rows = [(method, *_facts(facts)) for method, facts in known.items()]
     print("\n".join(aligned([("method", *FACTS), *rows])))
@@ -52,7 +52,7 @@ def _explain(name: str, as_json: bool) -> None:
     method = method_class(name)()
     facts, engines = method.about, list(method.learners)
     if as_json:
-        print_json({**_values(name, facts), "engines": engines})
+        opt.print_json({**_values(name, facts), "engines": engines})
         return
     print(f"{name}: {facts.title} ({facts.citation}, {facts.paper})\n")
     print(textwrap.dedent(f"    {type(method).__doc__}").strip())
@@ -60,7 +60,7 @@ def _explain(name: str, as_json: bool) -> None:
     for fact, value in zip((*FACTS, "engines"), (*_facts(facts), " and ".join(engines)), strict=True):
         print(f"{fact}: {value}")
     print("\nSettings of the [method] table, with their defaults:\n")
-    print_settings(Recipe(name, "", "", method=method), "method")
+    opt.print_settings(Recipe(name, "", "", method=method), "method")
 
 
 def _values(name: str, facts: About) -> dict[str, object]:

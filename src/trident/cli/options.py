@@ -59,6 +59,55 @@ TemperatureData = Annotated[
 Chunk = Annotated[int | None, typer.Option(min=1, help="Tasks computed at once on each core; fewer need less memory.")]
 
 
+Support = Annotated[
+    Path | None, typer.Option(help="Labelled pictures: a folder with one folder for each class.", show_default=False)
+]
+Query = Annotated[
+    Path,
+    typer.Option(
+        help="The pictures to label: a folder, including its subfolders; a text file with one path on each line; or a "
+        "folder of tar archives (WebDataset) or of Parquet files."
+    ),
+]
+Cluster = Annotated[
+    str | None,
+    typer.Option(
+        metavar="auto|ADDRESS",
+        help="Compute features on a Ray cluster: HOST:PORT of its head node; auto: the one that runs here, or else "
+        "a new one of this machine alone.",
+        show_default=False,
+    ),
+]
+Weights = Annotated[
+    str,
+    typer.Option(
+        help="Label with these weights of conv4: a name from 'trident weights', a run or a file. auto, with --backbone "
+        "conv4: by the number of labelled pictures."
+    ),
+]
+Backbone = Annotated[
+    str,
+    typer.Option(
+        help="Network that looks at the pictures; 'trident backbones' lists them. auto: efficientnet-lite0 if it is "
+        "installed, otherwise weights:mini-ensemble."
+    ),
+]
+Model = Annotated[
+    Path | None, typer.Option(help="A classifier that 'trident fit' wrote, instead of --support.", show_default=False)
+]
+Corrections = Annotated[
+    Path | None,
+    typer.Option(
+        help="A table of 'trident predict' in which you wrote the right class, or the words 'none of these', into the "
+        "column 'correction'. A corrected picture becomes an example of its class; one of 'none of these' of no class.",
+        show_default=False,
+    ),
+]
+NoCache = Annotated[
+    bool, typer.Option("--no-cache", help="Do not keep features on disk; a stopped command then starts anew.")
+]
+
+
 def print_json(values: Any) -> None:
     """Numbers that are not finite are an error: they are no JSON."""
     print(json.dumps(values, allow_nan=False))
@@ -171,21 +220,20 @@ def open_for(
         return store  # what does not fit is reported by the backbone
     from trident.backbones.feature_store import features_of_store
     from trident.backbones.pretrained import BACKBONES, find_backbone
-    from trident.cli.console import counting, stderr
+    from trident.cli.console import counting, say
     from trident.data.store import SPLITS
     from trident.measuring.subject import needs_training_statistics
 
     if store.features_of:
         if not store.features_fingerprint and backbone.of not in BACKBONES:
-            stderr.print(
+            say(
                 f"The store of {store.dataset} does not record which version of {backbone.of} made it, so a change of "
-                f"{backbone.of} would not be noticed. Make it again to be sure.",
-                soft_wrap=True,
+                f"{backbone.of} would not be noticed. Make it again to be sure."
             )
         elif not backbone.fingerprint and backbone.of.startswith("python:"):
             backbone.check_store(store)
             stored = f"The features of {backbone.of} in the store of {store.dataset}"
-            stderr.print(f"{stored} are not compared: python: backbones are not run here.", soft_wrap=True)
+            say(f"{stored} are not compared: python: backbones are not run here.")
         elif not backbone.fingerprint and _is_here(backbone.of):
             replace(backbone, fingerprint=find_backbone(backbone.of).network_fingerprint).check_store(store)
         return store
@@ -207,10 +255,10 @@ def _is_here(backbone: str) -> bool:
 
 
 def print_caution(checkpoint: "Checkpoint", store: "ImageStore", split: str) -> None:
-    from trident.cli.console import stderr
+    from trident.cli.console import say
 
     if caution := checkpoint.caution(store, split):
-        stderr.print(caution, soft_wrap=True)
+        say(caution)
 
 
 def open_data(source: str, store_on: str = "auto") -> "ImageStore":

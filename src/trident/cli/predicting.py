@@ -6,16 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+import trident.cli.options as opt
 from trident.cli.app import app
-from trident.cli.label_inputs import (
-    Backbone,
-    Cluster,
-    Corrections,
-    Model,
-    NoCache,
-    Query,
-    Support,
-    Weights,
+from trident.errors import NotFiniteError, TridentError, one_line
+from trident.labelling.corrections import mark_of, read_corrections
+from trident.labelling.inputs import (
     check_one_source,
     corrected_pictures,
     in_classes,
@@ -25,9 +20,6 @@ from trident.cli.label_inputs import (
     pile_of,
 )
 from trident.labelling.tables import COLUMNS, Row, as_csv, as_json, rows_of, write
-from trident.cli.options import Device, Json, device_of
-from trident.errors import NotFiniteError, TridentError, one_line
-from trident.labelling.corrections import mark_of, read_corrections
 from trident.learning.weights_header import check_run
 from trident.methods.registry import check_method
 
@@ -40,11 +32,11 @@ if TYPE_CHECKING:
 
 @app.command(short_help="Label your own pictures.")
 def predict(
-    query: Query,
-    support: Support = None,
-    model: Model = None,
-    backbone: Backbone = "auto",
-    weights: Weights = "auto",
+    query: opt.Query,
+    support: opt.Support = None,
+    model: opt.Model = None,
+    backbone: opt.Backbone = "auto",
+    weights: opt.Weights = "auto",
     method: Annotated[
         str | None,
         typer.Option(
@@ -54,7 +46,7 @@ def predict(
             show_default=False,
         ),
     ] = None,
-    corrections: Corrections = None,
+    corrections: opt.Corrections = None,
     out: Annotated[Path | None, typer.Option(help="Write the table to this file: .csv or .json.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Show all classes, not only the best two.")] = False,
     threshold: Annotated[
@@ -63,10 +55,10 @@ def predict(
     least_sure_first: Annotated[
         bool, typer.Option("--least-sure-first", help="Sort the table: the pictures worth a look come first.")
     ] = False,
-    cluster: Cluster = None,
-    no_cache: NoCache = False,
-    device: Device = "auto",
-    as_json_text: Json = False,
+    cluster: opt.Cluster = None,
+    no_cache: opt.NoCache = False,
+    device: opt.Device = "auto",
+    as_json_text: opt.Json = False,
 ) -> None:
     """Label pictures from a few labelled examples, and print a CSV table of path, label and probability.
 
@@ -81,7 +73,7 @@ def predict(
     With --cluster, the nodes of a Ray cluster compute the features, and the labels are the same. All nodes must see
     the pictures at the same paths.
     """
-    from trident.cli.console import stderr
+    from trident.cli.console import say
     from trident.data.decoding_process import decoders
     from trident.data.images import silence_pillow
     from trident.files import check_writable
@@ -107,21 +99,23 @@ def predict(
     unread: dict[str, str] = {}
     by_class: dict[str, Sequence[ImageSource]] = {}
     if support is not None:
-        found, unread = labelled_pictures(support)
+        found, unread = labelled_pictures(support, say)
         by_class.update(found)
-    pile, more = pile_of(query, support, by_class)
+    pile, more = pile_of(query, support, by_class, say)
     unread |= more
-    corrected = corrected_pictures(corrections, pile, by_class)
+    corrected = corrected_pictures(corrections, pile, by_class, say)
     known = {source.name: (name, mark_of(source)) for source, name in corrected.items()} if out is not None else {}
     _check_kept(out, known)
     pile = [source for source in pile if source not in corrected]
     decoders.start()  # while torch is imported
     if model is not None:
         right = in_classes(corrected)
-        labeller: PictureLabeller = labeller_from_file(model, backbone, device_of(device), not no_cache, right)
+        labeller: PictureLabeller = labeller_from_file(model, backbone, opt.device_of(device), not no_cache, say, right)
     else:
         everything = in_classes(corrected, by_class)
-        labeller = labeller_from_pictures(everything, backbone, weights, device_of(device), not no_cache, method)
+        labeller = labeller_from_pictures(
+            everything, backbone, weights, opt.device_of(device), not no_cache, say, method
+        )
     _check_network(labeller, method, cluster)
     try:
         labelled = _labelled(labeller, pile, cluster)
@@ -137,7 +131,7 @@ def predict(
         on_terminal = out is None and sys.stdout.isatty()
         write(as_csv(rows, labelled.classes, every, one_line if on_terminal else str), out)
     if out is not None:
-        stderr.print(_summary(rows, len(pile) + len(corrected), out), soft_wrap=True)
+        say(_summary(rows, len(pile) + len(corrected), out))
     for why in skipped.values():
         print(f"trident: skipped {one_line(why)}", file=sys.stderr)
     if skipped:
@@ -156,7 +150,7 @@ def _check_cluster(cluster: str, backbone: str, weights: str, model: Path | None
 
 def _check_network(labeller: "PictureLabeller", method: str | None, cluster: str | None) -> None:
     """A method with its own small network cannot use a cluster, and labels worse than pretrained features do."""
-    from trident.cli.console import stderr
+    from trident.cli.console import say
     from trident.labelling.labeller import Labeller
 
     if not isinstance(labeller, Labeller):
@@ -167,11 +161,11 @@ def _check_network(labeller: "PictureLabeller", method: str | None, cluster: str
         )
     if method is not None:
         text = f"{method} brings its own small network, trained on miniImageNet"
-        stderr.print(f"{text}: pretrained features give more right labels", soft_wrap=True)
+        say(f"{text}: pretrained features give more right labels")
 
 
 def _labelled(labeller: "PictureLabeller", pile: "Sequence[ImageSource]", cluster: str | None) -> "Labelled":
-    from trident.cli.console import counting, stderr
+    from trident.cli.console import counting, say
 
     try:
         with counting("labelling pictures") as progress:
@@ -181,7 +175,7 @@ def _labelled(labeller: "PictureLabeller", pile: "Sequence[ImageSource]", cluste
             from trident.labelling.feature_labeller import FeatureLabeller
 
             assert isinstance(labeller, FeatureLabeller)  # the only kind without conv4
-            return label_on_cluster(labeller, pile, cluster, lambda text: stderr.print(text, soft_wrap=True), progress)
+            return label_on_cluster(labeller, pile, cluster, lambda text: say(text), progress)
     except KeyboardInterrupt:
         kept = labeller.keeps_features
         print(f"trident: stopped{'; the same command goes on where it stopped' if kept else ''}", file=sys.stderr)

@@ -31,13 +31,13 @@ def sort(
     No file is ever overwritten: where a name is taken, the picture gets a number. A picture that has changed since it
     was labelled is not sorted. After Ctrl-C or a kill, the same command does the rest.
     """
-    from trident.cli.console import counting, stderr
+    from trident.cli.console import counting, say
     from trident.labelling.corrections import MARK, read_corrections
     from trident.labelling.sorting import carry_out, pictures_to_sort, plan, strangers
 
     if MARK not in read_corrections(table).columns:
         text = f"{table} has no column '{MARK}', so it cannot be checked that these are the same pictures"
-        stderr.print(text, soft_wrap=True)
+        say(text)
     with counting("looking at pictures") as progress:
         pictures = pictures_to_sort(table, target, move, progress)
     labels = pictures.labels
@@ -56,7 +56,7 @@ def sort(
     steps = plan(labels, target, move)
     if pictures.left:
         text = f"sorted under another label than now: {len(pictures.left)}, the first is {pictures.left[0]}"
-        stderr.print(f"{text}; they stay there", soft_wrap=True)
+        say(f"{text}; they stay there")
     before = len(labels) - len(steps) + len(pictures.there)
     there = f"; {before} were there already" if before else ""
     verb = "move" if move else "copy"
@@ -66,11 +66,11 @@ def sort(
             result = carry_out(steps, target, move, progress)
         problems = problems + result.failures
         number = f"{result.done} of {len(steps)}" if result.failures else f"{result.done}"
-        stderr.print(f"{verb.replace('y', 'ie')}d {number} pictures into {target}{there}", soft_wrap=True)
+        say(f"{verb.replace('y', 'ie')}d {number} pictures into {target}{there}")
     else:
         for source, place in steps:
-            stderr.print(f"would {verb} {source} to {place}", soft_wrap=True)
-        stderr.print(f"nothing was done; --yes would {verb} {len(steps)} pictures{there}", soft_wrap=True)
+            say(f"would {verb} {source} to {place}")
+        say(f"nothing was done; --yes would {verb} {len(steps)} pictures{there}")
     for why in problems:
         print(f"trident: {one_line(why)}", file=sys.stderr)
     if problems:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import trident.cli.options as opt
 from trident.cli.app import app
-from trident.cli.options import Data, Device, Json, RunPath, open_for, print_json, sample_of
 from trident.errors import TridentError, did_you_mean
 from trident.learning.weights_header import check_run, read_header
 from trident.methods.registry import about, method_paths
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @app.command(short_help="List the included trained weights.")
 def weights(
     name: Annotated[str | None, typer.Argument(help="Show the model card of these weights.")] = None,
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """List the included trained weights, or show a model card.
 
@@ -29,7 +29,7 @@ def weights(
     if name is not None and name not in weight_names():
         raise TridentError(f"there are no weights '{name}'{did_you_mean(name, weight_names())}")
     if as_json:
-        print_json([_described(known) for known in weight_names() if name in (None, known)])
+        opt.print_json([_described(known) for known in weight_names() if name in (None, known)])
     elif name is not None:
         from trident.leaderboard.card import card_of
 
@@ -44,15 +44,15 @@ def weights(
 
 @app.command(short_help="Write a run's weights to a file to share.")
 def export(
-    run: RunPath,
+    run: opt.RunPath,
     to: Annotated[Path, typer.Option(help="The safetensors file to write.")],
     fit: Annotated[
         bool, typer.Option("--fit-temperature", help="Fit the temperatures of 'trident predict' on validation tasks.")
     ] = False,
     half: Annotated[bool, typer.Option("--half", help="Write half-precision numbers: half the size.")] = False,
-    data: Data = None,
+    data: opt.Data = None,
     tasks: Annotated[int | None, typer.Option(min=2, help="Tasks for --fit-temperature; default: 200.")] = None,
-    device: Device = "auto",
+    device: opt.Device = "auto",
 ) -> None:
     """Write a run's best weights to a file for sharing, without optimiser state and local paths.
 
@@ -81,8 +81,8 @@ def _with_temperatures(checkpoint: "Checkpoint", data: str | None, tasks: int, d
     from trident.cli.console import counting
     from trident.labelling.temperatures import fit_temperatures
 
-    store = open_for(checkpoint.recipe, data, checkpoint)
-    sample = sample_of("val", tasks, 0, device, None)
+    store = opt.open_for(checkpoint.recipe, data, checkpoint)
+    sample = opt.sample_of("val", tasks, 0, device, None)
     with counting("evaluating validation tasks") as progress:
         temperatures = fit_temperatures(checkpoint, store, progress, **sample)
     return replace(checkpoint, temperatures=temperatures)
