@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-import trident.cli.options as opt
+from trident.cli import options as opt
 from trident.cli.app import app
 from trident.cli.tables import aligned
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-import trident.cli.options as opt
+from trident.cli import options as opt
 from trident.cli.app import data_app
 from trident.cli.tables import aligned
 from trident.data.registry import READERS

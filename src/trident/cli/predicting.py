@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-import trident.cli.options as opt
+from trident.cli import options as opt
 from trident.cli.app import app
 from trident.errors import NotFiniteError, TridentError, one_line
 from trident.labelling.corrections import mark_of, read_corrections

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
-import trident.cli.options as opt
+from trident.cli import options as opt
 from trident.distributed.torchrun import launched
 
 if TYPE_CHECKING:

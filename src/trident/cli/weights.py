@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-import trident.cli.options as opt
+from trident.cli import options as opt
 from trident.cli.app import app
 from trident.errors import TridentError, did_you_mean
 from trident.learning.weights_header import check_run, read_header
