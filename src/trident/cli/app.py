@@ -23,7 +23,12 @@ GROUPS = {  # as --help shows them
     "Weights and data": ("weights", "backbones", "data", "export"),
 }
 IN_A_CLONE = "run 'python -m studies.{}' in the top folder of a clone of the repository"
-STUDIES = {"bench": "speed", "paper": "reproduction.paper", "reproduce": "reproduction"}
+STUDIES = {
+    "bench": "speed",
+    "paper": "reproduction.paper",
+    "reproduce": "reproduction",
+    "leaderboard write": "leaderboard",
+}
 MOVED = {  # commands of before: what does the same now, where {} stands for their arguments
     "audit": "evaluate {} --also audit",
     "calibrate": "evaluate {} --also calibration",
@@ -102,8 +107,9 @@ def main(command: typer.Typer = app) -> None:
 
 def _check_moved(name: str, *arguments: str) -> None:
     """Say what to type instead of a command or an option of before."""
-    if name in STUDIES:
-        raise TridentError(f"'trident {name}' is no longer a command: {IN_A_CLONE.format(STUDIES[name])}")
+    study = next((one for one in (name, " ".join([name, *arguments[:1]])) if one in STUDIES), None)
+    if study:
+        raise TridentError(f"'trident {study}' is no longer a command: {IN_A_CLONE.format(STUDIES[study])}")
     if name in MOVED:
         now = " ".join(["trident", MOVED[name].format(shlex.join(arguments) or "RUN")])
         raise TridentError(f"'trident {name}' is no longer a command, type: {now}")

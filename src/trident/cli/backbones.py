@@ -1,7 +1,6 @@
 """What turns pictures into features: `trident backbones`."""
 
 import json
-from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -11,16 +10,6 @@ from trident.cli.app import app
 from trident.cli.tables import aligned
 
 HEADINGS = ("backbone", "pictures", "features", "licence", "trained on", "installed")
-CONV4 = {
-    "name": "conv4",
-    "image_size": 84,
-    "features": 800,
-    "licence": "MIT",
-    "trained_on": "your data, or miniImageNet (the included weights)",
-    "installed": True,
-    "install": None,
-}
-ENSEMBLE = CONV4 | {"features": 4800, "trained_on": "miniImageNet's 64 training classes"}
 
 
 @app.command(short_help="List the networks that make features, or examine one.")
@@ -38,7 +27,9 @@ def backbones(
     if name is None:
         _print_list(as_json)
         return
-    about = dict(CONV4) if name == "conv4" else _examined(name)
+    from trident.backbones.listing import examined
+
+    about = examined(name)
     if as_json:
         print(json.dumps(about))
         return
@@ -48,7 +39,9 @@ def backbones(
 
 
 def _print_list(as_json: bool) -> None:
-    found = [dict(CONV4), *_listed()]
+    from trident.backbones.listing import listed
+
+    found = listed()
     if as_json:
         print(json.dumps(found))
         return
@@ -56,37 +49,6 @@ def _print_list(as_json: bool) -> None:
     print("'trident backbones NAME' loads one and prints what is known about it.")
     if not all(about["installed"] for about in found):
         print("To install:", *sorted({about["install"] for about in found if not about["installed"]}), sep="\n  ")
-
-
-def _listed() -> list[dict[str, Any]]:
-    """The frozen backbones, without loading them."""
-    from importlib.util import find_spec
-
-    from trident.backbones.pretrained import BACKBONES, INCLUDED, INSTALL, INSTALL_ONNX
-
-    known = [
-        {
-            "name": name,
-            "image_size": listed.facts.image_size,
-            "features": listed.n_features,
-            "licence": listed.facts.licence,
-            "trained_on": listed.facts.trained_on,
-            "installed": listed.installed,
-            "install": INSTALL,
-        }
-        for name, listed in BACKBONES.items()
-    ]
-    of_the_user = dict.fromkeys(("image_size", "features", "licence", "trained_on"))
-    onnx = {"name": "onnx:FILE", **of_the_user, "installed": find_spec("onnxruntime") is not None}
-    python = {"name": "python:package.module:function", **of_the_user, "installed": True}
-    return [*known, ENSEMBLE | {"name": INCLUDED}, onnx | {"install": INSTALL_ONNX}, python | {"install": None}]
-
-
-def _examined(name: str) -> dict[str, Any]:
-    from trident.backbones.pretrained import find_backbone
-
-    found = find_backbone(name)
-    return {"name": name, "features": found.n_features, **asdict(found.facts), "fingerprint": found.fingerprint}
 
 
 def _row(about: dict[str, Any]) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ stderr = _Lines(stderr=True, highlight=False, markup=False, emoji=False)
 
 def say(text: str) -> None:
     """One line on standard error, however long."""
-    say(text)
+    stderr.print(text, soft_wrap=True)
 
 
 _PLAIN_LINES = 20  # progress lines of a whole training without a terminal

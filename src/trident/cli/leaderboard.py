@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trident.cli import options as opt
-from trident.cli.app import IN_A_CLONE, leaderboard_app
+from trident.cli.app import leaderboard_app
 from trident.cli.tables import aligned
 from trident.errors import TridentError
 
@@ -105,12 +105,6 @@ def measure(
         raise TridentError("measure on what? Give --data STORE, or --board glyphs for the embedded letters")
     chosen = [wanted for wanted in chosen if wanted.data in stores]
     _measure(names or [], chosen, stores, tasks, results, opt.device_of(device))
-
-
-@leaderboard_app.command(hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
-def write() -> None:
-    """Says where the command went."""
-    raise TridentError(f"'trident leaderboard write' is no longer a command: {IN_A_CLONE.format('leaderboard')}")
 
 
 def _measure(

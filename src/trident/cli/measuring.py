@@ -36,11 +36,7 @@ class Job(NamedTuple):
     figure: Callable[[str, Callable[[], Any]], None]  # draws the figure of a part, if it is wanted
 
 
-class Part(NamedTuple):
-    """What a part adds to the output."""
-
-    values: dict[str, Any]  # with --json
-    lines: list[str]
+Part = tuple[dict[str, Any], list[str]]  # values for --json, lines to print
 
 
 @app.command(context_settings=opt.SETTINGS, short_help="Measure accuracy, and with --also audit, calibration and more.")
@@ -142,13 +138,13 @@ def evaluate(
     opt.print_caution(checkpoint, store, split)
     found = [measured[part] for part in PARTS if part in parts]
     if as_json:
-        values = {key: value for part in found for key, value in part.values.items()}
+        values = {key: value for part, _ in found for key, value in part.items()}
         opt.print_json({**result.to_json(), **values, "weights": checkpoint.summary()})
         return
     print(f"accuracy {result.accuracy:.2f} ± {result.ci95:.2f} %")
     print(f"({result.describe_protocol()}; {checkpoint.describe()})")
-    for part in found:
-        print("\n".join(["", *part.lines]))
+    for _, lines in found:
+        print("\n".join(["", *lines]))
 
 
 def _parts(also: str) -> list[str]:
@@ -189,7 +185,7 @@ def _audit(job: Job) -> Part:
     lines = aligned(rows, numbers=True)
     lines += [f"{name}: no result: {why}" for name, why in result.without_result.items()]
     lines += [f"(default: {default.evaluation.describe_protocol()}; {job.checkpoint.describe()})", result.verdict()]
-    return Part({"audit": result.to_json()}, lines)
+    return {"audit": result.to_json()}, lines
 
 
 def _calibration(
@@ -206,7 +202,7 @@ def _calibration(
         f"ECE {entry.ece:.4f}  MCE {entry.mce:.4f}  Brier {entry.brier:.4f}  with {entry.describe()}"
         for _, entry in result.panels()
     ]
-    return result.evaluation, Part({key: values[key] for key in ("calibration", "with_temperature")}, lines)
+    return result.evaluation, ({key: values[key] for key in ("calibration", "with_temperature")}, lines)
 
 
 def _decoupling(job: Job) -> Part:
@@ -225,7 +221,7 @@ def _decoupling(job: Job) -> Part:
         difference = f"{change.change:+.4f} ± {change.change_ci95:.4f}"
         rows.append((f"z_{name}", f"{change.before:.4f}", f"{change.after:.4f}", difference))
     lines = [*aligned(rows), f"({result.protocol}; {job.checkpoint.describe()})", result.verdict()]
-    return Part({"decoupling": result.to_json()}, lines)
+    return {"decoupling": result.to_json()}, lines
 
 
 def _reconstructions(job: Job) -> Part:
@@ -243,7 +239,7 @@ def _reconstructions(job: Job) -> Part:
         f"({job.store.dataset} {sample['split']}, {spec.describe()}, {spec.describe_queries()}, "
         f"{job.checkpoint.recipe.describe_protocol()}, task 0 of seed {job.seed}; {job.checkpoint.describe()})",
     ]
-    return Part({"reconstructions": errors}, lines)
+    return {"reconstructions": errors}, lines
 
 
 PARTS: dict[str, Callable[..., Any]] = {

@@ -9,8 +9,9 @@ import typer
 from trident.cli import options as opt
 from trident.cli.app import app
 from trident.errors import NotFiniteError, TridentError, one_line
-from trident.labelling.corrections import mark_of, read_corrections
+from trident.labelling.corrections import mark_of
 from trident.labelling.inputs import (
+    check_cluster_and_backbone,
     check_one_source,
     corrected_pictures,
     in_classes,
@@ -19,7 +20,7 @@ from trident.labelling.inputs import (
     labeller_from_pictures,
     pile_of,
 )
-from trident.labelling.tables import COLUMNS, Row, as_csv, as_json, rows_of, write
+from trident.labelling.tables import Row, as_csv, as_json, check_kept, rows_of, write
 from trident.learning.weights_header import check_run
 from trident.methods.registry import check_method
 
@@ -95,7 +96,7 @@ def predict(
     if out is not None:
         check_writable(out)
     if cluster is not None:
-        _check_cluster(cluster, backbone, weights, model)
+        check_cluster_and_backbone(cluster, backbone, weights, model)
     unread: dict[str, str] = {}
     by_class: dict[str, Sequence[ImageSource]] = {}
     if support is not None:
@@ -105,7 +106,7 @@ def predict(
     unread |= more
     corrected = corrected_pictures(corrections, pile, by_class, say)
     known = {source.name: (name, mark_of(source)) for source, name in corrected.items()} if out is not None else {}
-    _check_kept(out, known)
+    check_kept(out, known)
     pile = [source for source in pile if source not in corrected]
     decoders.start()  # while torch is imported
     if model is not None:
@@ -124,7 +125,7 @@ def predict(
         raise NotFiniteError(f"{network}: {error}") from error
     skipped = {pile[place].name: why for place, why in labelled.failures.items()} | unread
     rows = rows_of(labelled, pile, corrected, threshold, least_sure_first)
-    _check_kept(out, known)  # it may have been corrected in the meantime
+    check_kept(out, known)  # it may have been corrected in the meantime
     if out.suffix.lower() == ".json" if out is not None else as_json_text:
         write(as_json(rows, labelled.classes, every, skipped), out)
     else:
@@ -136,16 +137,6 @@ def predict(
         print(f"trident: skipped {one_line(why)}", file=sys.stderr)
     if skipped:
         raise typer.Exit(2)
-
-
-def _check_cluster(cluster: str, backbone: str, weights: str, model: Path | None) -> None:
-    """Before any work: Ray is there, a cluster answers, and there are features to compute on it."""
-    from trident.labelling.making import CONV4, chosen_backbone
-    from trident.ray_cluster import check_cluster
-
-    if model is None and chosen_backbone(backbone, weights) == CONV4:
-        raise TridentError("--cluster computes features, and conv4 has none that are the same in every pile: omit it")
-    check_cluster(cluster)
 
 
 def _check_network(labeller: "PictureLabeller", method: str | None, cluster: str | None) -> None:
@@ -180,32 +171,6 @@ def _labelled(labeller: "PictureLabeller", pile: "Sequence[ImageSource]", cluste
         kept = labeller.keeps_features
         print(f"trident: stopped{'; the same command goes on where it stopped' if kept else ''}", file=sys.stderr)
         raise typer.Exit(130) from None
-
-
-def _check_kept(out: Path | None, taken: dict[str, tuple[str, str]]) -> None:
-    """Hand work is not lost: a file is only replaced by a table with all of its columns, and of its corrections.
-
-    `taken` has the right class and the mark of each corrected picture.
-    """
-    if out is None or not out.exists() or not out.stat().st_size:
-        return
-    try:
-        there = read_corrections(out)
-    except TridentError as error:
-        raise TridentError(f"{error}; so it is kept: give another --out") from None
-    others = sorted(name for name in there.columns.difference(COLUMNS) if not (name[:2] == "p(" and name[-1] == ")"))
-    if others:
-        raise TridentError(f"{out} has a column that would be lost, '{others[0]}': give another --out")
-    lost = []
-    for path, name in there.labels.items():
-        right, mark = taken.get(path, (None, ""))
-        if right != name or there.marks.get(path, mark) != mark:
-            lost.append(path)
-    if lost:
-        raise TridentError(
-            f"{out} has corrections that would be lost ({len(lost)}, the first for {lost[0]}): add --corrections {out} "
-            "and the --query of all these pictures, or give another --out"
-        )
 
 
 def _summary(rows: list[Row], n_pictures: int, out: Path) -> str:

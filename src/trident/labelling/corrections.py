@@ -132,5 +132,5 @@ def _csv_rows(line: str, text: TextIO, columns: set[str]) -> Iterator[Row]:
             if any(row[width:]):
                 raise TridentError(f"line {table.line_num} has more cells than the first line")
             row += [""] * width
-        cells = ("" if place is None else row[place] for place in (path, label, correction))
-        yield Row(*map(unguarded, cells), "" if mark is None else row[mark])
+        name, found, right = ("" if place is None else unguarded(row[place]) for place in (path, label, correction))
+        yield Row(name, found, right, "" if mark is None else row[mark])

@@ -84,6 +84,16 @@ def check_one_source(support: Path | None, model: Path | None) -> None:
         raise TridentError("--support DIR and --model FILE exclude each other: give one of them")
 
 
+def check_cluster_and_backbone(cluster: str, backbone: str, weights: str, model: Path | None) -> None:
+    """Before any work: Ray is there, a cluster answers, and there are features to compute on it."""
+    from trident.labelling.making import CONV4, chosen_backbone
+    from trident.ray_cluster import check_cluster
+
+    if model is None and chosen_backbone(backbone, weights) == CONV4:
+        raise TridentError("--cluster computes features, and conv4 has none that are the same in every pile: omit it")
+    check_cluster(cluster)
+
+
 def corrected_pictures(
     corrections: Path | None, pile: "Sequence[ImageSource]", by_class: "Mapping[str, Sequence[ImageSource]]", say: Say
 ) -> "dict[ImageSource, str]":
