@@ -112,7 +112,7 @@ def _read_corrected(
     corrections: Path, pile: "Sequence[ImageSource]", known: Collection[str], say: Say
 ) -> "dict[ImageSource, str]":
 
-    found, marks, columns = read_corrections(corrections)
+    found, marks, columns, _ = read_corrections(corrections)
     by_path = {source.name: source for source in pile}
     missing = [path for path in found if path not in by_path]
     # A path that is not UTF-8 was read with characters that cannot be written as such.
