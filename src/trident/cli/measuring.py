@@ -101,9 +101,9 @@ def evaluate(
     """
     from trident.cli.console import counting
 
-    check_run(run)
     parts = _parts(also)
     figure = _figures(parts, out)
+    check_run(run)
     if temperature != "validation" and temperature_data is not None:
         raise TridentError("--temperature-data is for --temperature validation: omit one of them")
     if launched() is not None and set(parts) - {"audit"}:
