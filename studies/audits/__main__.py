@@ -38,10 +38,10 @@ FORMER_NAMES = {"cub200": "cub"}  # of datasets, in weights that were trained be
 INTRODUCTION = """\
 # Audits of the included weights
 
-How much the accuracy of each weights file depends on its protocol. `trident audit NAME --data STORE --split test
---tasks {tasks}` audits one, `python -m studies.audits FOLDER STORE...` all that are installed. The weights of
-metaqda, sib, ssr and logistic-softmax-gp take the features of another weights file: `trident audit` leaves the rows of
-batch norm out for them, and this tool joins the two files.
+How much the accuracy of each weights file depends on its protocol. `trident evaluate NAME --also audit --data STORE
+--split test --tasks {tasks}` audits one, `python -m studies.audits FOLDER STORE...` all that are installed. The
+weights of metaqda, sib, ssr and logistic-softmax-gp take the features of another weights file: the audit leaves the
+rows of batch norm out for them, and this tool joins the two files.
 
 - **Accuracy** is measured under the default protocol: test classes of the dataset that the weights were trained on,
   shuffled queries, balanced, all queries at once, the weights' own batch norm, latent means, {tasks} tasks, 95 %

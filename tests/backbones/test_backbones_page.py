@@ -122,5 +122,5 @@ def test_the_page_says_what_must_not_be_measured() -> None:
 def test_the_commands_on_the_page_exist(trident_here: Here) -> None:
     commands = re.findall(r"^(?:PYTHONPATH=\. )?trident (\w+)", PAGE, re.MULTILINE)
     assert set(commands) == {"backbones", "predict"}
-    for command in ("backbones", "cache"):
-        assert trident_here(command, "--help").returncode == 0
+    for command in (["backbones"], ["data", "cache"]):
+        assert trident_here(*command, "--help").returncode == 0

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,6 +28,7 @@ from trident.grids.files import MeasuredOn
 from trident.learning.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 
 Here = Callable[..., Answer]
+CALIBRATE = ("evaluate", "--also", "calibration")
 
 
 @pytest.fixture
@@ -59,7 +61,7 @@ def files_in(folder: Path) -> set[str]:
 
 def test_parameter_counts(here: Here) -> None:
     def total(*arguments: str) -> int:
-        result = here("params", *arguments, "--json")
+        result = here("recipes", *arguments, "--json")
         return int(json.loads(result.stdout)["total"])
 
     assert total("mini-5w5s") == 412_238
@@ -70,9 +72,11 @@ def test_parameter_counts(here: Here) -> None:
 
 def test_recipes_are_listed_and_explained(here: Here) -> None:
     assert "mini-5w5s" in here("recipes").stdout
+    assert "mini-5w5s" in {recipe["name"] for recipe in json.loads(here("recipes", "--json").stdout)}
     shown = here("recipes", "mini-5w5s").stdout
     assert "training.steps=22500" in shown
     assert "the paper's alpha_2" in shown
+    assert re.search("^total +412,238$", shown, re.MULTILINE)
 
 
 def test_train_and_evaluate(trident: Trident_command, here: Here) -> None:
@@ -130,7 +134,7 @@ def test_every_command_measures_the_validation_classes_unless_it_is_told_otherwi
         for option in command.params
         if option.name == "split"
     }
-    measuring = ("evaluate", "audit", "calibrate", "decoupling", "reconstructions", "report", "compare")
+    measuring = ("evaluate", "report", "compare")
     assert defaults == dict.fromkeys(measuring, "val") | {"ablate": None}
     assert MeasuredOn().split == "val"
 
@@ -253,8 +257,19 @@ def test_tasks_the_weights_were_not_made_for(here: Here, weights: Path) -> None:
         (["evaluate", "nowhere", "--split", "tset"], ["'tset'", "'test'"]),
         (["data", "show", "nowhere.store"], ["no store at"]),
         (["data", "prepare", "imagenet", "--from", ".", "--to", "x"], ["'imagenet'", "'mini-imagenet'"]),
-        (["params", "mini-5w1s", "decoder_batch_norm=perhaps"], ["true or false"]),
+        (["recipes", "mini-5w1s", "decoder_batch_norm=perhaps"], ["true or false"]),
+        (["evaluate", "nowhere", "--also", "audit,calibratoin"], ["'calibration'"]),
+        (["evaluate", "nowhere", "--out", "figure.svg"], ["--out is for a figure of --also"]),
+        (["evaluate", "nowhere", "--also", "reconstructions"], ["--out reconstructions.png"]),
         (["fly"], ["fly"]),
+        (["calibrate", "runs/a b"], ["type: trident evaluate 'runs/a b' --also calibration"]),
+        (["params", "glyphs"], ["type: trident recipes glyphs"]),
+        (["cache", "--clear"], ["type: trident data cache --clear"]),
+        (
+            ["predict", "--query", "pile", "--move=a"],
+            ["type: trident sort labels.csv --to DIR --move"],
+        ),
+        (["bench", "train"], ["run 'python -m studies.speed'"]),
     ],
 )
 def test_mistakes_on_the_command_line(here: Here, tmp_path: Path, arguments: list[str], words: list[str]) -> None:
@@ -290,9 +305,12 @@ def test_a_damaged_log_does_not_stop_a_good_run(here: Here, tmp_path: Path) -> N
 
 
 def test_help_without_arguments(trident: Trident_command, here: Here) -> None:
-    for arguments in ([], ["data"]):
-        result = trident(*arguments) if not arguments else here(*arguments)
-        assert "Commands:\n" in result.stdout
+    groups = "Label pictures|Train and measure|Compare|Weights and data"
+    shown = trident().stdout
+    assert re.findall(f"^({groups}):$", shown, re.MULTILINE) == groups.split("|")
+    assert len(re.findall("^  [a-z]+  +[A-Z]", shown, re.MULTILINE)) == len(typer.main.get_command(app).commands) == 17  # type: ignore[attr-defined]
+    for result in (trident(), here("data")):
+        assert "Usage:" in result.stdout
         assert "error" not in result.stderr
 
 
@@ -313,8 +331,9 @@ def test_a_folder_of_other_files_is_no_place_for_a_run(here: Here, tmp_path: Pat
 @pytest.mark.parametrize(
     "words",
     [
-        *(["predict", "--query", "pile", option, ""] for option in ("--copy", "--move", "--support", "--out")),
+        *(["predict", "--query", "pile", option, ""] for option in ("--support", "--out")),
         *(["train", "glyphs", "--out="], ["train", "--resume", ""], ["evaluate", ""], ["leaderboard", "--results", ""]),
+        ["sort", "labels.csv", "--to", ""],
     ],
     ids=" ".join,
 )
@@ -350,25 +369,25 @@ def test_across_domains(here: Here, tmp_path: Path, weights: Path, store: Path) 
     assert evaluated["weights"]["trained_on"] == "noise"
     said = here("evaluate", weights, "--data", "other.store", "--tasks", "4").stdout
     assert "other val" in said and "trained on noise" in said
-    calibrated = json.loads(here("calibrate", weights, "--temperature-tasks", "3", *measured).stdout)
+    calibrated = json.loads(here(*CALIBRATE, weights, "--temperature-tasks", "3", *measured).stdout)
     assert calibrated["protocol"]["dataset"] == "other"
     assert calibrated["with_temperature"]["fitted_on"] == "validation"
     assert calibrated["with_temperature"]["fitted_tasks"] == "noise val, 3 tasks, seed 0"
-    as_paper = here("calibrate", weights, "--temperature", "paper", "--data", "other.store", "--tasks", "4")
+    as_paper = here(*CALIBRATE, weights, "--temperature", "paper", "--data", "other.store", "--tasks", "4")
     assert "fitted on the very predictions that are scored" in as_paper.stdout
     store.unlink()
-    lost = here("calibrate", weights, *measured)
+    lost = here(*CALIBRATE, weights, *measured)
     assert_one_line_error(lost, "noise.store", "--temperature-data")
 
 
-@pytest.mark.parametrize("command", ["evaluate", "audit", "calibrate"])
+@pytest.mark.parametrize("also", ["", "audit,calibration"])
 def test_accuracy_on_the_classes_that_chose_the_weights_is_not_final(
-    here: Here, weights: Path, store: Path, command: str
+    here: Here, weights: Path, store: Path, also: str
 ) -> None:
     untrained, noise = load_checkpoint(weights), open_store(store)
     trained = replace(untrained, best={"step": 0, "accuracy": 50.0, "ci95": 1.0, "tasks": 2})
     save_checkpoint(weights, trained)
-    said = here(command, weights, "--tasks", "2", "--json")
+    said = here("evaluate", weights, *(["--also", also] if also else []), "--tasks", "2", "--json")
     assert said.stderr.splitlines() == ["these classes chose the weights; --split test gives the final number"]
     assert json.loads(said.stdout)["weights"]
     other = replace(noise, dataset="other", fingerprint="another")
@@ -383,16 +402,16 @@ def test_exported_weights_are_calibrated_by_the_store_at_hand_if_it_is_theirs(
     here("export", weights, "--to", "shared.safetensors")
     assert load_checkpoint(tmp_path / "shared.safetensors").provenance["data"] is None
     few = ["--tasks", "4", "--temperature-tasks", "3", "--json"]
-    own = json.loads(here("calibrate", "shared.safetensors", "--data", store, *few).stdout)
+    own = json.loads(here(*CALIBRATE, "shared.safetensors", "--data", store, *few).stdout)
     others = "noise val, 3 other tasks of the classes that are scored, seed 0"
     assert own["with_temperature"]["fitted_tasks"] == others
     other = tiny_store(images_per_class=9)
     write_store(tmp_path / "other.store", "other", other.classes, iter(other.images))
-    unknown = here("calibrate", "shared.safetensors", "--data", "other.store", *few)
+    unknown = here(*CALIBRATE, "shared.safetensors", "--data", "other.store", *few)
     assert_one_line_error(unknown, "data trained on, noise", "--temperature-data")
-    both = here("calibrate", "shared.safetensors", "--temperature", "none", "--temperature-data", store)
+    both = here(*CALIBRATE, "shared.safetensors", "--temperature", "none", "--temperature-data", store)
     assert_one_line_error(both, "--temperature-data is for --temperature validation")
-    named = here("calibrate", "shared.safetensors", "--data", "other.store", "--temperature-data", store, *few)
+    named = here(*CALIBRATE, "shared.safetensors", "--data", "other.store", "--temperature-data", store, *few)
     assert json.loads(named.stdout)["with_temperature"] != own["with_temperature"]
     assert json.loads(named.stdout)["with_temperature"]["fitted_tasks"] == "noise val, 3 tasks, seed 0"
 

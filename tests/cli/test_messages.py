@@ -7,8 +7,8 @@ import pytest
 
 from ablation_grids import Answer
 from studies.reproduction.running import training_seconds
-from trident.cli.label_inputs import new_classes
 from trident.errors import TridentError
+from trident.labelling.inputs import new_classes
 from trident.learning.checkpoint import load_checkpoint
 from trident.tasks.source import TaskSource
 
@@ -35,14 +35,14 @@ def test_the_time_of_a_training_is_that_of_its_complete_lines(tmp_path: Path) ->
     assert training_seconds(tmp_path) == 10 * 0.5 + 10 * 0.25
 
 
-@pytest.mark.parametrize("command", [["evaluate", "glyphs-protonet"], ["audit", "glyphs-protonet"]])
+@pytest.mark.parametrize("also", [[], ["--also", "audit"]])
 def test_a_command_says_that_ctrl_c_stopped_it(
-    command: list[str], trident_here: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch
+    also: list[str], trident_here: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(TaskSource, "batch", interrupted)
     monkeypatch.setattr(TaskSource, "prefetch", interrupted)
-    answer = trident_here(*command)
+    answer = trident_here("evaluate", "glyphs-protonet", *also)
     assert (answer.returncode, answer.stderr.strip().splitlines()[-1:]) == (130, ["trident: stopped"])

@@ -72,10 +72,11 @@ def test_a_list_is_labelled_as_the_folder_is(predict: Here, folders: Path) -> No
     rows = (folders / "table.csv").read_bytes().splitlines()
     assert len(rows) == 1 + 15 + 1 and rows[-1].startswith(b"caf\xe9.png,red,")
     (folders / "list.txt").write_text("\n".join(paths))
-    assert "copied 15 pictures" in predict("list.txt", "--copy", "sorted", "--yes").stderr
 
 
-def test_archives_are_labelled_as_the_folder_is_and_nothing_is_unpacked(predict: Here, folders: Path) -> None:
+def test_archives_are_labelled_as_the_folder_is_and_nothing_is_unpacked(
+    predict: Here, trident_here: Here, folders: Path
+) -> None:
     known = {Path(name).name: found for name, found in labels(predict("pile")).items()}
     inside = contents(folders / "pile")
     notes = [("notes.json", b"{}"), (".hidden.png", b"x"), ("__MACOSX/._a.png", b"x"), ("a.cls", b"3")]
@@ -88,9 +89,9 @@ def test_archives_are_labelled_as_the_folder_is_and_nothing_is_unpacked(predict:
     assert next(iter(labels(found))) == f"shards/b.tar/{inside[0][0]}"
     assert sorted(folders.rglob("*")) == before
     assert labels(predict("shards/b.tar")).keys() == {f"shards/b.tar/{name}" for name, _ in inside[:7]}
-    for option in ("--copy", "--move"):
-        refused = predict("shards", option, "sorted", "--yes")
-        assert_one_line_error(refused, f"{option} needs pictures that are files", "shards")
+    predict("shards", "--out", "labels.csv")
+    refused = trident_here("sort", "labels.csv", "--to", "sorted", "--yes")
+    assert_one_line_error(refused, "pictures must be files, not inside an archive", "shards")
 
 
 def test_what_archives_may_hold(tmp_path: Path) -> None:
@@ -166,7 +167,6 @@ def test_parquet_files_are_labelled_as_the_folder_is(predict: Here, folders: Pat
     expected = [str(at) for at in range(15)] if kind == "no names" else names
     assert [*labels(found)] == [f"table/part-0.parquet#{name}" for name in expected]
     assert [*labels(found).values()] == [*known.values()]
-    assert_one_line_error(predict("table", "--move", "sorted"), "--move needs pictures that are files")
 
 
 def test_odd_parquet_files(predict: Here, folders: Path) -> None:

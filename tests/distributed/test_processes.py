@@ -234,9 +234,9 @@ def test_batches_of_images_are_computed_by_every_process(launcher: Launcher) -> 
     assert difference(expected, launcher.end(2, "simpleshot", "simpleshot-2")) == 0
 
 
-@pytest.mark.parametrize("command", ["evaluate", "audit"])
-def test_measuring_gives_the_figures_of_one_process(launcher: Launcher, alone: Checkpoint, command: str) -> None:
-    arguments = (command, "alone", "--tasks", 7, "--tasks-per-chunk", 2, "--json")
+@pytest.mark.parametrize("command", [["evaluate"], ["evaluate", "--also", "audit"]])
+def test_measuring_gives_the_figures_of_one_process(launcher: Launcher, alone: Checkpoint, command: list[str]) -> None:
+    arguments = (*command, "alone", "--tasks", 7, "--tasks-per-chunk", 2, "--json")
     one, several = launcher.run(0, *arguments), launcher.run(3, *arguments)
     assert several.succeeded, several.errors
     assert json.loads(several.outputs[0][0]) == json.loads(one.outputs[0][0])

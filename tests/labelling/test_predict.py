@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import os
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -110,25 +109,6 @@ def test_json_threshold_and_files_of_all_kinds(trident_here: Callable, folders: 
     assert all(row["path"] in row["error"] for row in result["skipped"])
 
 
-@pytest.mark.parametrize("verb", ["copy", "move"])
-def test_sorting_into_folders_is_announced_first_and_writes_over_nothing(
-    trident_here: Callable, folders: Path, verb: str
-) -> None:
-    before = sorted(path.relative_to(folders) for path in folders.rglob("*.jpg"))
-    call = (*PREDICT, "--support", "support", "--query", "pile", f"--{verb}", "sorted")
-    announced = trident_here(*call)
-    assert announced.returncode == 0
-    assert f"nothing was done; --yes would {verb} 12 pictures" in announced.stderr
-    assert sorted(path.relative_to(folders) for path in folders.rglob("*.jpg")) == before
-    (folders / "sorted" / "red").mkdir(parents=True)
-    (folders / "sorted" / "red" / "red-0.jpg").write_bytes(b"mine")
-    assert trident_here(*call, "--yes").returncode == 0
-    assert (folders / "sorted" / "red" / "red-0.jpg").read_bytes() == b"mine"
-    assert (folders / "sorted" / "red" / "red-0-2.jpg").is_file()
-    assert len(list((folders / "sorted").rglob("*.jpg"))) == 13
-    assert len(list((folders / "pile").rglob("*.jpg"))) == (12 if verb == "copy" else 0)
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -140,13 +120,6 @@ def test_sorting_into_folders_is_announced_first_and_writes_over_nothing(
         (["--support", "single", "--query", "pile"], ["one class only, 'a'"]),
         (["--support", "hollow", "--query", "pile"], ["class 'none' has no pictures"]),
         (["--support", "support", "--query", "pile", "--out", "x.txt"], ["x.txt", ".csv or .json"]),
-        (["--support", "support", "--query", "pile", "--yes"], ["--yes needs --copy"]),
-        (["--support", "support", "--query", "pile", "--copy", "a", "--move", "b"], ["exclude each other"]),
-        (["--support", "support", "--query", "pile", "--move", "support/x"], ["support/x is in --support support"]),
-        (["--support", "support", "--query", "pile", "--copy", "linked"], ["linked is in --support"]),
-        (["--support", "support", "--query", "pile", "--copy", "support/../real"], ["real is in --support"]),
-        (["--support", "nested/red", "--query", "pile", "--copy", "nested"], ["nested/red is in --support"]),
-        (["--support", "support", "--query", "pile", "--move", "./pile"], ["pile is the pile itself"]),
         (["--support", "support", "--query", "pile", "--weights", "nothing"], ["nothing", "trident weights"]),
         (
             ["--support", "support", "--query", "pile", "--weights", "features-trident"],
@@ -162,11 +135,6 @@ def test_bad_input(trident_here: Callable, folders: Path, arguments: list[str], 
     picture("red", 0).save(folders / "hollow" / "some" / "0.png")
     picture("red", 0).save(folders / "spoilt" / "a" / "0.png")
     (folders / "spoilt" / "b" / "0.png").write_bytes(b"no")
-    (folders / "real").mkdir()
-    picture("red", 77).save(folders / "real" / "0.png")
-    (folders / "support" / "scarlet").symlink_to(folders / "real")
-    (folders / "linked").symlink_to(folders / "support" / "blue")
-    shutil.copytree(folders / "support", folders / "nested" / "red")
     found = trident_here("predict", *arguments)
     lines = [line for line in found.stderr.splitlines() if not line.startswith("weights: ")]
     assert_one_line_error(Answer([], found.returncode, found.stdout, "\n".join(lines)), *words)
@@ -224,14 +192,9 @@ def test_finding_pictures(tmp_path: Path) -> None:
     assert "e.CR2: CR2 pictures cannot be read here" in unread[str(tmp_path / "b" / "e.CR2")]
 
 
-def test_labelled_and_sorted_pictures_are_not_of_the_pile(trident_here: Callable, folders: Path) -> None:
-    """All in one folder: labelled pictures stay where they are, and a second run finds nothing new to sort."""
-    call = (*PREDICT, "--support", "support", "--query", ".", "--copy", "sorted", "--yes")
-    first = trident_here(*call)
-    assert "copied 12 pictures" in first.stderr
-    assert len(labelled_rows(first.stdout)) == 12
-    assert len(labelled_rows(trident_here(*call).stdout)) == 12
-    assert len(list((folders / "support").rglob("*.png"))) == 6
+def test_labelled_pictures_are_not_of_the_pile(trident_here: Callable, folders: Path) -> None:
+    found = trident_here(*PREDICT, "--support", "support", "--query", ".")
+    assert len(labelled_rows(found.stdout)) == 12
 
 
 def test_what_is_not_sure_enough_has_its_best_guess_apart(trident_here: Callable, folders: Path) -> None:
@@ -310,48 +273,31 @@ def test_weights_that_are_not_finite_give_an_error_and_no_labels(
     good = load_checkpoint(WEIGHTS)
     bad = {key: value * spoilt for key, value in good.parameters.items()}
     save_checkpoint(folders / "bad.safetensors", replace(good, parameters=bad))
-    for more in ([], ["--json"], ["--out", "labels.csv", "--move", "sorted", "--yes"]):
+    for more in ([], ["--json"], ["--out", "labels.csv"]):
         call = ("--support", "support", "--query", "pile", "--weights", "bad.safetensors", *more)
         found = trident_here(*PREDICT, *call)
         assert found.returncode == 2 and found.stdout == "", found
         last = found.stderr.splitlines()[-1]
         assert last.startswith("trident: error: bad.safetensors: the prediction is not finite"), last
-    assert not (folders / "labels.csv").exists() and not (folders / "sorted").exists()
-    assert len(list((folders / "pile").rglob("*.jpg"))) == 12
+    assert not (folders / "labels.csv").exists()
 
 
-def test_labelled_pictures_in_a_list_are_not_labelled_again_nor_moved(trident_here: Callable, folders: Path) -> None:
+def test_labelled_pictures_in_a_list_are_not_labelled_again(trident_here: Callable, folders: Path) -> None:
     (folders / "link").symlink_to(folders / "support" / "red")
     listed = ["pile/blue-2.jpg", "./pile/blue-2.jpg", "support/red/0.png", "link/1.png"]
     (folders / "list.txt").write_text("\n".join(listed))
-    call = (*PREDICT, "--support", "support", "--query", "list.txt", "--move", "sorted", "--yes")
+    call = (*PREDICT, "--support", "support", "--query", "list.txt")
     found = trident_here(*call)
     assert found.returncode == 0 and len(labelled_rows(found.stdout)) == 1, found
-    assert "2 pictures of the pile are labelled or sorted already" in found.stderr
-    assert len(list((folders / "support").rglob("*.png"))) == 6
+    assert "2 pictures of the pile are labelled already" in found.stderr
     (folders / "list.txt").write_text("support/red/0.png")
-    assert_one_line_error(trident_here(*call), "no picture to label (all 1 are labelled or sorted already)")
+    assert_one_line_error(trident_here(*call), "no picture to label (all 1 are labelled already)")
 
 
 def test_no_class_is_called_none_of_these(trident_here: Callable, folders: Path) -> None:
     (folders / "support" / "red").rename(folders / "support" / "None of these")
     call = (*PREDICT, "--support", "support", "--query", "pile")
     assert_one_line_error(trident_here(*call), "a class cannot be called 'None of these'")
-
-
-def test_a_picture_that_cannot_be_moved_does_not_stop_the_others(trident_here: Callable, folders: Path) -> None:
-    long = "red-" + "x" * 241 + ".jpg"  # 249 bytes
-    picture("red", 9).save(folders / "pile" / long)
-    (folders / "sorted").mkdir()
-    (folders / "sorted" / "green").write_bytes(b"a file where a folder is needed")
-    call = (*PREDICT, "--support", "support", "--query", "pile", "--move", "sorted", "--yes", "--out", "labels.csv")
-    found = trident_here(*call)
-    assert found.returncode == 2
-    lines = found.stderr.splitlines()
-    assert sum(line.startswith("trident: cannot write pile/") and "green-" in line for line in lines) == 4
-    assert "moved 9 of 13 pictures into sorted" in lines
-    assert (folders / "sorted" / "red" / long).is_file()
-    assert len(list((folders / "pile").rglob("*.jpg"))) == 4
 
 
 def test_names_that_act_on_terminals_and_spreadsheets(trident_here: Callable, folders: Path) -> None:
@@ -361,19 +307,21 @@ def test_names_that_act_on_terminals_and_spreadsheets(trident_here: Callable, fo
         picture("red", 9).save(folders / name)
     (folders / "pile" / "\x1b[2Jno picture\n.jpg").write_bytes(b"x")
     (folders / "list.txt").write_text("=red-1.jpg\npile/blue-2.jpg\n")
-    call = (*PREDICT, "--support", "support", "--copy", "to\x1b[1m")
+    call = (*PREDICT, "--support", "support")
     found = trident_here(*call, "--query", "pile", "--out", "all.csv")
     assert found.returncode == 2
     assert "\x1b" not in found.stderr
-    assert r"would copy pile/\x1b[31mred-1\nnew.jpg to to\x1b[1m/red/" in found.stderr
+    announced = trident_here("sort", "all.csv", "--to", "to\x1b[1m").stderr
+    assert "\x1b" not in announced
+    assert r"would copy pile/\x1b[31mred-1\nnew.jpg to to\x1b[1m/red/" in announced
     assert r"trident: skipped pile/\x1b[2Jno picture\n.jpg" in found.stderr
     assert "\n\x1b[31m" not in (folders / "all.csv").read_text() and ",=" not in (folders / "all.csv").read_text()
-    found = trident_here(*call[:-2], "--query", "list.txt", "--out", "few.csv")
+    found = trident_here(*call, "--query", "list.txt", "--out", "few.csv")
     assert found.returncode == 0, found.stderr
     table = (folders / "few.csv").read_text()
     assert "\n'=red-1.jpg,red," in table and "\npile/blue-2.jpg,'=blue," in table
     rows = labelled_rows(table)
     lines = ["path,correction\n", *(f"{row['path']},{row['label']}\n" for row in rows)]
     (folders / "right.csv").write_text("".join(lines))
-    found = trident_here(*call[:-2], "--query", "list.txt", "--corrections", "right.csv", "--json")
+    found = trident_here(*call, "--query", "list.txt", "--corrections", "right.csv", "--json")
     assert [one["correction"] for one in json.loads(found.stdout)["pictures"]] == ["red", "=blue"]

@@ -18,9 +18,9 @@ from PIL import Image
 from ablation_grids import Answer
 from commands import assert_one_line_error, run_trident
 from stand_in_backbone import NAME, SOFT_KMEANS, SUPPORT, picture, save_pictures, save_support_and_pile
-from trident.cli.label_tables import rows_of as rows_of_table
 from trident.labelling.class_names import NONE
 from trident.labelling.feature_cache import FeatureCache
+from trident.labelling.tables import rows_of as rows_of_table
 
 COLUMNS = [
     "path",
@@ -109,14 +109,6 @@ def test_csv_json_and_files_say_the_same(predict: Here, folders: Path) -> None:
         assert one["none_of_these"] is (row["none_of_these"] == "yes") is (row["label"] == "")
         assert f"{one['typicality']:.3f}" == row["typicality"]
         assert f"{one['probabilities'][one['best_guess']]:.4f}" == row["probability"]
-
-
-def test_pictures_that_belong_nowhere_are_not_sorted_into_folders(predict: Here, folders: Path) -> None:
-    white(folders / "pile")
-    done = predict("--support", "support", "--copy", "sorted", "--yes")
-    assert "copied 15 pictures" in done.stderr
-    assert len(list((folders / "sorted").rglob("*.png"))) == 15
-    assert not list((folders / "sorted").rglob("white*"))
 
 
 def test_least_sure_first(predict: Here, folders: Path) -> None:

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from trident.cli.label_tables import COLUMNS, Row, as_csv, as_json
 from trident.errors import one_line
 from trident.labelling.class_names import NONE
 from trident.labelling.corrections import guarded, read_corrections, unguarded
+from trident.labelling.tables import COLUMNS, Row, as_csv, as_json
 
 STATIC = Path(__file__).parents[2] / "src" / "trident" / "web" / "static"
 STARTS = "=+-@＝＋－＠"
@@ -122,6 +122,6 @@ def test_a_million_corrections_are_read_in_seconds(tmp_path: Path) -> None:
     head = "path,label,probability,runner_up,runner_up_probability,best_guess,none_of_these,typicality,picture,"
     (tmp_path / "a.csv").write_text(f"{head}correction\n" + "".join(lines))
     began = time.process_time()
-    labels, marks, _ = read_corrections(tmp_path / "a.csv")
+    labels, marks, *_ = read_corrections(tmp_path / "a.csv")
     assert len(labels) == len(marks) == 10_000
     assert time.process_time() - began < 0.3

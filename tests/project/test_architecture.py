@@ -12,8 +12,9 @@ from typing import NamedTuple, get_type_hints
 
 import pytest
 
+from trident.cli.app import GROUPS
 from trident.methods.base import HeadOnFeatures
-from trident.methods.registry import method_class, method_paths
+from trident.methods.registry import METHODS, about, method_class, method_paths
 from trident.tasks.task import Task
 
 ROOT = Path(__file__).parents[2]
@@ -108,7 +109,7 @@ def test_no_import_cycles() -> None:
 
     def targets(module: Path) -> set[str]:
         found = {one.name for one in imports_of(module)}
-        found |= {name.rpartition(".")[0] for name in found}
+        found = {name if name in names else name.rpartition(".")[0] for name in found}
         return (found & names) - {"trident", module_name(module)}
 
     graph = {module_name(module): targets(module) for module in MODULES}
@@ -135,18 +136,55 @@ def test_every_package_says_what_it_is(package: Path) -> None:
     assert re.match(r"\S+ .*\.$", docstring, re.DOTALL), docstring
 
 
-@pytest.mark.parametrize(("arguments", "said"), [(["--help"], "evaluate"), (["web", "--help"], "--megapixels")])
-def test_help_does_not_wait_for_torch(arguments: list[str], said: str) -> None:
-    """Timing is left to benchmarks; what makes help slow is importing torch, and that can be seen exactly."""
-    code = (
-        f"import sys; sys.argv = ['trident', *{arguments}]\n"
-        "from trident.cli import main\n"
-        "try: main()\nexcept SystemExit: pass\n"
-        "assert not {'torch', 'numpy', 'PIL', 'starlette', 'uvicorn'} & set(sys.modules), 'heavy imports'"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+QUICK = (  # commands that answer at once, and a word of the answer
+    *("--help evaluate", "data --help prepare", "leaderboard --help measure"),
+    *("data prepare --help Options:", "data show --help Options:", "data cache --help Options:"),
+    *("leaderboard protonet", "methods protonet", "methods --json protonet"),
+    *("recipes mini-5w5s", "recipes --json mini-5w5s"),
+    *("weights mini-ensemble", "weights --json mini-ensemble", "ablate glyphs-2x2", "leaderboard boards glyphs"),
+    *("fly 'fly'", "predict --qery query", "evaluate RUN", "calibrate runs/a evaluate", "predict --copy a sort"),
+    *("methods protonte 'protonet'", "recipes glyph 'glyphs'", "weights mini-ensembel 'mini-ensemble'"),
+    *(
+        "evaluate mini-ensembel 'mini-ensemble'",
+        "report nowhere nowhere",
+        "compare a b a",
+        "train glyph --out r 'glyphs'",
+    ),
+    *("ablate glyphs-2x3 glyphs-2x2", "leaderboard --board mini-1-shto mini-1-shot"),
+)
+
+
+def test_lists_help_and_mistakes_do_not_wait_for_torch() -> None:
+    """Timing is left to benchmarks; what makes answers slow is importing torch, and that can be seen exactly."""
+    code = """
+import contextlib, io, sys
+from trident.cli import main
+HEAVY = {"torch", "numpy", "PIL", "starlette", "uvicorn"}
+for line in sys.argv[1:]:
+    *words, expected = line.split()
+    if words[0] == "backbones":
+        HEAVY -= {"numpy", "PIL"}
+    said = io.StringIO()
+    sys.argv = ["trident", *words]
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), contextlib.suppress(SystemExit):
+        main()
+    assert expected in said.getvalue(), (line, said.getvalue())
+    assert not HEAVY & set(sys.modules), (line, HEAVY & set(sys.modules))
+"""
+    groups = {"data", "leaderboard"}
+    helped = [f"{name} --help Options:" for names in GROUPS.values() for name in names if name not in groups]
+    lines = [*QUICK, *helped, "backbones efficientnet-lite0", "backbones lite9 'lite9'"]
+    result = subprocess.run([sys.executable, "-c", code, *lines], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    assert said in result.stdout
+
+
+def test_facts_about_methods_are_those_of_their_default_settings() -> None:
+    """The list of methods reads them from the source."""
+    for name in METHODS:
+        method, facts = method_class(name)(), about(name)
+        assert facts == method.about
+        told = (facts.transductive, facts.any_way, facts.positional)
+        assert told == (method.classifies_together, method.any_way, method.positional), name
 
 
 def test_methods_are_not_given_query_labels() -> None:

@@ -93,7 +93,8 @@ def test_pictures_that_are_moved(
             Image.fromarray(pixels).save(tmp_path / name / f"{number}.png")
     contents = {path.read_bytes() for path in (tmp_path / "pile").iterdir()}
     call = ("predict", "--backbone", "conv4", "--support", "support", "--query", "pile", "--out", "labels.csv")
-    found = trident_here(*call, "--move", "small/sorted", "--yes")
+    assert trident_here(*call).returncode == 0
+    found = trident_here("sort", "labels.csv", "--to", "small/sorted", "--move", "--yes")
     assert found.returncode == 2
     moved = list((small / "sorted").rglob("*.png"))
     kept = list((tmp_path / "pile").iterdir())

@@ -20,7 +20,7 @@ SHORT = ["training.steps=2", "training.tasks_per_step=1", "training.validation_t
 FEW_TASKS = {
     "leaderboard --quick": ["--tasks", "2"],
     "report": ["--audit-tasks", "2"],
-    "calibrate": ["--temperature-tasks", "2"],
+    "evaluate": ["--temperature-tasks", "2"],
     "compare": ["--tasks", "2"],
     "ablate": ["--tasks", "2"],
     "web": ["--help"],  # it would serve until it is stopped; tests/web/test_web_browser.py goes there
@@ -73,7 +73,7 @@ def test_there_are_commands() -> None:
     assert len(set(commands())) == len(commands())
 
 
-SLOW = ("trident decoupling", "trident leaderboard --quick", "trident report runs/first")
+SLOW = ("trident evaluate runs/first --also", "trident leaderboard --quick", "trident report runs/first")
 
 
 @pytest.mark.parametrize(

@@ -63,10 +63,12 @@ def test_a_report_says_what_the_parts_say(folder: Path) -> None:
     assert report["page"] == "one/report.html"
     alone = json.loads(run_here(folder, "evaluate", "one", "--tasks", "4", "--json").stdout)
     assert report["accuracy"] == pytest.approx(alone["accuracy"])
-    calibrated = run_here(folder, "calibrate", "one", "--tasks", "4", "--temperature-tasks", "2", "--json")
+    calibrated = run_here(
+        folder, "evaluate", "one", "--also", "calibration", "--tasks", "4", "--temperature-tasks", "2", "--json"
+    )
     assert report["with_temperature"] == json.loads(calibrated.stdout)["with_temperature"]
-    audited = json.loads(run_here(folder, "audit", "one", "--tasks", "2", "--json").stdout)
-    assert report["audit"] == {key: value for key, value in audited.items() if key != "weights"}
+    audited = json.loads(run_here(folder, "evaluate", "one", "--also", "audit", "--tasks", "2", "--json").stdout)
+    assert report["audit"] == audited["audit"]
     page = (folder / "one" / "report.html").read_text("utf-8")
     for text in (
         f"{report['accuracy']:.2f}",
@@ -233,13 +235,12 @@ def test_mistakes_are_told_in_one_line(folder: Path) -> None:
         (["compare", "one", "nothing"], "nothing"),
         (["compare", "one", "two", "--out", "no/such/page.html"], "no/such"),
         (["report", "one", "--out", "two"], "not an ordinary file"),
-        (["audit", "one", "protocol.query_order=class_sorted"], "omit settings of the protocol"),
-        (["audit", "one", "backbone.channels=8"], "backbone.channels cannot be changed once a model is trained"),
-        (["audit", "one", "method.label_latents=8"], "settings of episode, protocol and views can be"),
-        (["audit", "one", "episode.n_query=3"], "tied to positions"),
-        (["calibrate", "one", "--temperature", "best"], "best"),
-        (["decoupling", "one", "--tasks", "2", "--out", "figure.doc"], "must end with one of"),
-        (["reconstructions", "one"], "--out"),
+        (["evaluate", "one", "--also", "audit", "protocol.query_order=class_sorted"], "omit settings of the protocol"),
+        (["evaluate", "one", "backbone.channels=8"], "backbone.channels cannot be changed once a model is trained"),
+        (["evaluate", "one", "method.label_latents=8"], "settings of episode, protocol and views can be"),
+        (["evaluate", "one", "episode.n_query=3"], "tied to positions"),
+        (["evaluate", "one", "--temperature", "best"], "best"),
+        (["evaluate", "one", "--also", "decoupling", "--out", "figure.doc"], "must end with one of"),
     ):
         assert_one_line_error(run_here(folder, *words), expected)
     assert sorted(path.name for path in folder.rglob("*")) == before

@@ -38,6 +38,7 @@ from trident.data.decoding_process import DecodingProcesses
 from trident.data.images import ImageFile
 from trident.data.store import write_store
 from trident.labelling import feature_cache
+from trident.labelling.corrections import mark_of
 from trident.labelling.feature_cache import FeatureCache
 from trident.labelling.label_latents import latents_for
 from trident.learning.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
@@ -68,8 +69,8 @@ def resumed_run(folder: Path) -> tuple[str, ...] | None:
 
 COMMANDS = {
     "predict": Command((*PREDICT, NAME, "--out", "labels.json", "--all"), ("labels.json",)),
-    "copy": Command((*PREDICT, NAME, "--copy", "sorted", "--yes", "--out", "labels.csv"), ("sorted", "labels.csv")),
-    "move": Command((*PREDICT, NAME, "--move", "sorted", "--yes", "--out", "labels.csv"), ("sorted",), moves=True),
+    "copy": Command(("sort", "labels.csv", "--to", "sorted", "--yes"), ("sorted",)),
+    "move": Command(("sort", "labels.csv", "--to", "sorted", "--move", "--yes"), ("sorted",), moves=True),
     "onnx": Command((*PREDICT, "onnx:small.onnx", "--out", "labels.json", "--all"), ("labels.json",)),
     "weights": Command((*PREDICT, "weights:trained.safetensors", "--out", "labels.json", "--all"), ("labels.json",)),
     "fit": Command(
@@ -112,6 +113,7 @@ class World:
             for colour in SUPPORT:
                 save_pictures(folder / "support" / colour, {colour: 2}, first=900)
             save_pictures(folder / "pile", dict.fromkeys(SUPPORT, 2))
+        _save_labels(folder)
         save_class_folders(folder / "data", {"train/ant": 4, "val/cow": 3, "test/dog": 3}, 20)
         if "onnx" in commands:
             from onnx_files import small_onnx  # takes long
@@ -205,8 +207,8 @@ class World:
                 odd = [path for path in odd if found[path] not in ("", b"", *expected.values())]
             assert not odd, f"not as undisturbed: {odd}"
         if done:
-            # They are left where nobody knows whether they are still in use, and where nothing is left to move.
-            may = (".part", ".link") if not disk.locks or "no picture to label" in said else ()
+            # They are left where nobody knows whether they are still in use.
+            may = (".part", ".link") if not disk.locks else ()
             left = [path for path in now if path.endswith(LEFTOVERS) and not path.endswith(may)]
             assert not left, f"left over: {left}"
             if not command.moves:
@@ -278,6 +280,13 @@ def _real_pictures(samples: Path, folder: Path) -> None:
             target.mkdir(parents=True, exist_ok=True)
             with Image.open(path) as image:
                 image.resize((60, 50)).save(target / path.name, quality=90)
+
+
+def _save_labels(folder: Path) -> None:
+    """The table of the pile, as `trident predict` writes it: every picture gets the first letter of its name."""
+    pictures = sorted((folder / "pile").rglob("*.*"))
+    lines = [f"{one.relative_to(folder)},{one.name[:1]},{mark_of(ImageFile(one))}," for one in pictures]
+    (folder / "labels.csv").write_text("\n".join(["path,label,picture,correction", *lines, ""]), "utf-8")
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -132,7 +132,7 @@ def pairs(world: World) -> Iterator[Case]:
 
             def attack(folder: Path, name: str, other: str, n: int, disk: Disk) -> None:
                 first = world.process(name, folder, None, disk, rule=at(n, Wait))
-                arguments = ("cache", "--clear") if other == "clear" else None
+                arguments = ("data", "cache", "--clear") if other == "clear" else None
                 second = world.process(name if other == "clear" else other, folder, arguments, disk)
                 run(first, second, patience=2 if name == "train" else 0.5)
                 check_said(first, 0, 2)

@@ -1,8 +1,7 @@
 """The `trident` command. Heavy imports stay inside the commands, so that `--help` is fast."""
 
-from trident.cli import (
+from trident.cli import (  # noqa: F401 - each adds its commands
     ablation,
-    analysing,
     backbones,
     data,
     fitting,
@@ -11,25 +10,11 @@ from trident.cli import (
     methods,
     predicting,
     reporting,
+    sorting,
     training,
     web,
     weights,
 )
 from trident.cli.app import main
 
-__all__ = [
-    "ablation",
-    "analysing",
-    "backbones",
-    "data",
-    "fitting",
-    "leaderboard",
-    "main",
-    "measuring",
-    "methods",
-    "predicting",
-    "reporting",
-    "training",
-    "web",
-    "weights",
-]
+__all__ = ["main"]

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from trident.cli import options as opt
 from trident.cli.app import app
-from trident.cli.options import SETTINGS, Device, Json, Settings, data_of, device_of, open_data, overrides_of
 from trident.cli.tables import aligned
 from trident.errors import TridentError
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from trident.grids.tables import Results
 
 
-@app.command(context_settings=SETTINGS, short_help="Train a grid of settings.")
+@app.command(context_settings=opt.SETTINGS, short_help="Train a grid of settings.")
 def ablate(
     grid: Annotated[
         str | None, typer.Argument(help="A grid's name, or the path of a TOML file. Omit it for a list.")
     ] = None,
-    settings: Settings = None,
+    settings: opt.Settings = None,
     out: Annotated[Path | None, typer.Option(help="Output folder; each cell gets a run folder in it.")] = None,
     show: Annotated[bool, typer.Option("--show", help="Only print the table of the results in --out.")] = False,
     data: Annotated[
@@ -42,8 +42,8 @@ def ablate(
             show_default=False,
         ),
     ] = None,
-    device: Device = "auto",
-    as_json: Json = False,
+    device: opt.Device = "auto",
+    as_json: opt.Json = False,
 ) -> None:
     """Train and measure a grid of runs. Finished cells are skipped, interrupted ones resume.
 
@@ -76,9 +76,12 @@ def ablate(
         return
     if grid is None or "=" in grid or grid.startswith("-"):
         raise TridentError("which grid? Name it before the settings; 'trident ablate' lists the grids")
+    from trident.grids.files import read_grid
+
+    read_grid(grid)  # a wrong name is told before torch is imported
     from trident.grids.grid import load_grid
 
-    loaded = load_grid(grid, overrides_of(settings), recipe, split=split, tasks=tasks)
+    loaded = load_grid(grid, opt.overrides_of(settings), recipe, split=split, tasks=tasks)
     if out is None:
         if show:
             raise TridentError("which folder? Give --out DIR, the folder of the grid")
@@ -86,7 +89,7 @@ def ablate(
     elif show:
         _report(loaded, out, as_json, show)
     else:
-        _run(loaded, data_of(loaded.cells[0].recipe, data, None), out, device, cluster)
+        _run(loaded, opt.data_of(loaded.cells[0].recipe, data, None), out, device, cluster)
         _report(loaded, out, as_json, show)
 
 
@@ -95,12 +98,9 @@ def _run(grid: "Grid", source: str, out: Path, device: str, cluster: str | None)
         from trident.ray_cluster import check_cluster
 
         check_cluster(cluster)
-    store, device = open_data(source), device_of(device)
-    from trident.cli.console import TrainingProgress, counting, stderr
+    store, device = opt.open_data(source), opt.device_of(device)
+    from trident.cli.console import TrainingProgress, counting, say
     from trident.grids.running import GridRun
-
-    def say(text: str) -> None:
-        stderr.print(text, soft_wrap=True)
 
     run = GridRun(grid, store, source, out, device, say, TrainingProgress, counting)
     if cluster is None:
@@ -108,7 +108,7 @@ def _run(grid: "Grid", source: str, out: Path, device: str, cluster: str | None)
     else:
         from trident.grids.on_cluster import run_on_cluster
 
-        stopped = run_on_cluster(run, cluster, open_data)
+        stopped = run_on_cluster(run, cluster, opt.open_data)
     if stopped is not None:
         say(f"stopped in cell {stopped}; run the same command again to resume")
         raise typer.Exit(130)

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import signal
 import sys
 import time
@@ -15,31 +16,42 @@ from trident.allocator import keep_freed_memory
 from trident.distributed.torchrun import launched
 from trident.errors import LostProcessError, TridentError, one_line
 
-# The order in the help: what users need first comes first.
-ORDER = (
-    *("predict", "fit", "suggest", "web", "weights", "backbones"),
-    *("methods", "recipes", "params", "train", "evaluate"),
-    *("audit", "calibrate", "decoupling", "reconstructions", "report", "compare", "leaderboard", "ablate"),
-    *("data", "cache", "export"),
-)
-
+GROUPS = {  # as --help shows them
+    "Label pictures": ("predict", "sort", "fit", "suggest", "web"),
+    "Train and measure": ("train", "evaluate", "report", "recipes"),
+    "Compare": ("methods", "leaderboard", "compare", "ablate"),
+    "Weights and data": ("weights", "backbones", "data", "export"),
+}
 IN_A_CLONE = "run 'python -m studies.{}' in the top folder of a clone of the repository"
-MOVED = {
+STUDIES = {
     "bench": "speed",
     "paper": "reproduction.paper",
     "reproduce": "reproduction",
-}  # studies now
-DISTRIBUTED = ("train", "evaluate", "audit")  # the commands that work on several processes
+    "leaderboard write": "leaderboard",
+}
+MOVED = {  # commands of before: what does the same now, where {} stands for their arguments
+    "audit": "evaluate {} --also audit",
+    "calibrate": "evaluate {} --also calibration",
+    "decoupling": "evaluate {} --also decoupling",
+    "reconstructions": "evaluate {} --also reconstructions",
+    "params": "recipes {}",
+    "cache": "data cache {}",
+}
+SORTING = ("--copy", "--move", "--yes")  # options that 'trident predict' had
+DISTRIBUTED = ("train", "evaluate")  # the commands that work on several processes
 PATIENCE = 10.0  # seconds that a failed process waits for torchrun to end it
 
 
 class _Commands(TyperGroup):
-    def list_commands(self, ctx: Any) -> list[str]:
-        return sorted(super().list_commands(ctx), key=ORDER.index)
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        for title, names in GROUPS.items():
+            with formatter.section(title):
+                width = formatter.width - 6 - max(map(len, self.commands))
+                formatter.write_dl([(name, self.commands[name].get_short_help_str(width)) for name in names])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args and args[0] in MOVED:
-            raise TridentError(f"'trident {args[0]}' is no longer a command: {IN_A_CLONE.format(MOVED[args[0]])}")
+        if args:
+            _check_moved(*args)
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
@@ -59,7 +71,9 @@ app = typer.Typer(
     help="Few-shot image classification with TRIDENT and other methods.\n\n"
     "Try it:  trident train glyphs --out runs/first   then   trident evaluate runs/first",
 )
-data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Prepare datasets and inspect them.")
+data_app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Prepare and inspect datasets and cached features."
+)
 app.add_typer(data_app, name="data")
 leaderboard_app = typer.Typer(rich_markup_mode=None)
 app.add_typer(leaderboard_app, name="leaderboard", short_help="Compare all methods on the same tasks.")
@@ -89,6 +103,23 @@ def main(command: typer.Typer = app) -> None:
         if not hasattr(error, "format_message"):
             raise
         _fail(error.format_message())
+
+
+def _check_moved(name: str, *arguments: str) -> None:
+    """Say what to type instead of a command or an option of before."""
+    study = next((one for one in (name, " ".join([name, *arguments[:1]])) if one in STUDIES), None)
+    if study:
+        raise TridentError(f"'trident {study}' is no longer a command: {IN_A_CLONE.format(STUDIES[study])}")
+    if name in MOVED:
+        now = " ".join(["trident", MOVED[name].format(shlex.join(arguments) or "RUN")])
+        raise TridentError(f"'trident {name}' is no longer a command, type: {now}")
+    old = next((one for one in SORTING if any(one == word.partition("=")[0] for word in arguments)), None)
+    if name == "predict" and old:
+        move = " --move" if old == "--move" else ""
+        raise TridentError(
+            f"'trident predict' no longer has {old}: write the table with --out labels.csv, then type: "
+            f"trident sort labels.csv --to DIR{move}"
+        )
 
 
 def _say_stopped() -> None:

@@ -1,27 +1,15 @@
-"""What turns pictures into features: `trident backbones`, and `trident cache` for the features computed before."""
+"""What turns pictures into features: `trident backbones`."""
 
 import json
-from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 
+from trident.cli import options as opt
 from trident.cli.app import app
-from trident.cli.options import Json
 from trident.cli.tables import aligned
-from trident.errors import TridentError
 
 HEADINGS = ("backbone", "pictures", "features", "licence", "trained on", "installed")
-CONV4 = {
-    "name": "conv4",
-    "image_size": 84,
-    "features": 800,
-    "licence": "MIT",
-    "trained_on": "your data, or miniImageNet (the included weights)",
-    "installed": True,
-    "install": None,
-}
-ENSEMBLE = CONV4 | {"features": 4800, "trained_on": "miniImageNet's 64 training classes"}
 
 
 @app.command(short_help="List the networks that make features, or examine one.")
@@ -29,7 +17,7 @@ def backbones(
     name: Annotated[
         str | None, typer.Argument(help="Load this one, for example onnx:model.onnx, and print what is known about it.")
     ] = None,
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """List the networks that turn pictures into features, or load one and print what is known about it.
 
@@ -39,7 +27,9 @@ def backbones(
     if name is None:
         _print_list(as_json)
         return
-    about = dict(CONV4) if name == "conv4" else _examined(name)
+    from trident.backbones.listing import examined
+
+    about = examined(name)
     if as_json:
         print(json.dumps(about))
         return
@@ -48,39 +38,10 @@ def backbones(
     print("\n".join(aligned(rows)))
 
 
-@app.command(short_help="Show or empty the cache of features.")
-def cache(
-    clear: Annotated[bool, typer.Option("--clear", help="Delete all features in the cache.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Show where the features of frozen backbones are cached and how large the cache is, or empty it.
-
-    Features are kept so that the same picture need not be computed twice. The folder is ~/.cache/trident; set
-    TRIDENT_CACHE to use another.
-    """
-    from trident.cli.console import stderr
-    from trident.labelling.feature_cache import FeatureCache, cache_folder
-
-    folder = cache_folder()
-    features = FeatureCache(folder, say=lambda line: stderr.print(f"trident: {line}", soft_wrap=True))
-    pictures, size = features.size()
-    if clear:
-        deleted = pictures
-        features.clear()
-        pictures, size = features.size()
-    if features.problem is not None:
-        raise TridentError(features.problem)
-    if as_json:
-        print(json.dumps({"folder": str(folder), "pictures": pictures, "bytes": size, "limit": features.limit}))
-    elif clear:
-        print(f"deleted the features of {deleted:,} pictures in {folder}")
-    else:
-        of = f"{size / 1e6:,.1f} MB of at most {features.limit / 1e6:,.0f} MB"
-        print("\n".join(aligned([("folder", str(folder)), ("pictures", f"{pictures:,}"), ("size", of)])))
-
-
 def _print_list(as_json: bool) -> None:
-    found = [dict(CONV4), *_listed()]
+    from trident.backbones.listing import listed
+
+    found = listed()
     if as_json:
         print(json.dumps(found))
         return
@@ -88,37 +49,6 @@ def _print_list(as_json: bool) -> None:
     print("'trident backbones NAME' loads one and prints what is known about it.")
     if not all(about["installed"] for about in found):
         print("To install:", *sorted({about["install"] for about in found if not about["installed"]}), sep="\n  ")
-
-
-def _listed() -> list[dict[str, Any]]:
-    """The frozen backbones, without loading them."""
-    from importlib.util import find_spec
-
-    from trident.backbones.pretrained import BACKBONES, INCLUDED, INSTALL, INSTALL_ONNX
-
-    known = [
-        {
-            "name": name,
-            "image_size": listed.facts.image_size,
-            "features": listed.n_features,
-            "licence": listed.facts.licence,
-            "trained_on": listed.facts.trained_on,
-            "installed": listed.installed,
-            "install": INSTALL,
-        }
-        for name, listed in BACKBONES.items()
-    ]
-    of_the_user = dict.fromkeys(("image_size", "features", "licence", "trained_on"))
-    onnx = {"name": "onnx:FILE", **of_the_user, "installed": find_spec("onnxruntime") is not None}
-    python = {"name": "python:package.module:function", **of_the_user, "installed": True}
-    return [*known, ENSEMBLE | {"name": INCLUDED}, onnx | {"install": INSTALL_ONNX}, python | {"install": None}]
-
-
-def _examined(name: str) -> dict[str, Any]:
-    from trident.backbones.pretrained import find_backbone
-
-    found = find_backbone(name)
-    return {"name": name, "features": found.n_features, **asdict(found.facts), "fingerprint": found.fingerprint}
 
 
 def _row(about: dict[str, Any]) -> tuple[str, ...]:

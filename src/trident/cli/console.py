@@ -24,6 +24,13 @@ class _Lines(Console):
 
 
 stderr = _Lines(stderr=True, highlight=False, markup=False, emoji=False)
+
+
+def say(text: str) -> None:
+    """One line on standard error, however long."""
+    stderr.print(text, soft_wrap=True)
+
+
 _PLAIN_LINES = 20  # progress lines of a whole training without a terminal
 _PLAIN_SECONDS = 60.0  # between progress lines of other work without a terminal
 
@@ -66,14 +73,14 @@ class Counter:
 
     def resumed(self, done: int, total: int) -> None:
         """Start the bar at `done`, the part that an earlier run did. It does not count towards the speed."""
-        stderr.print(f"going on after {done} of {total}, which an earlier run has done", soft_wrap=True)
+        say(f"going on after {done} of {total}, which an earlier run has done")
         self._progress.reset(self._task, completed=done, total=total)
 
     def __call__(self, done: int, total: int, description: str | None = None) -> None:
         self._progress.update(self._task, completed=done, total=total, description=description)
         if not stderr.is_terminal and monotonic() - self._said >= _PLAIN_SECONDS:
             self._said = monotonic()
-            stderr.print(f"{description or self._description}: {done} of {total}", soft_wrap=True)
+            say(f"{description or self._description}: {done} of {total}")
 
     def stage(self, name: str, done: int, total: int) -> None:
         self(done, total, name)
@@ -101,7 +108,7 @@ class TrainingProgress:
     def on_step(self, step: int, values: dict[str, Any]) -> None:
         if values["left_out"]:
             left_out = f"{values['left_out']:.0f}"
-            stderr.print(f"step {step}: {left_out} tasks left out because they were not finite", soft_wrap=True)
+            say(f"step {step}: {left_out} tasks left out because they were not finite")
         losses = values["losses"]
         for key, value in (values | losses).items():
             if key != "losses":
@@ -113,11 +120,11 @@ class TrainingProgress:
         self._progress.numbers = numbers
         self._progress.update(self._task, completed=step)
         if not stderr.is_terminal and step % max(1, self._steps // _PLAIN_LINES) == 0:
-            stderr.print(f"step {step}/{self._steps}: {numbers}", soft_wrap=True)
+            say(f"step {step}/{self._steps}: {numbers}")
 
     def on_validation(self, step: int, validated: "Validated", best: bool) -> None:
         if not self._validated:
-            stderr.print(f"validation: {validated.describe_protocol()}", soft_wrap=True)
+            say(f"validation: {validated.describe_protocol()}")
             self._validated = True
         stderr.print(
             f"step {step}: validation {validated.accuracy:.2f} ± {validated.ci95:.2f} %"

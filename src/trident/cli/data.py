@@ -1,4 +1,4 @@
-"""Stores: `trident data prepare` and `trident data show`."""
+"""Stores and cached features: `trident data prepare`, `show` and `cache`."""
 
 import json
 import sys
@@ -9,8 +9,9 @@ from typing import Annotated
 
 import typer
 
+from trident.cli import options as opt
 from trident.cli.app import data_app
-from trident.cli.options import Device, Json, device_of, open_data
+from trident.cli.tables import aligned
 from trident.data.registry import READERS
 from trident.errors import TridentError, one_line
 
@@ -32,14 +33,14 @@ def prepare(
         int | None,
         typer.Option(min=1, help="Processes that decode images; by default one for each core. Unused with --features."),
     ] = None,
-    device: Device = "auto",
+    device: opt.Device = "auto",
 ) -> None:
     """Decode and check a dataset, and write it to one store file that opens instantly.
 
     Images are decoded in several processes, and few of them are in memory at a time. After Ctrl-C or a kill, the same
     command goes on where it stopped; until then, hidden files beside the store keep what is done.
     """
-    from trident.cli.console import counting, stderr
+    from trident.cli.console import counting, say
     from trident.data.decoding_process import available_cores
     from trident.data.images import silence_pillow
     from trident.data.prepare import prepare as write
@@ -52,11 +53,11 @@ def prepare(
 
         if image_size is not None:
             raise TridentError("--image-size and --features exclude each other: a backbone has its own image size")
-        backbone = find_backbone(features, device_of(device))
+        backbone = find_backbone(features, opt.device_of(device))
         with _stoppable(), counting("images") as progress:
             store = prepare_features(name, source, target, backbone, split_file, progress, progress.resumed)
         count = f"features of {len(store.images)} images of {len(store.classes)} classes"
-        stderr.print(f"wrote {target}: {count}, by {features}", soft_wrap=True)
+        say(f"wrote {target}: {count}, by {features}")
         return
     with _stoppable(), counting("images") as progress:
         store = write(
@@ -69,7 +70,7 @@ def prepare(
             workers=workers or available_cores(),
             on_resume=progress.resumed,
         )
-    stderr.print(f"wrote {target}: {len(store.images)} images of {len(store.classes)} classes", soft_wrap=True)
+    say(f"wrote {target}: {len(store.images)} images of {len(store.classes)} classes")
 
 
 @contextmanager
@@ -87,12 +88,12 @@ def show(
     verify: Annotated[
         bool, typer.Option("--verify", help="Read every pixel and compare checksums and fingerprint.")
     ] = False,
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Print what a store holds."""
     from trident.data.store import describe, verify_fingerprint
 
-    opened = open_data(store)
+    opened = opt.open_data(store)
     about = describe(opened)
     if verify and opened.checksums is not None:
         from trident.cli.console import counting
@@ -111,3 +112,34 @@ def show(
             print(f"{key:20} {one_line(str(value))}")
     for split, counts in about["splits"].items():
         print(f"{one_line(split):20} {', '.join(f'{count} {what}' for what, count in counts.items())}")
+
+
+@data_app.command()
+def cache(
+    clear: Annotated[bool, typer.Option("--clear", help="Delete all features in the cache.")] = False,
+    as_json: opt.Json = False,
+) -> None:
+    """Show where the features of frozen backbones are cached and how large the cache is, or empty it.
+
+    Features are kept so that the same picture need not be computed twice. The folder is ~/.cache/trident; set
+    TRIDENT_CACHE to use another.
+    """
+    from trident.cli.console import say
+    from trident.labelling.feature_cache import FeatureCache, cache_folder
+
+    folder = cache_folder()
+    features = FeatureCache(folder, say=lambda line: say(f"trident: {line}"))
+    pictures, size = features.size()
+    if clear:
+        deleted = pictures
+        features.clear()
+        pictures, size = features.size()
+    if features.problem is not None:
+        raise TridentError(features.problem)
+    if as_json:
+        print(json.dumps({"folder": str(folder), "pictures": pictures, "bytes": size, "limit": features.limit}))
+    elif clear:
+        print(f"deleted the features of {deleted:,} pictures in {folder}")
+    else:
+        of = f"{size / 1e6:,.1f} MB of at most {features.limit / 1e6:,.0f} MB"
+        print("\n".join(aligned([("folder", str(folder)), ("pictures", f"{pictures:,}"), ("size", of)])))

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trident.cli.app import IN_A_CLONE, leaderboard_app
-from trident.cli.options import Device, Json, device_of, open_data
+from trident.cli import options as opt
+from trident.cli.app import leaderboard_app
 from trident.cli.tables import aligned
 from trident.errors import TridentError
 
@@ -31,8 +31,8 @@ def leaderboard(
     quick: Annotated[bool, typer.Option("--quick", help="Measure on the embedded letters, now.")] = False,
     tasks: Annotated[int | None, typer.Option(min=2, help="Tasks for --quick.  [default: 100]")] = None,
     results: Results = None,
-    device: Device = "auto",
-    as_json: Json = False,
+    device: opt.Device = "auto",
+    as_json: opt.Json = False,
 ) -> None:
     """Show the measured methods, on the very same tasks.
 
@@ -44,26 +44,27 @@ def leaderboard(
     from tempfile import TemporaryDirectory
 
     from trident.leaderboard.boards import board_called
+
+    shown = board_called("glyphs" if quick else board or SHOWN)  # a wrong name is told before torch is imported
     from trident.leaderboard.results import FOLDER
 
     if quick:
         if results is not None or board not in (None, "glyphs"):
             raise TridentError("--quick measures the board glyphs and keeps no results: omit --board and --results")
         with TemporaryDirectory() as folder:
-            found = board_called("glyphs")
-            stores = {"glyphs": open_data("glyphs")}
-            _measure([], [found], stores, tasks or 100, Path(folder), device_of(device), quiet=True)
-            _show(found, Path(folder), as_json)
+            stores = {"glyphs": opt.open_data("glyphs")}
+            _measure([], [shown], stores, tasks or 100, Path(folder), opt.device_of(device), quiet=True)
+            _show(shown, Path(folder), as_json)
         return
     if tasks is not None:
         raise TridentError("--tasks is for --quick: the kept results have tasks of their own")
     if results is not None and not results.is_dir():
         raise TridentError(f"there is no folder of results at {results}")
-    _show(board_called(board or SHOWN), results or FOLDER, as_json)
+    _show(shown, results or FOLDER, as_json)
 
 
 @leaderboard_app.command()
-def boards(as_json: Json = False) -> None:
+def boards(as_json: opt.Json = False) -> None:
     """List the boards: which tasks methods are measured on."""
     from trident.leaderboard.boards import BOARDS
 
@@ -81,7 +82,7 @@ def measure(
     data: Annotated[Path | None, typer.Option(help="The store of miniImageNet.")] = None,
     cub: Annotated[Path | None, typer.Option(help="The store of CUB.")] = None,
     tasks: Tasks = 1000,
-    device: Device = "auto",
+    device: opt.Device = "auto",
 ) -> None:
     """Measure methods and keep the results; boards whose data are not given are skipped.
 
@@ -92,8 +93,8 @@ def measure(
 
     if results.exists() and not results.is_dir():
         raise TridentError(f"--results {results} is a file: it must be a folder")
-    stores = {"glyphs": open_data("glyphs")}
-    stores |= {name: open_data(str(path)) for name, path in (("mini", data), ("cub", cub)) if path is not None}
+    stores = {"glyphs": opt.open_data("glyphs")}
+    stores |= {name: opt.open_data(str(path)) for name, path in (("mini", data), ("cub", cub)) if path is not None}
     chosen = [board_called(name) for name in board] if board else list(BOARDS.values())
     if "cub" in stores and "mini" not in stores:
         raise TridentError("--cub needs --data as well: temperatures are fitted on validation classes of miniImageNet")
@@ -103,13 +104,7 @@ def measure(
     if board is None and data is None:
         raise TridentError("measure on what? Give --data STORE, or --board glyphs for the embedded letters")
     chosen = [wanted for wanted in chosen if wanted.data in stores]
-    _measure(names or [], chosen, stores, tasks, results, device_of(device))
-
-
-@leaderboard_app.command(hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
-def write() -> None:
-    """Says where the command went."""
-    raise TridentError(f"'trident leaderboard write' is no longer a command: {IN_A_CLONE.format('leaderboard')}")
+    _measure(names or [], chosen, stores, tasks, results, opt.device_of(device))
 
 
 def _measure(
@@ -121,7 +116,7 @@ def _measure(
     device: str,
     quiet: bool = False,
 ) -> None:
-    from trident.cli.console import counting, stderr
+    from trident.cli.console import counting, say
     from trident.leaderboard.measuring import measure
     from trident.leaderboard.results import add
     from trident.leaderboard.rows import row_called, rows
@@ -145,17 +140,17 @@ def _measure(
                 except TridentError as error:
                     problem = error
                     if not quiet and len(names) * len(boards) != 1:
-                        stderr.print(f"{row.name} on {board.name}: skipped, {error}", soft_wrap=True)
+                        say(f"{row.name} on {board.name}: skipped, {error}")
                     continue
                 add(row.name, board.name, found, folder)
                 done += 1
                 if not quiet:
                     accuracies = [f"{name} {one.figure} %" for name, one in found.items()]
-                    stderr.print(f"{row.name} on {board.name}: {', '.join(accuracies)}", soft_wrap=True)
+                    say(f"{row.name} on {board.name}: {', '.join(accuracies)}")
         if problem and not done:  # nothing of what was asked for can be done
             raise problem
     if not quiet:
-        stderr.print(f"the results are in {folder}", soft_wrap=True)
+        say(f"the results are in {folder}")
 
 
 def _show(board: "Board", folder: Path, as_json: bool) -> None:

@@ -1,9 +1,9 @@
 """Options that the commands share, and how they become settings, data and devices."""
 
+import json
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
@@ -51,9 +51,65 @@ Split = Annotated[
     Literal["train", "val", "test"],
     typer.Option(help="Classes to draw tasks from. Choose on val; use test only for the final number."),
 ]
-Tasks = Annotated[int, typer.Option(min=2, help="Number of tasks.")]
 Seed = Annotated[int, typer.Option(min=0, help="Random seed of the tasks and the noise.")]
+TemperatureData = Annotated[
+    str | None, typer.Option(help="Store to fit the temperature on; default: the training data.")
+]
 Chunk = Annotated[int | None, typer.Option(min=1, help="Tasks computed at once on each core; fewer need less memory.")]
+
+
+Support = Annotated[
+    Path | None, typer.Option(help="Labelled pictures: a folder with one folder for each class.", show_default=False)
+]
+Query = Annotated[
+    Path,
+    typer.Option(
+        help="The pictures to label: a folder, including its subfolders; a text file with one path on each line; or a "
+        "folder of tar archives (WebDataset) or of Parquet files."
+    ),
+]
+Cluster = Annotated[
+    str | None,
+    typer.Option(
+        metavar="auto|ADDRESS",
+        help="Compute features on a Ray cluster: HOST:PORT of its head node; auto: the one that runs here, or else "
+        "a new one of this machine alone.",
+        show_default=False,
+    ),
+]
+Weights = Annotated[
+    str,
+    typer.Option(
+        help="Label with these weights of conv4: a name from 'trident weights', a run or a file. auto, with --backbone "
+        "conv4: by the number of labelled pictures."
+    ),
+]
+Backbone = Annotated[
+    str,
+    typer.Option(
+        help="Network that looks at the pictures; 'trident backbones' lists them. auto: efficientnet-lite0 if it is "
+        "installed, otherwise weights:mini-ensemble."
+    ),
+]
+Model = Annotated[
+    Path | None, typer.Option(help="A classifier that 'trident fit' wrote, instead of --support.", show_default=False)
+]
+Corrections = Annotated[
+    Path | None,
+    typer.Option(
+        help="A table of 'trident predict' in which you wrote the right class, or the words 'none of these', into the "
+        "column 'correction'. A corrected picture becomes an example of its class; one of 'none of these' of no class.",
+        show_default=False,
+    ),
+]
+NoCache = Annotated[
+    bool, typer.Option("--no-cache", help="Do not keep features on disk; a stopped command then starts anew.")
+]
+
+
+def print_json(values: Any) -> None:
+    """Numbers that are not finite are an error: they are no JSON."""
+    print(json.dumps(values, allow_nan=False))
 
 
 def overrides_of(words: list[str] | None) -> list[str]:
@@ -74,20 +130,9 @@ def overrides_of(words: list[str] | None) -> list[str]:
 def load_for_measuring(run: Path, settings: list[str] | None) -> "Checkpoint":
     """A run's weights, with overrides of settings that may change after training."""
     from trident.learning.checkpoint import load_checkpoint
-    from trident.recipes.loading import after_training, setting_of, setting_types, with_overrides
+    from trident.measuring.inputs import with_settings
 
-    checkpoint = load_checkpoint(run)
-    recipe = with_overrides(checkpoint.recipe, overrides_of(settings))
-    free = after_training(recipe)
-    for key in setting_types(recipe):
-        if key not in free and setting_of(recipe, key) != setting_of(checkpoint.recipe, key):
-            own = ", ".join(sorted(name for name in free if name.startswith("method.")))
-            raise TridentError(
-                f"{key} cannot be changed once a model is trained; settings of episode, protocol and views can be"
-                + (f", and {own}" if own else "")
-            )
-    recipe.method.check_episode(checkpoint.recipe.episode, recipe.episode)
-    return replace(checkpoint, recipe=recipe)
+    return with_settings(load_checkpoint(run), overrides_of(settings))
 
 
 def sample_of(
@@ -151,58 +196,19 @@ def open_for(
     store_on: str = "auto",
     split: str | None = None,
 ) -> "ImageStore":
-    """The store for a recipe or for weights. If they take features of other weights of ours, those are computed.
+    """The store for a recipe or for weights; `split`: the only one that is measured."""
+    from trident.cli.console import counting, say
+    from trident.measuring.inputs import as_recipe_takes_it
 
-    Stored features must be those of the backbone as it is now, unless a run has recorded its fingerprint. `split`: the
-    only one that is measured.
-    """
-    from trident.backbones.frozen import FrozenBackbone
-
-    store, backbone = open_data(data_of(recipe, given, checkpoint), store_on), recipe.backbone
-    if not isinstance(backbone, FrozenBackbone) or store.features_of not in ("", backbone.of):
-        return store  # what does not fit is reported by the backbone
-    from trident.backbones.feature_store import features_of_store
-    from trident.backbones.pretrained import BACKBONES, find_backbone
-    from trident.cli.console import counting, stderr
-    from trident.data.store import SPLITS
-    from trident.measuring.subject import needs_training_statistics
-
-    if store.features_of:
-        if not store.features_fingerprint and backbone.of not in BACKBONES:
-            stderr.print(
-                f"The store of {store.dataset} does not record which version of {backbone.of} made it, so a change of "
-                f"{backbone.of} would not be noticed. Make it again to be sure.",
-                soft_wrap=True,
-            )
-        elif not backbone.fingerprint and backbone.of.startswith("python:"):
-            backbone.check_store(store)
-            stored = f"The features of {backbone.of} in the store of {store.dataset}"
-            stderr.print(f"{stored} are not compared: python: backbones are not run here.", soft_wrap=True)
-        elif not backbone.fingerprint and _is_here(backbone.of):
-            replace(backbone, fingerprint=find_backbone(backbone.of).network_fingerprint).check_store(store)
-        return store
-    if not backbone.of.startswith("weights:"):
-        return store
-    splits = {split, "train"} if needs_training_statistics(recipe) else {split}
-    network = find_backbone(backbone.of, device_of("auto"))
-    with counting("computing features") as progress:
-        return features_of_store(store, network, progress, [one for one in SPLITS if split is None or one in splits])
-
-
-def _is_here(backbone: str) -> bool:
-    """Whether there is a file of weights, and what is needed to read it."""
-    from trident.weights import weight_names
-
-    prefix, _, name = backbone.partition(":")
-    there = prefix in ("weights", "onnx") and (Path(name).exists() or name in weight_names())
-    return there and (prefix == "weights" or find_spec("onnxruntime") is not None)
+    store = open_data(data_of(recipe, given, checkpoint), store_on)
+    return as_recipe_takes_it(recipe, store, split, say, counting)
 
 
 def print_caution(checkpoint: "Checkpoint", store: "ImageStore", split: str) -> None:
-    from trident.cli.console import stderr
+    from trident.cli.console import say
 
     if caution := checkpoint.caution(store, split):
-        stderr.print(caution, soft_wrap=True)
+        say(caution)
 
 
 def open_data(source: str, store_on: str = "auto") -> "ImageStore":
@@ -219,3 +225,18 @@ def device_of(name: str, local_rank: int | None = None) -> str:
     from trident.engines.execution import usable_device
 
     return usable_device(name, local_rank)
+
+
+def print_settings(recipe: "Recipe", section: str | None = None) -> None:
+    """Every setting of a recipe, or of one section of it, with its value, its meaning and its choices."""
+    from trident.recipes.loading import formatted, setting_bounds, setting_help, setting_of, setting_types
+
+    bounds = setting_bounds(recipe)
+    types, meanings = setting_types(recipe), setting_help(recipe)
+    chosen = [key for key in meanings if section in (None, key.split(".")[0])]
+    rows = {key: f"{key}={formatted(setting_of(recipe, key))}" for key in chosen}
+    width = max(map(len, rows.values()), default=0)
+    for key, row in rows.items():
+        choices = f" [{'|'.join(get_args(types[key]))}]" if get_origin(types[key]) is Literal else ""
+        largest = f" [at most {bounds[key]:.19g}]" if types[key] in (int, int | None) else ""
+        print(f"{row:{width}} {meanings[key]}{choices}{largest}")

@@ -6,16 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trident.cli import options as opt
 from trident.cli.app import app
-from trident.cli.label_inputs import (
-    Backbone,
-    Cluster,
-    Corrections,
-    Model,
-    NoCache,
-    Query,
-    Support,
-    Weights,
+from trident.errors import NotFiniteError, TridentError, one_line
+from trident.labelling.corrections import mark_of
+from trident.labelling.inputs import (
+    check_cluster_and_backbone,
     check_one_source,
     corrected_pictures,
     in_classes,
@@ -24,13 +20,12 @@ from trident.cli.label_inputs import (
     labeller_from_pictures,
     pile_of,
 )
-from trident.cli.label_tables import COLUMNS, Row, as_csv, as_json, rows_of, write
-from trident.cli.options import Device, Json, device_of
-from trident.errors import NotFiniteError, TridentError, one_line
-from trident.labelling.corrections import mark_of, read_corrections
+from trident.labelling.tables import Row, as_csv, as_json, check_kept, rows_of, write
+from trident.learning.weights_header import check_run
+from trident.methods.registry import check_method
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from trident.data.images import ImageSource
     from trident.labelling.labelled import Labelled, PictureLabeller
@@ -38,11 +33,11 @@ if TYPE_CHECKING:
 
 @app.command(short_help="Label your own pictures.")
 def predict(
-    query: Query,
-    support: Support = None,
-    model: Model = None,
-    backbone: Backbone = "auto",
-    weights: Weights = "auto",
+    query: opt.Query,
+    support: opt.Support = None,
+    model: opt.Model = None,
+    backbone: opt.Backbone = "auto",
+    weights: opt.Weights = "auto",
     method: Annotated[
         str | None,
         typer.Option(
@@ -52,7 +47,7 @@ def predict(
             show_default=False,
         ),
     ] = None,
-    corrections: Corrections = None,
+    corrections: opt.Corrections = None,
     out: Annotated[Path | None, typer.Option(help="Write the table to this file: .csv or .json.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Show all classes, not only the best two.")] = False,
     threshold: Annotated[
@@ -61,15 +56,10 @@ def predict(
     least_sure_first: Annotated[
         bool, typer.Option("--least-sure-first", help="Sort the table: the pictures worth a look come first.")
     ] = False,
-    copy: Annotated[Path | None, typer.Option(help="Copy labelled pictures into class folders in this folder.")] = None,
-    move: Annotated[Path | None, typer.Option(help="Move labelled pictures into class folders in this folder.")] = None,
-    really: Annotated[
-        bool, typer.Option("--yes", help="Really copy or move; without it, only print what would be done.")
-    ] = False,
-    cluster: Cluster = None,
-    no_cache: NoCache = False,
-    device: Device = "auto",
-    as_json_text: Json = False,
+    cluster: opt.Cluster = None,
+    no_cache: opt.NoCache = False,
+    device: opt.Device = "auto",
+    as_json_text: opt.Json = False,
 ) -> None:
     """Label pictures from a few labelled examples, and print a CSV table of path, label and probability.
 
@@ -79,55 +69,55 @@ def predict(
     chunks of up to 100, and nothing is kept. Unreadable pictures are skipped and named on standard error; the exit code
     is then 2.
 
+    'trident sort' copies or moves the pictures into a folder for each class, as the table says.
+
     With --cluster, the nodes of a Ray cluster compute the features, and the labels are the same. All nodes must see
     the pictures at the same paths.
     """
-    from trident.cli.console import stderr
+    from trident.cli.console import say
     from trident.data.decoding_process import decoders
     from trident.data.images import silence_pillow
     from trident.files import check_writable
-    from trident.labelling.sorting import check_folder_names
 
     silence_pillow()
     check_one_source(support, model)
     if model is not None and weights != "auto":
         raise TridentError("--model and --weights exclude each other: a classifier has its own network")
-    _check_options(out, as_json_text, copy, move, really)
+    if out is not None and out.suffix.lower() not in (".csv", ".json"):
+        raise TridentError(f"--out {out}: the file must end in .csv or .json")
+    if as_json_text and out is not None and out.suffix.lower() == ".csv":
+        raise TridentError("--json goes to standard output: omit it, or give --out a file that ends in .json")
+    if weights != "auto":
+        check_run(Path(weights))
+    if method is not None:
+        check_method(method)
     if method is not None and (model is not None or weights != "auto"):
         raise TridentError("--method excludes --model and --weights: they have a method already")
     if out is not None:
         check_writable(out)
     if cluster is not None:
-        _check_cluster(cluster, backbone, weights, model)
-    target = copy or move
-    if target is not None and target.resolve() == query.resolve():
-        raise TridentError(f"{target} is the pile itself, --query {query}: sort into another folder")
+        check_cluster_and_backbone(cluster, backbone, weights, model)
     unread: dict[str, str] = {}
     by_class: dict[str, Sequence[ImageSource]] = {}
     if support is not None:
-        found, unread = labelled_pictures(support)
+        found, unread = labelled_pictures(support, say)
         by_class.update(found)
-    without = [folder for folder in (support, target) if folder is not None]
-    pile, more = pile_of(query, support, without, by_class)
+    pile, more = pile_of(query, support, by_class, say)
     unread |= more
-    if target is not None:
-        _check_files(query, pile, moving=move is not None)
-        if support is not None:
-            _check_apart(target, support, by_class)
-    corrected = corrected_pictures(corrections, pile, by_class)
+    corrected = corrected_pictures(corrections, pile, by_class, say)
     known = {source.name: (name, mark_of(source)) for source, name in corrected.items()} if out is not None else {}
-    _check_kept(out, known)
+    check_kept(out, known)
     pile = [source for source in pile if source not in corrected]
     decoders.start()  # while torch is imported
     if model is not None:
         right = in_classes(corrected)
-        labeller: PictureLabeller = labeller_from_file(model, backbone, device_of(device), not no_cache, right)
+        labeller: PictureLabeller = labeller_from_file(model, backbone, opt.device_of(device), not no_cache, say, right)
     else:
         everything = in_classes(corrected, by_class)
-        labeller = labeller_from_pictures(everything, backbone, weights, device_of(device), not no_cache, method)
+        labeller = labeller_from_pictures(
+            everything, backbone, weights, opt.device_of(device), not no_cache, say, method
+        )
     _check_network(labeller, method, cluster)
-    if target is not None:
-        check_folder_names(labeller.classes, target)
     try:
         labelled = _labelled(labeller, pile, cluster)
     except NotFiniteError as error:
@@ -135,63 +125,23 @@ def predict(
         raise NotFiniteError(f"{network}: {error}") from error
     skipped = {pile[place].name: why for place, why in labelled.failures.items()} | unread
     rows = rows_of(labelled, pile, corrected, threshold, least_sure_first)
-    _check_kept(out, known)  # it may have been corrected in the meantime
+    check_kept(out, known)  # it may have been corrected in the meantime
     if out.suffix.lower() == ".json" if out is not None else as_json_text:
         write(as_json(rows, labelled.classes, every, skipped), out)
     else:
         on_terminal = out is None and sys.stdout.isatty()
         write(as_csv(rows, labelled.classes, every, one_line if on_terminal else str), out)
     if out is not None:
-        stderr.print(_summary(rows, len(pile) + len(corrected), out), soft_wrap=True)
-    complete = target is None or _sort(rows, target, moving=move is not None, really=really)
+        say(_summary(rows, len(pile) + len(corrected), out))
     for why in skipped.values():
         print(f"trident: skipped {one_line(why)}", file=sys.stderr)
-    if skipped or not complete:
+    if skipped:
         raise typer.Exit(2)
-
-
-def _check_options(out: Path | None, as_json_text: bool, copy: Path | None, move: Path | None, really: bool) -> None:
-    if copy is not None and move is not None:
-        raise TridentError("--copy and --move exclude each other: give one of them")
-    if really and copy is None and move is None:
-        raise TridentError("--yes needs --copy DIR or --move DIR")
-    if out is not None and out.suffix.lower() not in (".csv", ".json"):
-        raise TridentError(f"--out {out}: the file must end in .csv or .json")
-    if as_json_text and out is not None and out.suffix.lower() == ".csv":
-        raise TridentError("--json goes to standard output: omit it, or give --out a file that ends in .json")
-
-
-def _check_cluster(cluster: str, backbone: str, weights: str, model: Path | None) -> None:
-    """Before any work: Ray is there, a cluster answers, and there are features to compute on it."""
-    from trident.labelling.making import CONV4, chosen_backbone
-    from trident.ray_cluster import check_cluster
-
-    if model is None and chosen_backbone(backbone, weights) == CONV4:
-        raise TridentError("--cluster computes features, and conv4 has none that are the same in every pile: omit it")
-    check_cluster(cluster)
-
-
-def _check_files(query: Path, pile: "Sequence[ImageSource]", moving: bool) -> None:
-    from trident.data.piles import are_files
-
-    if not are_files(pile):
-        option = "--move" if moving else "--copy"
-        raise TridentError(f"{option} needs pictures that are files: those of --query {query} are inside other files")
-
-
-def _check_apart(target: Path, support: Path, classes: "Iterable[str]") -> None:
-    """Sorted pictures must not come among the labelled ones, where they would count as labelled by hand."""
-    labelled = [folder.resolve() for folder in (support, *support.iterdir())]  # may be links
-    for place in (target, *(target / name for name in classes)):
-        if any(place.resolve().is_relative_to(folder) for folder in labelled):
-            raise TridentError(
-                f"{place} is in --support {support}, whose pictures count as labelled by hand: sort into another folder"
-            )
 
 
 def _check_network(labeller: "PictureLabeller", method: str | None, cluster: str | None) -> None:
     """A method with its own small network cannot use a cluster, and labels worse than pretrained features do."""
-    from trident.cli.console import stderr
+    from trident.cli.console import say
     from trident.labelling.labeller import Labeller
 
     if not isinstance(labeller, Labeller):
@@ -202,11 +152,11 @@ def _check_network(labeller: "PictureLabeller", method: str | None, cluster: str
         )
     if method is not None:
         text = f"{method} brings its own small network, trained on miniImageNet"
-        stderr.print(f"{text}: pretrained features give more right labels", soft_wrap=True)
+        say(f"{text}: pretrained features give more right labels")
 
 
 def _labelled(labeller: "PictureLabeller", pile: "Sequence[ImageSource]", cluster: str | None) -> "Labelled":
-    from trident.cli.console import counting, stderr
+    from trident.cli.console import counting, say
 
     try:
         with counting("labelling pictures") as progress:
@@ -216,68 +166,14 @@ def _labelled(labeller: "PictureLabeller", pile: "Sequence[ImageSource]", cluste
             from trident.labelling.feature_labeller import FeatureLabeller
 
             assert isinstance(labeller, FeatureLabeller)  # the only kind without conv4
-            return label_on_cluster(labeller, pile, cluster, lambda text: stderr.print(text, soft_wrap=True), progress)
+            return label_on_cluster(labeller, pile, cluster, lambda text: say(text), progress)
     except KeyboardInterrupt:
         kept = labeller.keeps_features
         print(f"trident: stopped{'; the same command goes on where it stopped' if kept else ''}", file=sys.stderr)
         raise typer.Exit(130) from None
 
 
-def _check_kept(out: Path | None, taken: dict[str, tuple[str, str]]) -> None:
-    """Hand work is not lost: a file is only replaced by a table with all of its columns, and of its corrections.
-
-    `taken` has the right class and the mark of each corrected picture.
-    """
-    if out is None or not out.exists() or not out.stat().st_size:
-        return
-    try:
-        there = read_corrections(out)
-    except TridentError as error:
-        raise TridentError(f"{error}; so it is kept: give another --out") from None
-    others = sorted(name for name in there.columns.difference(COLUMNS) if not (name[:2] == "p(" and name[-1] == ")"))
-    if others:
-        raise TridentError(f"{out} has a column that would be lost, '{others[0]}': give another --out")
-    lost = []
-    for path, name in there.labels.items():
-        right, mark = taken.get(path, (None, ""))
-        if right != name or there.marks.get(path, mark) != mark:
-            lost.append(path)
-    if lost:
-        raise TridentError(
-            f"{out} has corrections that would be lost ({len(lost)}, the first for {lost[0]}): add --corrections {out} "
-            "and the --query of all these pictures, or give another --out"
-        )
-
-
 def _summary(rows: list[Row], n_pictures: int, out: Path) -> str:
     text = f"labelled {sum(bool(row.label) for row in rows)} of {n_pictures} pictures, see {out}"
     none = sum(row.none_of_these for row in rows)
     return text + (f"; none of these classes: {none}" if none else "")
-
-
-def _sort(rows: list[Row], target: Path, moving: bool, really: bool) -> bool:
-    """Returns whether no file failed."""
-    from trident.cli.console import counting, stderr
-    from trident.labelling.sorting import carry_out, copies_elsewhere, plan
-
-    labelled = {Path(row.path): row.label for row in rows if row.label}
-    steps = plan(labelled, target, moving)
-    old = [] if moving else copies_elsewhere({Path(row.path): row.label for row in rows}, target)
-    if old:
-        stderr.print(
-            f"copies with another label than now: {len(old)}, the first is {old[0]}; they stay there", soft_wrap=True
-        )
-    there = f"; {len(labelled) - len(steps)} were there already" if len(steps) < len(labelled) else ""
-    verb = "move" if moving else "copy"
-    if really:
-        with counting("sorting pictures") as progress:
-            result = carry_out(steps, target, moving, progress)
-        for why in result.failures:
-            print(f"trident: {one_line(why)}", file=sys.stderr)
-        number = f"{result.done} of {len(steps)}" if result.failures else f"{result.done}"
-        stderr.print(f"{verb.replace('y', 'ie')}d {number} pictures into {target}{there}", soft_wrap=True)
-        return not result.failures
-    for source, place in steps:
-        stderr.print(f"would {verb} {source} to {place}", soft_wrap=True)
-    stderr.print(f"nothing was done; --yes would {verb} {len(steps)} pictures{there}", soft_wrap=True)
-    return True

@@ -1,76 +1,62 @@
 """Pages about runs: `trident report` and `trident compare`."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from trident.cli import options as opt
 from trident.cli.app import app
-from trident.cli.options import (
-    Chunk,
-    Data,
-    Device,
-    Json,
-    RunPath,
-    Seed,
-    Split,
-    load_for_measuring,
-    open_fitting_data,
-    open_for,
-    print_caution,
-    sample_of,
-)
 from trident.errors import TridentError, one_line
+from trident.learning.weights_header import check_run
 
 
 @app.command(short_help="Make an HTML page about a run.")
 def report(
-    run: RunPath,
+    run: opt.RunPath,
     out: Annotated[
         Path | None, typer.Option(help="The page to write; by default report.html in the run's folder.")
     ] = None,
-    data: Data = None,
-    temperature_data: Annotated[
-        str | None, typer.Option(help="Store to fit the temperature on; default: the training data.")
-    ] = None,
-    split: Split = "val",
+    data: opt.Data = None,
+    temperature_data: opt.TemperatureData = None,
+    split: opt.Split = "val",
     tasks: Annotated[int, typer.Option(min=2, help="Tasks for accuracy and calibration.")] = 600,
     audit_tasks: Annotated[int, typer.Option(min=2, help="Tasks for each line of the audit.")] = 100,
-    seed: Seed = 0,
-    tasks_per_chunk: Chunk = None,
-    device: Device = "auto",
-    as_json: Json = False,
+    seed: opt.Seed = 0,
+    tasks_per_chunk: opt.Chunk = None,
+    device: opt.Device = "auto",
+    as_json: opt.Json = False,
 ) -> None:
     """Make one self-contained HTML page about a run: accuracy, audit, calibration, latents, reconstructions, settings.
 
     Needs the 'analysis' extra. With another dataset (--data) it is a cross-domain report.
     """
-    from trident.cli.console import counting, stderr
+    check_run(run)
+    from trident.cli.console import counting, say
     from trident.files import atomic_file, check_writable
     from trident.report.content import make_report
     from trident.report.page import check_extras, report_page
 
-    checkpoint = load_for_measuring(run, None)
+    checkpoint = opt.load_for_measuring(run, None)
     page = out or (run / "report.html" if run.is_dir() else run.with_name(f"{run.stem}-report.html"))
     check_writable(page)
     check_extras()
-    store = open_for(checkpoint.recipe, data, checkpoint)
-    fitting_store = open_fitting_data(temperature_data, checkpoint, store)
-    sample = sample_of(split, tasks, seed, device, tasks_per_chunk)
+    store = opt.open_for(checkpoint.recipe, data, checkpoint)
+    fitting_store = opt.open_fitting_data(temperature_data, checkpoint, store)
+    sample = opt.sample_of(split, tasks, seed, device, tasks_per_chunk)
     with counting("report") as progress:
         content = make_report(checkpoint, store, fitting_store, audit_tasks, progress.stage, **sample)
-    print_caution(checkpoint, store, split)
+    opt.print_caution(checkpoint, store, split)
     with atomic_file(page) as file:
         file.write(report_page(content).encode())
     if as_json:
-        print(json.dumps({**content.to_json(), "page": str(page)}, allow_nan=False))
+        opt.print_json({**content.to_json(), "page": str(page)})
         return
     evaluation = content.calibration.evaluation
     print(f"accuracy {evaluation.accuracy:.2f} ± {evaluation.ci95:.2f} %")
     print(f"({evaluation.describe_protocol()}; {checkpoint.describe()})")
     print(content.audit.verdict())
-    stderr.print(f"report: {page}", soft_wrap=True)
+    say(f"report: {page}")
 
 
 @app.command(short_help="Compare runs.")
@@ -80,28 +66,30 @@ def compare(
         typer.Argument(metavar="RUN RUN...", help="Runs' folders, weights files, or names of weights."),
     ],
     out: Annotated[Path | None, typer.Option(help="Write an HTML page as well.")] = None,
-    data: Data = None,
-    split: Split = "val",
+    data: opt.Data = None,
+    split: opt.Split = "val",
     tasks: Annotated[int, typer.Option(min=2, help="Number of tasks for each run.")] = 200,
-    seed: Seed = 0,
-    tasks_per_chunk: Chunk = None,
-    device: Device = "auto",
-    as_json: Json = False,
+    seed: opt.Seed = 0,
+    tasks_per_chunk: opt.Chunk = None,
+    device: opt.Device = "auto",
+    as_json: opt.Json = False,
 ) -> None:
     """Compare runs: accuracy on the same tasks with paired differences, calibration, settings that differ."""
+    if len(runs) < 2:
+        raise TridentError("a comparison needs at least two runs: trident compare RUN RUN...")
+    for run in runs:
+        check_run(run)
     from trident.cli.console import counting
     from trident.files import atomic_file, check_writable
     from trident.report.comparison import compare as measure
     from trident.report.page import check_extras, comparison_page
 
-    if len(runs) < 2:
-        raise TridentError("a comparison needs at least two runs: trident compare RUN RUN...")
     if out is not None:
         check_writable(out)
         check_extras()
-    checkpoints = [load_for_measuring(run, None) for run in runs]
-    stores = [open_for(entry.recipe, data, entry) for entry in checkpoints]
-    sample = sample_of(split, tasks, seed, device, tasks_per_chunk)
+    checkpoints = [opt.load_for_measuring(run, None) for run in runs]
+    stores = [opt.open_for(entry.recipe, data, entry) for entry in checkpoints]
+    sample = opt.sample_of(split, tasks, seed, device, tasks_per_chunk)
     with counting("comparing") as progress:
         result = measure(checkpoints, stores, progress.stage, **sample)
     if out is not None:
@@ -109,16 +97,16 @@ def compare(
         with atomic_file(out) as file:
             file.write(content)
     if as_json:
-        print(json.dumps(result.to_json(), allow_nan=False))
+        opt.print_json(result.to_json())
         return
-    width = max(len(one_line(run.name)) for run in result.runs)
-    for run in result.runs:
-        difference = f"  {run.difference[0]:+.2f} ± {run.difference[1]:.2f} points" if run.difference else ""
+    width = max(len(one_line(each.name)) for each in result.runs)
+    for each in result.runs:
+        difference = f"  {each.difference[0]:+.2f} ± {each.difference[1]:.2f} points" if each.difference else ""
         print(
-            f"{one_line(run.name):{width}}  {run.evaluation.accuracy:6.2f} ± {run.evaluation.ci95:.2f} %  "
-            f"ECE {run.calibration.ece:.4f}  {run.parameters:>9,} parameters{difference}"
+            f"{one_line(each.name):{width}}  {each.evaluation.accuracy:6.2f} ± {each.evaluation.ci95:.2f} %  "
+            f"ECE {each.calibration.ece:.4f}  {each.parameters:>9,} parameters{difference}"
         )
-    for run in result.runs:
-        print(f"({one_line(run.name)}: {run.evaluation.describe_protocol()}; {run.checkpoint.describe()})")
+    for each in result.runs:
+        print(f"({one_line(each.name)}: {each.evaluation.describe_protocol()}; {each.checkpoint.describe()})")
     for key, values in result.differing_settings().items():
         print(one_line(f"{key}: {' | '.join(map(str, values))}"))

@@ -1,26 +1,15 @@
-"""Recipes and training: `trident recipes`, `params` and `train`."""
+"""Recipes and training: `trident recipes` and `train`."""
 
 import itertools
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trident.cli import options as opt
 from trident.cli.app import app
-from trident.cli.options import (
-    SETTINGS,
-    Device,
-    EngineName,
-    Json,
-    PrecisionName,
-    Settings,
-    StoreOn,
-    data_of,
-    open_for,
-    overrides_of,
-)
 from trident.cli.processes import ThisProcess, on_processes
+from trident.cli.tables import aligned
 from trident.errors import TridentError
 
 if TYPE_CHECKING:
@@ -37,52 +26,50 @@ HEADINGS = {  # of the list of recipes, by how their names begin
 }
 
 
-@app.command(short_help="List the recipes, or explain one.")
-def recipes(name: Annotated[str | None, typer.Argument(help="A recipe: show all its settings.")] = None) -> None:
-    """List the recipes, or show every setting of one with its meaning."""
+@app.command(context_settings=opt.SETTINGS, short_help="List the recipes, or explain one.")
+def recipes(
+    name: Annotated[str | None, typer.Argument(help="A recipe, or the path of a TOML file.")] = None,
+    settings: opt.Settings = None,
+    as_json: opt.Json = False,
+) -> None:
+    """List the recipes, or show all settings of one and count its network's parameters, part by part."""
     from trident.recipes.files import read_recipe, recipe_names
 
     if name is None:
-        width = max(map(len, recipe_names()))
-        for kind, names in itertools.groupby(recipe_names(), lambda known: known.partition("-")[0]):
+        summaries = {known: read_recipe(known)[0]["summary"] for known in recipe_names()}
+        if as_json:
+            opt.print_json([{"name": known, "summary": summary} for known, summary in summaries.items()])
+            return
+        width = max(map(len, summaries))
+        for kind, names in itertools.groupby(summaries, lambda known: known.partition("-")[0]):
             print(f"{HEADINGS.get(kind, kind)}:\n")
             for known in names:
-                print(f"  {known:{width}} {read_recipe(known)[0]['summary']}")
+                print(f"  {known:{width}} {summaries[known]}")
             print()
         print("Begin with 'trident train glyphs': it needs no data. 'trident recipes glyphs' explains its settings.")
         return
-    from trident.cli.settings import print_settings
-    from trident.recipes.loading import load_recipe
-
-    recipe = load_recipe(name)
-    print(f"{recipe.name}: {recipe.summary}\n")
-    print_settings(recipe)
-
-
-@app.command(context_settings=SETTINGS, short_help="Count the parameters of a network.")
-def params(
-    recipe: Annotated[str, typer.Argument(help="A recipe's name, or the path of a TOML file.")],
-    settings: Settings = None,
-    as_json: Json = False,
-) -> None:
-    """Count the parameters of a recipe's network, part by part."""
+    read_recipe(name)  # a wrong name is told before torch is imported
     from trident.nn.parameters import count_by_part
     from trident.recipes.loading import load_recipe
 
-    loaded = load_recipe(recipe, overrides_of(settings))
-    parts = count_by_part(loaded.shapes())
+    recipe = load_recipe(name, opt.overrides_of(settings))
+    parts = count_by_part(recipe.shapes())
     total = sum(parts.values())
     if as_json:
-        print(json.dumps({"recipe": loaded.name, "total": total, "parts": parts}))
+        opt.print_json({"recipe": recipe.name, "total": total, "parts": parts})
         return
-    for part, count in [*parts.items(), ("total", total)]:
-        print(f"{part:20} {count:>9,}")
+    print(f"{recipe.name}: {recipe.summary}\n")
+    opt.print_settings(recipe)
+    print("\nParameters of the network:\n")
+    print(
+        "\n".join(aligned([[part, f"{count:,}"] for part, count in [*parts.items(), ("total", total)]], numbers=True))
+    )
 
 
-@app.command(context_settings=SETTINGS, short_help="Train a model.")
+@app.command(context_settings=opt.SETTINGS, short_help="Train a model.")
 def train(
     recipe: Annotated[str | None, typer.Argument(help="A recipe's name, or the path of a TOML file.")] = None,
-    settings: Settings = None,
+    settings: opt.Settings = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the run's files; created if missing.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Continue this run from its last checkpoint.")] = None,
     start_from: Annotated[
@@ -92,10 +79,10 @@ def train(
     data: Annotated[
         str | None, typer.Option(help="A store made by 'trident data prepare'. The glyphs need none.")
     ] = None,
-    device: Device = "auto",
-    engine: EngineName = "auto",
-    precision: PrecisionName = "auto",
-    store_on: StoreOn = "auto",
+    device: opt.Device = "auto",
+    engine: opt.EngineName = "auto",
+    precision: opt.PrecisionName = "auto",
+    store_on: opt.StoreOn = "auto",
 ) -> None:
     """Train a model. Ctrl-C saves and stops; --resume continues with bit-identical results.
 
@@ -109,25 +96,28 @@ def train(
         if start_from is not None:
             raise TridentError("--resume RUN continues with the run's weights: omit --start-from")
         with on_processes(device) as here:
-            finished = _resume(resume, overrides_of(words), data, here, engine, precision, store_on)
+            finished = _resume(resume, opt.overrides_of(words), data, here, engine, precision, store_on)
         raise typer.Exit(0 if finished else 130)
     if recipe is None or "=" in recipe or recipe.startswith("-"):
         raise TridentError("which recipe? 'trident recipes' lists them, for example: trident train glyphs --out RUN")
     if out is None:
         raise TridentError("no output folder: give --out RUN, a folder for the run's files")
+    from trident.recipes.files import read_recipe
+
+    read_recipe(recipe)  # a wrong name is told before torch is imported
     from trident.recipes.loading import load_recipe
 
     with on_processes(device) as here:
-        from trident.cli.console import stderr
+        from trident.cli.console import say
         from trident.learning.checkpoint import Checkpoint, load_checkpoint
         from trident.learning.distributed import check_same_inputs, checkpoint_from_first
         from trident.learning.run_start import restart_run, start_run
         from trident.learning.stages import stages_of
 
         def inputs() -> tuple["Recipe", str, "ImageStore"]:
-            loaded = load_recipe(recipe, overrides_of(settings))
-            source = data_of(loaded, data, None)
-            return loaded, source, open_for(loaded, data, None, store_on)
+            loaded = load_recipe(recipe, opt.overrides_of(settings))
+            source = opt.data_of(loaded, data, None)
+            return loaded, source, opt.open_for(loaded, data, None, store_on)
 
         loaded, source, store = here.processes.on_each(inputs)
         check_same_inputs(here.processes, loaded, store)
@@ -135,14 +125,14 @@ def train(
         stages = stages_of(loaded, out) if start_from is None else [(loaded, out)]
         for stage, folder in stages[:-1]:
             if not _train_stage(stage, folder, store, source, here, engine, precision):
-                stderr.print("give the same command again to go on", soft_wrap=True)
+                say("give the same command again to go on")
                 raise typer.Exit(130)
 
         def start() -> Checkpoint:
             if here.restarts:
                 before = restart_run(loaded, store, out)
                 said = f"going on after step {before.step}, the last one saved in" if before else "nothing was saved in"
-                stderr.print(f"restart {here.restarts}: {said} {out}", soft_wrap=True)
+                say(f"restart {here.restarts}: {said} {out}")
                 if before:
                     return before
             weights = None if start_from is None else load_checkpoint(start_from)
@@ -156,7 +146,7 @@ def _train_stage(
     recipe: "Recipe", out: Path, store: "ImageStore", data: str, here: ThisProcess, engine: str, precision: str
 ) -> bool:
     """Train a stage before the last one, or go on with it. Returns whether it is finished."""
-    from trident.cli.console import stderr
+    from trident.cli.console import say
     from trident.learning.distributed import checkpoint_from_first
     from trident.learning.run_lock import held_by_first
     from trident.learning.run_start import restart_run, start_run
@@ -165,7 +155,7 @@ def _train_stage(
         before = restart_run(recipe, store, out)
         return before or start_run(recipe, store, data, out, here.device, engine, precision)
 
-    stderr.print(f"stage {recipe.name}, in {out}", soft_wrap=True)
+    say(f"stage {recipe.name}, in {out}")
     start = checkpoint_from_first(here.processes, begin)
     if start.step == recipe.training.steps and start.validated_step == start.step:
         return True
@@ -198,7 +188,7 @@ def _resume(
         return replace(found, recipe=recipe)
 
     def inputs() -> "ImageStore":
-        store = open_for(checkpoint.recipe, data, checkpoint, store_on)
+        store = opt.open_for(checkpoint.recipe, data, checkpoint, store_on)
         check_same_data(checkpoint, store, run)
         return store
 
@@ -212,7 +202,7 @@ def _resume(
 
 def _train(start: "Checkpoint", store: "ImageStore", out: Path, here: ThisProcess, engine: str, precision: str) -> bool:
     """Returns whether the last step was reached."""
-    from trident.cli.console import TrainingProgress, stderr
+    from trident.cli.console import TrainingProgress, say
     from trident.learning.checkpoint import BEST
     from trident.learning.training import train as run_training
     from trident.measuring.validation import validate
@@ -220,12 +210,12 @@ def _train(start: "Checkpoint", store: "ImageStore", out: Path, here: ThisProces
     steps = start.recipe.training.steps
     if start.best and not (out / BEST).is_file():
         lost = f"the weights of step {start.best['step']} are lost, and the next validation writes it again"
-        stderr.print(f"{out / BEST} is missing: {lost}", soft_wrap=True)
+        say(f"{out / BEST} is missing: {lost}")
     with TrainingProgress(start.step, steps) as progress:
         end = run_training(start, store, out, here.device, progress, validate, engine, precision, here.processes)
     if end.step < steps:
-        stderr.print(f"stopped after step {end.step}; go on with: trident train --resume {out}", soft_wrap=True)
+        say(f"stopped after step {end.step}; go on with: trident train --resume {out}")
         return False
     best = f"; best validation {end.best['accuracy']:.2f} % at step {end.best['step']}" if end.best else ""
-    stderr.print(f"trained {end.step} steps{best}. Files in {out}", soft_wrap=True)
+    say(f"trained {end.step} steps{best}. Files in {out}")
     return True

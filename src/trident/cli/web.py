@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trident.cli import options as opt
 from trident.cli.app import app
-from trident.cli.label_inputs import Backbone, Weights
-from trident.cli.options import Device, device_of
 from trident.errors import TridentError
 
 if TYPE_CHECKING:
@@ -24,8 +23,8 @@ NOT_ONLY_HERE = (
 
 @app.command(short_help="Label pictures in the browser.")
 def web(
-    backbone: Backbone = "auto",
-    weights: Weights = "auto",
+    backbone: opt.Backbone = "auto",
+    weights: opt.Weights = "auto",
     host: Annotated[str, typer.Option(help="Address to listen on; by default only this machine can connect.")] = (
         "127.0.0.1"
     ),
@@ -44,7 +43,7 @@ def web(
         float, typer.Option(min=0.01, max=1e6, help="Maximum time for one request, including waiting.")
     ] = 120,
     browser: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
-    device: Device = "auto",
+    device: opt.Device = "auto",
     token_file: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="File with the token; instead of $TRIDENT_TOKEN."),
@@ -119,7 +118,7 @@ def web(
             from trident.web.app import make_routes
             from trident.web.networks import open_network
 
-            network = open_network(backbone, weights, device_of(device))
+            network = open_network(backbone, weights, opt.device_of(device))
             if network.hint is not None:
                 print(network.hint, file=sys.stderr)
             return make_routes(network, limits, service.metrics, processes)

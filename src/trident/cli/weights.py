@@ -1,15 +1,17 @@
 """Trained weights: `trident weights` lists the included ones, `trident export` writes a run's for sharing."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trident.cli import options as opt
 from trident.cli.app import app
-from trident.cli.options import Data, Device, Json, RunPath, open_for, sample_of
-from trident.errors import TridentError
+from trident.errors import TridentError, did_you_mean
+from trident.learning.weights_header import check_run, read_header
+from trident.methods.registry import about, method_paths
+from trident.weights import weight_names, weights_file
 
 if TYPE_CHECKING:
     from trident.learning.checkpoint import Checkpoint
@@ -18,40 +20,39 @@ if TYPE_CHECKING:
 @app.command(short_help="List the included trained weights.")
 def weights(
     name: Annotated[str | None, typer.Argument(help="Show the model card of these weights.")] = None,
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """List the included trained weights, or show a model card.
 
     Use their names wherever a RUN is expected. Nothing is downloaded.
     """
-    from trident.leaderboard.card import card_of
-    from trident.weights import weight_names
-
     if name is not None and name not in weight_names():
-        raise TridentError(f"there are no weights '{name}': there are {', '.join(weight_names())}")
+        raise TridentError(f"there are no weights '{name}'{did_you_mean(name, weight_names())}")
     if as_json:
-        print(json.dumps([_described(known) for known in weight_names() if name in (None, known)]))
+        opt.print_json([_described(known) for known in weight_names() if name in (None, known)])
     elif name is not None:
+        from trident.leaderboard.card import card_of
+
         print(card_of(name))
     else:
         widest = max(map(len, weight_names()))
         for known in weight_names():
-            about = _described(known)
-            print(f"{known:{widest}} {about['parameters']:>8,} parameters  {about['summary']}{_caveat(about)}")
+            values = _described(known)
+            print(f"{known:{widest}} {values['parameters']:>8,} parameters  {values['summary']}{_caveat(values)}")
         print("'trident weights NAME' shows their training data, use and accuracy.")
 
 
 @app.command(short_help="Write a run's weights to a file to share.")
 def export(
-    run: RunPath,
+    run: opt.RunPath,
     to: Annotated[Path, typer.Option(help="The safetensors file to write.")],
     fit: Annotated[
         bool, typer.Option("--fit-temperature", help="Fit the temperatures of 'trident predict' on validation tasks.")
     ] = False,
     half: Annotated[bool, typer.Option("--half", help="Write half-precision numbers: half the size.")] = False,
-    data: Data = None,
+    data: opt.Data = None,
     tasks: Annotated[int | None, typer.Option(min=2, help="Tasks for --fit-temperature; default: 200.")] = None,
-    device: Device = "auto",
+    device: opt.Device = "auto",
 ) -> None:
     """Write a run's best weights to a file for sharing, without optimiser state and local paths.
 
@@ -62,6 +63,7 @@ def export(
     from trident.files import check_new
     from trident.learning.checkpoint import load_checkpoint, save_checkpoint, shareable
 
+    check_run(run)
     check_new(to)
     if not fit and (data is not None or tasks is not None):
         raise TridentError("--data and --tasks need --fit-temperature")
@@ -79,35 +81,34 @@ def _with_temperatures(checkpoint: "Checkpoint", data: str | None, tasks: int, d
     from trident.cli.console import counting
     from trident.labelling.temperatures import fit_temperatures
 
-    store = open_for(checkpoint.recipe, data, checkpoint)
-    sample = sample_of("val", tasks, 0, device, None)
+    store = opt.open_for(checkpoint.recipe, data, checkpoint)
+    sample = opt.sample_of("val", tasks, 0, device, None)
     with counting("evaluating validation tasks") as progress:
         temperatures = fit_temperatures(checkpoint, store, progress, **sample)
     return replace(checkpoint, temperatures=temperatures)
 
 
-def _caveat(about: dict[str, Any]) -> str:
+def _caveat(values: dict[str, Any]) -> str:
     """A warning for weights that depend on positions in a task; empty for others."""
-    if not about["positional"]:
+    if not values["positional"]:
         return ""
-    return f", trained on {about['query_order'].replace('_', '-')} queries; for measuring only, labels no pictures"
+    return f", trained on {values['query_order'].replace('_', '-')} queries; for measuring only, labels no pictures"
 
 
 def _described(name: str) -> dict[str, Any]:
-    from trident.learning.checkpoint import load_checkpoint
-    from trident.nn.parameters import count
-
-    checkpoint: Checkpoint = load_checkpoint(name)
+    """What the header of the file says."""
+    header, n_parameters = read_header(weights_file(name))
+    recipe, method = header["recipe"], header["recipe"]["method"]["name"]
     return {
         "name": name,
-        "summary": checkpoint.recipe.summary,
-        "recipe": checkpoint.recipe.name,
-        "query_order": checkpoint.recipe.protocol.query_order,
-        "method": type(checkpoint.recipe.method).__name__,
-        "positional": checkpoint.recipe.method.positional,
-        "trained_on": checkpoint.provenance.get("dataset"),
-        "steps": checkpoint.step,
-        "parameters": count(checkpoint.parameters),
-        "validation": checkpoint.best,
-        "temperatures": checkpoint.temperatures._asdict(),
+        "summary": recipe["summary"],
+        "recipe": recipe["name"],
+        "query_order": recipe["protocol"]["query_order"],
+        "method": method_paths()[method].partition(":")[2],
+        "positional": about(method).positional and recipe["method"].get("attfex") == "positional",
+        "trained_on": header["provenance"].get("dataset"),
+        "steps": header["step"],
+        "parameters": n_parameters,
+        "validation": header["best"],
+        "temperatures": header["temperatures"],
     }

@@ -50,11 +50,6 @@ def apart_from(
     return [source for source in pile if not is_known(source)]
 
 
-def are_files(pile: Sequence[ImageSource]) -> bool:
-    """Whether the pictures are files of their own, which can be copied and moved."""
-    return all(isinstance(source, ImageFile) for source in pile)
-
-
 def _in_file(path: Path) -> Pile:
     name = path.name.lower()
     if name.endswith(TAR_SUFFIXES):

@@ -45,7 +45,7 @@ class TridentClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         `backbone`: a name from `trident backbones`; auto: efficientnet-lite0 if it is installed, otherwise
         weights:mini-ensemble; conv4 if `weights` are given.
         `weights`: for conv4, a name from `trident weights`, a run or a file; auto: by the number of labelled pictures.
-        `cache`: keep features on disk, except with conv4 (see `trident cache`).
+        `cache`: keep features on disk, except with conv4 (see `trident data cache`).
         """
         self.weights = weights
         self.device = device

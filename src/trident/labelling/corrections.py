@@ -1,4 +1,4 @@
-"""Corrections that a user wrote into the table of `trident predict`: the right class, or 'none of these'."""
+"""Reads the table of `trident predict`, and what a user wrote into it: the right class, or 'none of these'."""
 
 import codecs
 import csv
@@ -30,6 +30,21 @@ class Corrections(NamedTuple):
     labels: dict[str, str]
     marks: dict[str, str]
     columns: frozenset[str]
+    rows: tuple["Row", ...]  # of all pictures
+
+
+class Row(NamedTuple):
+    """One picture of a table, as it is written there."""
+
+    path: str
+    label: str
+    correction: str
+    mark: str
+
+    def right_label(self) -> str:
+        """The class, `NONE` included, that was written by hand or else found; empty if there is neither."""
+        written = self.correction if self.correction.strip() else self.label
+        return _label(written) if written.strip() else ""
 
 
 def mark_of(source: "ImageSource", key: bytes | None = None) -> str:
@@ -60,15 +75,16 @@ def _read(path: Path, number: int, size: int, changed: int) -> Corrections:
         utf_16 = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
         file.seek(0)
         text = io.TextIOWrapper(file, "utf-16" if utf_16 else "utf-8-sig", "surrogateescape", newline="")
-        for name, written, mark in _rows(text, columns):
-            if not written.strip():
+        rows = tuple(_rows(text, columns))
+        for row in rows:
+            if not row.correction.strip():
                 continue
-            label = _label(written)
-            if labels.setdefault(name, label) != label:
-                raise TridentError(f"it corrects {name} twice: to '{labels[name]}' and to '{label}'")
-            if mark:
-                marks[name] = mark
-    return Corrections(labels, marks, frozenset(columns))
+            label = row.right_label()
+            if labels.setdefault(row.path, label) != label:
+                raise TridentError(f"it corrects {row.path} twice: to '{labels[row.path]}' and to '{label}'")
+            if row.mark:
+                marks[row.path] = row.mark
+    return Corrections(labels, marks, frozenset(columns), rows)
 
 
 @lru_cache(10_000)
@@ -76,8 +92,8 @@ def _label(written: str) -> str:
     return NONE if is_none(written) else class_name(written)
 
 
-def _rows(text: TextIO, columns: set[str]) -> Iterator[tuple[str, str, str]]:
-    """Path, correction and mark of each picture. The names of the columns are added to `columns`."""
+def _rows(text: TextIO, columns: set[str]) -> Iterator[Row]:
+    """The names of the columns are added to `columns`."""
     try:
         line = text.readline()
         if line.lstrip('"').casefold().startswith("sep="):
@@ -88,18 +104,18 @@ def _rows(text: TextIO, columns: set[str]) -> Iterator[tuple[str, str, str]]:
         raise TridentError(f"it is another file, or not a whole one ({error})") from error
 
 
-def _json_rows(text: str, columns: set[str]) -> Iterator[tuple[str, str, str]]:
+def _json_rows(text: str, columns: set[str]) -> Iterator[Row]:
     table = json.loads(text)
     columns |= table.keys() - {"classes", "pictures", "skipped"}
     for row in table["pictures"]:
         columns |= row.keys() - {"probabilities"}
-        name, written, mark = ("" if row.get(key) is None else row[key] for key in ("path", COLUMN, MARK))
-        if not all(isinstance(value, str) for value in (name, written, mark)):
+        found = Row(*("" if row.get(key) is None else row[key] for key in ("path", "label", COLUMN, MARK)))
+        if not all(isinstance(value, str) for value in found):
             raise TypeError(f"{row} has other values than texts")
-        yield name, written, mark
+        yield found
 
 
-def _csv_rows(line: str, text: TextIO, columns: set[str]) -> Iterator[tuple[str, str, str]]:
+def _csv_rows(line: str, text: TextIO, columns: set[str]) -> Iterator[Row]:
     csv.field_size_limit(_MOST_BYTES)  # the file is no larger
     separator = max(",;\t|", key=line.split("p(")[0].count)  # names of classes may have others
     table = csv.reader(chain([line], text), delimiter=separator, strict=True)
@@ -107,15 +123,17 @@ def _csv_rows(line: str, text: TextIO, columns: set[str]) -> Iterator[tuple[str,
     if head.count("path") != 1 or head.count(COLUMN) != 1:
         raise TridentError(f"it has no columns 'path' and '{COLUMN}', one of each")
     columns.update(head)
-    width, path, correction = len(head), head.index("path"), head.index(COLUMN)
-    mark = head.index(MARK) if MARK in head else None
+    width = len(head)
+    path, label, correction, mark = (
+        head.index(one) if one in head else None for one in ("path", "label", COLUMN, MARK)
+    )
     for row in table:
         if len(row) != width:
             if any(row[width:]):
                 raise TridentError(f"line {table.line_num} has more cells than the first line")
             row += [""] * width
-        if row[correction]:
-            yield unguarded(row[path]), unguarded(row[correction]), "" if mark is None else row[mark]
+        name, found, right = ("" if place is None else unguarded(row[place]) for place in (path, label, correction))
+        yield Row(name, found, right, "" if mark is None else row[mark])
 
 
 # Cells that spreadsheets must not take for formulas. `web/static/spreadsheets.js` does the same.

@@ -17,8 +17,10 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
-from trident.errors import TridentError
+from trident.errors import TridentError, errors_in
 from trident.files import LONGEST_NAME, delete_leftover, flush, temporary_file, temporary_path
+from trident.labelling.class_names import NONE
+from trident.labelling.corrections import mark_of, read_corrections
 from trident.progress import Progress
 
 Step = tuple[Path, Path]  # from, to
@@ -29,11 +31,84 @@ _LEFTOVERS = "*/.trident-*"
 _NO_LINK = {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
 
 
+class ToSort(NamedTuple):
+    """What a table of `trident predict` says about sorting."""
+
+    labels: dict[Path, str]  # pictures that can be sorted
+    there: list[Path]  # pictures that are in the folder already: moved there before
+    problems: list[str]  # one line for each picture that is not as the table says
+    left: list[Path]  # copies, or moved pictures, in the folder of another class than the table says now
+
+
 class Sorted(NamedTuple):
     """What was done."""
 
     done: int  # files
     failures: list[str]  # one line for each file that could not be copied, or not be moved
+
+
+def pictures_to_sort(table: Path, target: Path, moving: bool, progress: Progress | None = None) -> ToSort:
+    """The labelled pictures of a table, if they are still the ones that were labelled.
+
+    Pictures that are in `target`, whatever path leads to them, are left out.
+    """
+    read = read_corrections(table)
+    labels: dict[str, str] = {}
+    with errors_in(table):
+        for row in read.rows:
+            if labels.setdefault(row.path, row.right_label()) != row.right_label():
+                raise TridentError(f"{row.path} has two labels: '{labels[row.path]}' and '{row.right_label()}'")
+    marks = {row.path: row.mark for row in read.rows}
+    to_sort = ToSort({}, [], [], [])
+    sorted_before = _by_name(target)
+    inside = f"{os.path.realpath(target)}{os.sep}"
+    labelled: dict[Path, str] = {}  # and those of no class, whose copies may be somewhere
+    for number, (name, label) in enumerate(labels.items(), 1):
+        path, mark, kept = Path(name), marks[name], label not in ("", NONE)
+        if os.path.realpath(path).startswith(inside):
+            to_sort.there.append(path)
+        elif os.path.lexists(path):
+            labelled[path] = label
+            problem = _not_as_labelled(path, mark) if kept else None
+            if problem:
+                to_sort.problems.append(problem)
+            elif kept:
+                to_sort.labels[path] = label
+        elif kept:
+            before = [place for place in sorted_before.get(path.name, []) if not _not_as_labelled(place, mark)]
+            if any(place.parent.name == label for place in before):
+                to_sort.there.append(path)
+            elif before:
+                to_sort.left.append(before[0])
+            else:
+                to_sort.problems.append(f"{path}: it is no longer there")
+        if progress:
+            progress(number, len(labels))
+    return to_sort._replace(left=to_sort.left + ([] if moving else copies_elsewhere(labelled, target)))
+
+
+def _not_as_labelled(path: Path, mark: str) -> str | None:
+    """Why this is not the picture that was labelled; None if it is, as far as the table can tell."""
+    from trident.data.images import ImageFile
+
+    try:
+        key = ImageFile(path).key()
+    except TridentError as error:
+        return str(error)
+    if mark and mark != mark_of(ImageFile(path), key):
+        return f"{path} is another picture than the one that was labelled: label it again"
+    return None
+
+
+def strangers(table: Path, steps: list[Step]) -> list[Path]:
+    """Files in the folders that pictures go to, which have the names of none of the table's pictures."""
+    known = {Path(row.path).name for row in read_corrections(table).rows}
+    return [
+        file
+        for folder in sorted({place.parent for _, place in steps})
+        for file in sorted(folder.glob("[!.]*"))
+        if file.name not in known and _NUMBER.sub("", file.name) not in known
+    ]
 
 
 def plan(labels: dict[Path, str], target: Path, moving: bool) -> list[Step]:
@@ -77,16 +152,22 @@ def check_folder_names(labels: Iterable[str], target: Path) -> None:
 
 def copies_elsewhere(labels: dict[Path, str], target: Path) -> list[Path]:
     """Copies of these files in folders of other classes than their label: from before the label was corrected."""
-    there: dict[str, list[Path]] = {}
-    for path in target.glob("*/*"):
-        for name in {path.name, _NUMBER.sub("", path.name)}:
-            there.setdefault(name, []).append(path)
+    there = _by_name(target)
     return [
         place
         for source, label in labels.items()
         for place in there.get(source.name, [])
         if place.parent.name != label and _is_numbered(place, source) and _copied(source, place)
     ]
+
+
+def _by_name(target: Path) -> dict[str, list[Path]]:
+    """The files in class folders, by the name that they may have had before they got a number."""
+    there: dict[str, list[Path]] = {}
+    for path in target.glob("*/*"):
+        for name in {path.name, _NUMBER.sub("", path.name)}:
+            there.setdefault(name, []).append(path)
+    return there
 
 
 def carry_out(steps: list[Step], target: Path, moving: bool, progress: Progress | None = None) -> Sorted:

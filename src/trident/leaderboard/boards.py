@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from trident.errors import TridentError
+from trident.errors import TridentError, did_you_mean
 from trident.settings import EpisodeSpec, Protocol
 
 CONDITIONS = {  # by name: what differs from balanced piles
@@ -69,5 +69,5 @@ BOARDS = {
 
 def board_called(name: str) -> Board:
     if name not in BOARDS:
-        raise TridentError(f"no board is called '{name}': there are {', '.join(BOARDS)}")
+        raise TridentError(f"no board is called '{name}'{did_you_mean(name, BOARDS)}")
     return BOARDS[name]

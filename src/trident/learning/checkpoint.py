@@ -4,7 +4,6 @@ Files are written atomically. All randomness depends on (seed, stream, task inde
 state of random generators.
 """
 
-import difflib
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -145,6 +144,7 @@ def load_checkpoint(path: Path | str) -> Checkpoint:
     file.
     """
     path, without_best = Path(path), False
+    weights_header.check_run(path)
     if not path.exists() and str(path) in weight_names():
         path = weights_file(str(path))
     if path.suffix == ".toml" or (not path.exists() and str(path) in recipe_names()):
@@ -155,10 +155,6 @@ def load_checkpoint(path: Path | str) -> Checkpoint:
             raise TridentError(f"{path} is not a run: it holds neither {BEST} nor {LAST}")
         without_best = found[0].name == LAST
         path = found[0]
-    if not path.is_file():
-        close = difflib.get_close_matches(str(path), weight_names(), n=1, cutoff=0.8)
-        hint = f": did you mean '{close[0]}'?" if close else ""
-        raise TridentError(f"there is no run or weights file at {path}, and 'trident weights' does not list it{hint}")
     metadata, tensors = _content(path)
     try:
         loaded = _checkpoint_from(metadata, tensors, path)

@@ -1,12 +1,16 @@
-"""Checks the metadata of a weights file, which may come from an untrusted source."""
+"""Reads and checks the metadata of a weights file, which may come from an untrusted source. Torch is not needed."""
 
+import difflib
+import json
 import math
 import struct
 from pathlib import Path
 from typing import Any
 
-from trident.errors import is_shown
+from trident.errors import TridentError, is_shown
 from trident.files import MOST_WEIGHTS, open_regular
+from trident.recipes.files import recipe_names
+from trident.weights import weight_names
 
 _MOST_HEADER = 2**24  # bytes; those of the included weights have about 20,000
 _MOST_STEPS = 2**48
@@ -21,6 +25,27 @@ def check_file(path: Path) -> None:
         size, first = path.stat().st_size, file.read(8)
     if len(first) == 8 and struct.unpack("<Q", first)[0] > min(_MOST_HEADER, size - 8):
         raise ValueError("its header is longer than the file, or much longer than that of weights")
+
+
+def read_header(path: Path) -> tuple[dict[str, Any], int]:
+    """What a weights file says about itself, and the number of its parameters."""
+    try:
+        check_file(path)
+        with open_regular(path, MOST_WEIGHTS) as file:
+            header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
+        shapes = [tensor["shape"] for name, tensor in header.items() if name.startswith("parameters/")]
+        return json.loads(header["__metadata__"]["trident"]), sum(map(math.prod, shapes))
+    except (struct.error, ValueError, KeyError, TypeError) as error:
+        raise TridentError(f"{path} is damaged or no safetensors file: {error!r:.200}") from error
+
+
+def check_run(run: Path) -> None:
+    """Check that there is a run, weights or a recipe of this name."""
+    if run.exists() or run.suffix == ".toml" or str(run) in (*weight_names(), *recipe_names()):
+        return
+    close = difflib.get_close_matches(str(run), weight_names(), n=1, cutoff=0.8)
+    hint = f": did you mean '{close[0]}'?" if close else ""
+    raise TridentError(f"there is no run or weights file at {run}, and 'trident weights' does not list it{hint}")
 
 
 def steps(value: Any, what: str = "step") -> int:

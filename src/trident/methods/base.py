@@ -9,7 +9,7 @@ A method gets a `Task`, which has no query labels. Only its training loss gets t
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ from torch import Tensor
 from trident.backbones.base import Backbone
 from trident.backbones.conv4 import Conv4Backbone, single_conv4
 from trident.errors import TridentError
+from trident.methods.about import About as About
 from trident.nn.batch_norm import BatchNormStatistics
 from trident.nn.linear import Linear
 from trident.nn.parameters import Parameters, for_each_task
@@ -26,18 +27,6 @@ from trident.tasks.source import NoiseShapes
 from trident.tasks.task import Batch, Labels, Task
 
 Losses = dict[str, Tensor]  # the parts by name, (task,) each; "total" is what training minimises
-
-
-@dataclass(frozen=True)
-class About:
-    """Facts about a method. `trident methods` prints them; training and measuring use them."""
-
-    title: str
-    citation: str  # authors and year
-    paper: str
-    trained_on: Literal["episodes", "classes", "nothing"] = "episodes"  # classes: batches of all training classes
-    transductive: bool = False  # whether queries are classified together, apart from batch norm
-    analyses: tuple[str, ...] = ()  # further analyses that it supports: "latents", "reconstructions"
 
 
 class Model(ABC):
@@ -74,8 +63,8 @@ class Method(ABC):
 
     @property
     def any_way(self) -> bool:
-        """Whether trained weights can classify tasks with any number of classes."""
-        return True
+        """Whether trained weights can classify tasks with any number of classes. It may depend on a setting."""
+        return self.about.any_way
 
     @property
     def any_queries(self) -> bool:
@@ -90,7 +79,7 @@ class Method(ABC):
     @property
     def positional(self) -> bool:
         """Whether weights are tied to positions in the task, so that the order of the images matters."""
-        return False
+        return self.about.positional
 
     @property
     def inner_steps(self) -> int:

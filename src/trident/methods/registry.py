@@ -4,12 +4,15 @@ A method in another installed package is found too, if that package declares it 
 `trident.methods`. Weights files name their method, so only names from here are ever imported, never a path from a file.
 """
 
+import ast
 from functools import cache
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 from trident.errors import TridentError, did_you_mean
 from trident.importing import imported
+from trident.methods.about import About
 
 METHODS = {
     "trident": "trident.methods.trident.method:Trident",
@@ -69,12 +72,16 @@ def of_other_packages() -> dict[str, str]:
     return {entry.name: entry.value for entry in entry_points(group="trident.methods")}
 
 
+def check_method(name: str) -> None:
+    if name not in method_paths():
+        raise TridentError(f"no method is called '{name}'{did_you_mean(name, method_paths())}")
+
+
 def method_class(name: str) -> Any:
+    paths = method_paths()
+    check_method(name)
     from trident.methods.base import Method
 
-    paths = method_paths()
-    if name not in paths:
-        raise TridentError(f"no method is called '{name}'{did_you_mean(name, paths)}")
     try:
         found = imported(paths[name])
     except Exception as error:  # whatever another package does when it is imported
@@ -89,3 +96,20 @@ def method_name(method: object) -> str:
     # By its path first, which imports no other method; a package may also name its class by another path.
     known = [name for name, path in paths.items() if path == own]
     return known[0] if known else next(name for name in paths if method_class(name) is type(method))
+
+
+def about(name: str) -> About:
+    """The facts about a method. A method of another package is imported for that, one of this package is not."""
+    if name not in METHODS:
+        found: About = method_class(name).about
+        return found
+    module, _, own = METHODS[name].partition(":")
+    path = Path(__file__).parents[1].joinpath(*module.split(".")[1:]).with_suffix(".py")
+    source = path.read_text("utf-8")
+    start = source.index("about = About(", source.index(f"class {own}("))
+    line = source[start : source.index("\n", start)]
+    text = line if line.endswith(")") else source[start : source.index("\n    )", start)] + ")"  # as ruff formats it
+    (statement,) = ast.parse(text).body
+    assert isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Call)
+    values = {str(one.arg): ast.literal_eval(one.value) for one in statement.value.keywords}
+    return About(*map(ast.literal_eval, statement.value.args), **values)

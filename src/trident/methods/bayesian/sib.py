@@ -41,6 +41,7 @@ class SyntheticInformationBottleneck(FixedShapeHead):
         "Hu et al. 2020",
         "Empirical Bayes Transductive Meta-Learning with Synthetic Gradients",
         transductive=True,
+        any_way=False,
     )
     steps: int = setting(3, "synthetic gradient steps", after_training=True, most=10_000, least=0)
     rate: float = setting(1e-3, "learning rate of these steps", after_training=True, above=0)

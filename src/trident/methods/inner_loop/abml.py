@@ -33,7 +33,7 @@ class Abml(VariationalWeights):
     logarithm of the variance; the weights of KL and hyper-prior are those of a public implementation.
     """
 
-    about = About("ABML", "Ravi & Beatson 2019", "Amortized Bayesian Meta-Learning")
+    about = About("ABML", "Ravi & Beatson 2019", "Amortized Bayesian Meta-Learning", any_way=False)
     hyper_prior_weight: float = setting(5e-8, "weight of the hyper-prior, which is summed over all weights", least=0)
 
     def adapts(self, parameter: str) -> bool:

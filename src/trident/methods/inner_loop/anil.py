@@ -16,7 +16,10 @@ class Anil(AdaptedConv4):
     """
 
     about = About(
-        "ANIL", "Raghu et al. 2020", "Rapid Learning or Feature Reuse? Towards Understanding the Effectiveness of MAML"
+        "ANIL",
+        "Raghu et al. 2020",
+        "Rapid Learning or Feature Reuse? Towards Understanding the Effectiveness of MAML",
+        any_way=False,
     )
 
     def adapts(self, parameter: str) -> bool:

@@ -35,7 +35,7 @@ class BayesianMaml(AdaptedConv4):
     last layer is, so that all steps share the features. Their precision of the prior is random; here it is a setting.
     """
 
-    about = About("Bayesian MAML", "Yoon et al. 2018", "Bayesian Model-Agnostic Meta-Learning")
+    about = About("Bayesian MAML", "Yoon et al. 2018", "Bayesian Model-Agnostic Meta-Learning", any_way=False)
     particles: int = setting(5, "number of particles", most=100, least=2)
     precision: float = setting(1.0, "precision of the prior of a particle's weights", True, least=0)
     chaser: bool = setting(False, "train by the chaser loss instead of the queries' cross-entropy")

@@ -17,7 +17,7 @@ class Boil(AdaptedConv4):
     Training minimises the queries' cross-entropy after the step, with the exact gradient, over both.
     """
 
-    about = About("BOIL", "Oh et al. 2021", "BOIL: Towards Representation Change for Few-shot Learning")
+    about = About("BOIL", "Oh et al. 2021", "BOIL: Towards Representation Change for Few-shot Learning", any_way=False)
     inner_rate: float = setting(0.5, "learning rate of the inner steps", True)
     inner_steps: int = setting(1, "inner steps at test", True, most=100)
     training_inner_steps: int | None = setting(

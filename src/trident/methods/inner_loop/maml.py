@@ -20,4 +20,6 @@ class Maml(AdaptedConv4):
     5 steps and a test 10. The published network has 32 channels, and its batch norm always uses the current images.
     """
 
-    about = About("MAML", "Finn et al. 2017", "Model-Agnostic Meta-Learning for Fast Adaptation of Deep Networks")
+    about = About(
+        "MAML", "Finn et al. 2017", "Model-Agnostic Meta-Learning for Fast Adaptation of Deep Networks", any_way=False
+    )

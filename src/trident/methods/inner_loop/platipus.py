@@ -43,7 +43,7 @@ class Platipus(RandomWeights):
     the Conv4 of a MAML run).
     """
 
-    about = About("PLATIPUS", "Finn, Xu & Levine 2018", "Probabilistic Model-Agnostic Meta-Learning")
+    about = About("PLATIPUS", "Finn, Xu & Levine 2018", "Probabilistic Model-Agnostic Meta-Learning", any_way=False)
     initial_step: float = setting(0.01, "start of the two learned step sizes", above=0)
 
     def adapts(self, parameter: str) -> bool:

@@ -30,6 +30,7 @@ class Vampire(VariationalWeights):
         "VAMPIRE",
         "Nguyen, Do & Carneiro 2020",
         "Uncertainty in Model-Agnostic Meta-Learning using Variational Inference",
+        any_way=False,
     )
 
     def model(self, backbone: Backbone, episode: EpisodeSpec) -> "VampireModel":

@@ -50,6 +50,7 @@ class SelfSupervisedReranking(FixedShapeHead):
         "Shen et al. 2021",
         "Re-ranking for image retrieval and transductive few-shot classification",
         transductive=True,
+        any_way=False,
     )
     steps: int = setting(3, "turns of prototypes and queries", after_training=True, most=10_000, least=0)
     rate: float = setting(1e-3, "learning rate of these steps", after_training=True, above=0)

@@ -26,6 +26,8 @@ class Trident(TridentSettings):
         "Transductive Decoupled Variational Inference for Few-Shot Classification",
         transductive=True,
         analyses=("latents", "reconstructions"),
+        any_way=False,
+        positional=True,
     )
 
     def model(self, backbone: Backbone, episode: EpisodeSpec) -> Network:

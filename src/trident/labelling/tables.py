@@ -9,8 +9,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trident.errors import TridentError
 from trident.labelling.class_names import NONE
-from trident.labelling.corrections import COLUMN, guarded, mark_of
+from trident.labelling.corrections import COLUMN, guarded, mark_of, read_corrections
 
 if TYPE_CHECKING:
     from trident.data.images import ImageSource
@@ -115,3 +116,29 @@ def write(text: str, out: Path | None) -> None:
 
     with atomic_file(out) as file:
         file.write(text.encode("utf-8", "surrogateescape"))
+
+
+def check_kept(out: Path | None, taken: dict[str, tuple[str, str]]) -> None:
+    """Hand work is not lost: a file is only replaced by a table with all of its columns, and of its corrections.
+
+    `taken` has the right class and the mark of each corrected picture.
+    """
+    if out is None or not out.exists() or not out.stat().st_size:
+        return
+    try:
+        there = read_corrections(out)
+    except TridentError as error:
+        raise TridentError(f"{error}; so it is kept: give another --out") from None
+    others = sorted(name for name in there.columns.difference(COLUMNS) if not (name[:2] == "p(" and name[-1] == ")"))
+    if others:
+        raise TridentError(f"{out} has a column that would be lost, '{others[0]}': give another --out")
+    lost = []
+    for path, name in there.labels.items():
+        right, mark = taken.get(path, (None, ""))
+        if right != name or there.marks.get(path, mark) != mark:
+            lost.append(path)
+    if lost:
+        raise TridentError(
+            f"{out} has corrections that would be lost ({len(lost)}, the first for {lost[0]}): add --corrections {out} "
+            "and the --query of all these pictures, or give another --out"
+        )

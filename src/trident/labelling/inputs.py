@@ -1,11 +1,9 @@
 """What the labelling commands read: labelled pictures, a pile, a saved classifier, corrections."""
 
 import difflib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from trident.errors import TridentError, errors_in, one_line
 from trident.labelling.class_names import NONE, check_one_class_each, class_name
@@ -17,58 +15,11 @@ if TYPE_CHECKING:
     from trident.labelling.feature_labeller import FeatureLabeller
     from trident.labelling.labelled import PictureLabeller
 
-Support = Annotated[
-    Path | None, typer.Option(help="Labelled pictures: a folder with one folder for each class.", show_default=False)
-]
-Query = Annotated[
-    Path,
-    typer.Option(
-        help="The pictures to label: a folder, including its subfolders; a text file with one path on each line; or a "
-        "folder of tar archives (WebDataset) or of Parquet files."
-    ),
-]
-Cluster = Annotated[
-    str | None,
-    typer.Option(
-        metavar="auto|ADDRESS",
-        help="Compute features on a Ray cluster: HOST:PORT of its head node; auto: the one that runs here, or else "
-        "a new one of this machine alone.",
-        show_default=False,
-    ),
-]
-Weights = Annotated[
-    str,
-    typer.Option(
-        help="Label with these weights of conv4: a name from 'trident weights', a run or a file. auto, with --backbone "
-        "conv4: by the number of labelled pictures."
-    ),
-]
-Backbone = Annotated[
-    str,
-    typer.Option(
-        help="Network that looks at the pictures; 'trident backbones' lists them. auto: efficientnet-lite0 if it is "
-        "installed, otherwise weights:mini-ensemble."
-    ),
-]
-Model = Annotated[
-    Path | None, typer.Option(help="A classifier that 'trident fit' wrote, instead of --support.", show_default=False)
-]
-Corrections = Annotated[
-    Path | None,
-    typer.Option(
-        help="A table of 'trident predict' in which you wrote the right class, or the words 'none of these', into the "
-        "column 'correction'. A corrected picture becomes an example of its class; one of 'none of these' of no class.",
-        show_default=False,
-    ),
-]
-NoCache = Annotated[
-    bool, typer.Option("--no-cache", help="Do not keep features on disk; a stopped command then starts anew.")
-]
+Say = Callable[[str], None]  # prints a line for the user
 
 
-def labelled_pictures(support: Path) -> "tuple[dict[str, list[ImageFile]], dict[str, str]]":
+def labelled_pictures(support: Path, say: Say) -> "tuple[dict[str, list[ImageFile]], dict[str, str]]":
     """The pictures of each class, and an error message for each unreadable path. Folders of one class are joined."""
-    from trident.cli.console import stderr
     from trident.data.pictures import find_pictures
     from trident.data.readers import subfolders
 
@@ -84,7 +35,7 @@ def labelled_pictures(support: Path) -> "tuple[dict[str, list[ImageFile]], dict[
         if other != folder.name:
             same = class_name(other) == name
             told = "are one class" if same else "are two classes: rename one if they should be one"
-            stderr.print(f"{support}: the folders {other!a} and {folder.name!a} {told}", soft_wrap=True)
+            say(f"{support}: the folders {other!a} and {folder.name!a} {told}")
         pictures, lines = find_pictures(folder)
         by_class.setdefault(name, []).extend(pictures)
         unread |= lines
@@ -102,15 +53,15 @@ def labelled_pictures(support: Path) -> "tuple[dict[str, list[ImageFile]], dict[
 
 
 def pile_of(
-    query: Path, support: Path | None, without: list[Path], by_class: "Mapping[str, Sequence[ImageSource]]"
+    query: Path, support: Path | None, by_class: "Mapping[str, Sequence[ImageSource]]", say: Say
 ) -> "tuple[Sequence[ImageSource], dict[str, str]]":
-    """The pictures to label, and an error message for each unreadable path. Omits labelled and sorted pictures.
+    """The pictures to label, and an error message for each unreadable path. Omits labelled pictures.
 
-    Those are the pictures of the classes, whatever path leads to them, and those in the folders `without`.
+    Those are the pictures of the classes, whatever path leads to them, and those in `support`.
     """
-    from trident.cli.console import stderr
     from trident.data.piles import apart_from, find_pile
 
+    without = [support] if support is not None else []
     if support is not None and query.is_dir() and query.resolve().is_relative_to(support.resolve()):
         raise TridentError(f"--query {query} is inside --support {support}: choose another folder of pictures to label")
     with errors_in(f"--query {query}"):
@@ -118,9 +69,9 @@ def pile_of(
     pictures = apart_from(found, [source for sources in by_class.values() for source in sources], without)
     omitted = len(found) - len(pictures)
     if omitted and pictures:
-        stderr.print(f"{omitted} pictures of the pile are labelled or sorted already, and left out", soft_wrap=True)
+        say(f"{omitted} pictures of the pile are labelled already, and left out")
     if not pictures:
-        reasons = [f"all {omitted} are labelled or sorted already"] if omitted else list(unread.values())
+        reasons = [f"all {omitted} are labelled already"] if omitted else list(unread.values())
         why = f" ({reasons[0]})" if reasons else ""
         raise TridentError(f"--query {query}: it has no picture to label{why}")
     return pictures, unread
@@ -133,26 +84,35 @@ def check_one_source(support: Path | None, model: Path | None) -> None:
         raise TridentError("--support DIR and --model FILE exclude each other: give one of them")
 
 
+def check_cluster_and_backbone(cluster: str, backbone: str, weights: str, model: Path | None) -> None:
+    """Before any work: Ray is there, a cluster answers, and there are features to compute on it."""
+    from trident.labelling.making import CONV4, chosen_backbone
+    from trident.ray_cluster import check_cluster
+
+    if model is None and chosen_backbone(backbone, weights) == CONV4:
+        raise TridentError("--cluster computes features, and conv4 has none that are the same in every pile: omit it")
+    check_cluster(cluster)
+
+
 def corrected_pictures(
-    corrections: Path | None, pile: "Sequence[ImageSource]", by_class: "Mapping[str, Sequence[ImageSource]]"
+    corrections: Path | None, pile: "Sequence[ImageSource]", by_class: "Mapping[str, Sequence[ImageSource]]", say: Say
 ) -> "dict[ImageSource, str]":
     """The pictures of the pile that a table corrects, with their right class.
 
     Says how many there are, and which of their classes are not in `by_class`, the labelled pictures. A saved classifier
     names new classes itself; `by_class` is empty then. A picture with two classes, `NONE` included, is an error.
     """
-    right = {} if corrections is None else _read_corrected(corrections, pile, by_class)
+    right = {} if corrections is None else _read_corrected(corrections, pile, by_class, say)
     labelled = [*((one, name) for name, sources in by_class.items() for one in sources), *right.items()]
     check_one_class_each((mark_of(one) or one.name, name, one.name) for one, name in labelled)
     return right
 
 
 def _read_corrected(
-    corrections: Path, pile: "Sequence[ImageSource]", known: Collection[str]
+    corrections: Path, pile: "Sequence[ImageSource]", known: Collection[str], say: Say
 ) -> "dict[ImageSource, str]":
-    from trident.cli.console import stderr
 
-    found, marks, columns = read_corrections(corrections)
+    found, marks, columns, _ = read_corrections(corrections)
     by_path = {source.name: source for source in pile}
     missing = [path for path in found if path not in by_path]
     # A path that is not UTF-8 was read with characters that cannot be written as such.
@@ -165,14 +125,14 @@ def _read_corrected(
         )
     if missing:  # moved since, into the folder of a class for example
         text = f"{corrections} corrects {missing[0]}{f' and {len(missing) - 1} more' if missing[1:] else ''}"
-        stderr.print(f"{text}, not in the pile any more: left out", soft_wrap=True)
+        say(f"{text}, not in the pile any more: left out")
     if not found:
         text = f"{corrections} has no corrections: write the right class into the column '{COLUMN}'"
-        stderr.print(f"{text}; no other column is read", soft_wrap=True)
+        say(f"{text}; no other column is read")
         return {}
     if MARK not in columns:
         text = f"{corrections} has no column '{MARK}', so it cannot be checked that these are the same pictures"
-        stderr.print(text, soft_wrap=True)
+        say(text)
     right = {by_path[path]: name for path, name in found.items() if path in by_path}
     others = [path for path in marks if path in by_path and mark_of(by_path[path]) not in ("", marks[path])]
     if others:
@@ -181,7 +141,7 @@ def _read_corrected(
             f"pictures): give the pile of that table; or, if its corrections are still right, clear its '{MARK}' cells"
         )
     new = new_classes(right.values(), known) if known else ""
-    stderr.print(f"corrections taken from {corrections}: {len(right)}{new}", soft_wrap=True, markup=False)
+    say(f"corrections taken from {corrections}: {len(right)}{new}")
     return right
 
 
@@ -202,51 +162,50 @@ def labeller_from_pictures(
     weights: str,
     device: str,
     use_cache: bool,
+    say: Say,
     method: str | None = None,
 ) -> "PictureLabeller":
     """Makes the labeller and says on standard error what it is, and what would be better."""
-    from trident.cli.console import stderr
 
     if method is not None:
         from trident.labelling.making import labeller_by_method
 
-        labeller = labeller_by_method(by_class, method, backbone, device, opened_cache(use_cache))
-        stderr.print(labeller.describe(), soft_wrap=True)
+        labeller = labeller_by_method(by_class, method, backbone, device, opened_cache(use_cache, say))
+        say(labeller.describe())
         if not labeller.calibrated:
-            stderr.print("its probabilities are not calibrated: they may be too sure, or not sure enough")
+            say("its probabilities are not calibrated: they may be too sure, or not sure enough")
         return labeller
     from trident.backbones.pretrained import INCLUDED
     from trident.labelling.making import CONV4, HINT, chosen_backbone, make_labeller
     from trident.weights import weights_for
 
     chosen = chosen_backbone(backbone, weights)
-    cache = opened_cache(use_cache and chosen != CONV4)
+    cache = opened_cache(use_cache and chosen != CONV4, say)
     labeller = make_labeller(by_class, chosen, weights, device, cache)
     if chosen != CONV4:
-        stderr.print(labeller.describe(), soft_wrap=True)
+        say(labeller.describe())
         if backbone == "auto" and chosen == INCLUDED:
-            stderr.print(HINT, soft_wrap=True)
+            say(HINT)
         return labeller
     auto = weights_for(sum(map(len, by_class.values())), len(by_class))
     name = Path(auto if weights == "auto" else weights).stem
-    stderr.print(f"weights: {name}, {labeller.describe()}", soft_wrap=True)
+    say(f"weights: {name}, {labeller.describe()}")
     return labeller
 
 
 def labeller_from_file(
-    model: Path, backbone: str, device: str, use_cache: bool, more: "Mapping[str, Sequence[ImageSource]]"
+    model: Path, backbone: str, device: str, use_cache: bool, say: Say, more: "Mapping[str, Sequence[ImageSource]]"
 ) -> "FeatureLabeller":
     """A saved classifier, with more labelled pictures."""
-    from trident.cli.console import stderr
     from trident.labelling.saved import load_classifier
 
     if backbone == "conv4":
         raise TridentError("--backbone conv4: a saved classifier needs the backbone that it was made with: omit it")
-    labeller = load_classifier(model, device, None if backbone == "auto" else backbone, opened_cache(use_cache))
+    labeller = load_classifier(model, device, None if backbone == "auto" else backbone, opened_cache(use_cache, say))
     new = new_classes(more, labeller.classes)
     labeller = labeller.with_pictures(more)
     text = f"{model}: {labeller.describe()}, {len(labeller.classes)} classes{new}"
-    stderr.print(text, soft_wrap=True, markup=False)
+    say(text)
     return labeller
 
 
@@ -261,12 +220,11 @@ def new_classes(names: Iterable[str], known: Iterable[str]) -> str:
     return f"; new classes: {', '.join(found)}" if found else ""
 
 
-def opened_cache(wanted: bool) -> "FeatureCache | None":
+def opened_cache(wanted: bool, say: Say) -> "FeatureCache | None":
     """The feature cache; a cache that cannot be used is reported, and work goes on without it."""
-    from trident.cli.console import stderr
     from trident.labelling.making import open_cache
 
-    cache = open_cache(wanted, lambda line: stderr.print(f"trident: {line}", soft_wrap=True))
+    cache = open_cache(wanted, lambda line: say(f"trident: {line}"))
     if cache is not None and cache.problem is not None:
-        stderr.print(f"trident: features are not kept: {cache.problem}", soft_wrap=True)
+        say(f"trident: features are not kept: {cache.problem}")
     return cache
