@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import typer
 from torch import nn
@@ -21,6 +22,9 @@ from trident.cli import main
 from trident.cli.app import app
 from trident.data.store import write_store
 from trident.measuring import decoupling
+
+hypothesis.settings.register_profile("patient", deadline=None)  # other tests run at the same time
+hypothesis.settings.load_profile("patient")
 
 
 @pytest.fixture(scope="session", autouse=True)

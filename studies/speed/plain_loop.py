@@ -63,8 +63,6 @@ class PlainLoop:
             "method.classifier_features": ("plain",),
             "method.training_classes": (0,),
             "method.semantic_batch_norm": ("set",),
-            "method.label_prior": ("standard_normal",),
-            "method.semantic_prior": ("standard_normal",),
         }
         for name, known in covered.items():
             found = setting_of(recipe, name)

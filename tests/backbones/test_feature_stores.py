@@ -25,6 +25,7 @@ from trident.leaderboard.subjects import Features
 from trident.learning.checkpoint import untrained
 from trident.learning.frozen_weights import with_conv4
 from trident.learning.run_start import restart_run, start_run
+from trident.measuring import inputs
 from trident.measuring.evaluate import evaluate
 from trident.recipes.loading import load_recipe, with_overrides
 
@@ -295,7 +296,7 @@ def test_only_the_needed_splits_get_features_of_weights(
         computed.append(len(found.images))
         return found
 
-    monkeypatch.setattr(feature_store, "features_of_store", spy)
+    monkeypatch.setattr(inputs, "features_of_store", spy)
     call = [recipe, "--split", "val", "--tasks", "20", "--json", "--data", tmp_path / "few.store"]
     measured = trident_here("evaluate", *call, "backbone.of=weights:glyphs-simpleshot", "backbone.size=16")
     assert computed == [images]  # of 360

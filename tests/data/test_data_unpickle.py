@@ -191,7 +191,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @given(content=st.binary(max_size=80))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_random_bytes(folder: Path, content: bytes) -> None:
     load_or_refuse(folder, content)
 
@@ -205,7 +205,7 @@ VALID.append(python2_pickle({"image_data": DATA["pixels"], "class_dict": {"n01":
     changes=st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 255)), min_size=1, max_size=6),
     cut=st.one_of(st.none(), st.integers(0, 2000)),
 )
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 def test_mutated_pickles(folder: Path, content: bytes, changes: list[tuple[int, int]], cut: int | None) -> None:
     mutated = bytearray(content)
     for place, byte in changes:

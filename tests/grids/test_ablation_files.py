@@ -207,7 +207,7 @@ BAD_GRIDS = [
     ("seeds = [1]\n" + HEAD + "[settings]\ntraining.seed = 3\n" + AXIS, ["training.seed is set", "has seeds"]),
     (HEAD + "axes = []", ["the grid is empty"]),
     (HEAD + "axes = 3", ["axes is 3", "a list"]),
-    (HEAD + "axes = [3]", ["axes[0] is 3", "a table"]),
+    (HEAD + "axes = [3]", ["'axes[0]' must be a table of keys"]),
     (HEAD + AXIS.replace("[4, 8]", "[]"), ["the grid is empty"]),
     (HEAD + "[evalation]\n" + AXIS, ["'evalation'", "'evaluation'"]),
     (HEAD + '[evaluation]\nsplit = "tset"\n' + AXIS, ["evaluation.split is 'tset'", "val"]),

@@ -141,7 +141,7 @@ def test_bad_input(trident_here: Callable, folders: Path, arguments: list[str], 
     assert not (folders / "x.txt").exists()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(n=st.integers(0, 2000), most=st.integers(1, 200))
 def test_chunks_are_even_and_mixed_and_hold_each_picture_once(n: int, most: int) -> None:
     parts = chunks(n, most)
@@ -235,7 +235,7 @@ def test_support_batch_norm_does_not_look_at_queries_whatever_the_shots() -> Non
     np.testing.assert_allclose(labeller.probabilities_alone(pictures[6:]), together, atol=1e-6)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     kind=st.sampled_from(["PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF"]),
     cut=st.floats(0, 1),

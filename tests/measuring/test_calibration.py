@@ -41,7 +41,7 @@ def assert_as_others_say(found: Predictions) -> None:
     assert ours.brier == pytest.approx(theirs, abs=1e-6)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 10_000), st.integers(1, 300), st.integers(3, 8), st.floats(0.05, 20))
 def test_as_torchmetrics_and_scikit_learn_say(seed: int, n: int, n_way: int, sharpness: float) -> None:
     found = random_predictions(seed, n, n_way, sharpness)

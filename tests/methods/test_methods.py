@@ -151,7 +151,7 @@ def test_predictions_are_made_from_the_backbones_features(name: str, batch_norm:
 
 
 @heads
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(seed=st.integers(0, 2**31), batch_norm=st.sampled_from(["transductive", "running"]))
 def test_no_order_matters(name: str, seed: int, batch_norm: str) -> None:
     """Queries in another order give the predictions in that order; the order of support images changes nothing."""

@@ -62,7 +62,7 @@ def test_the_gradient_against_finite_differences() -> None:
     assert actual == pytest.approx(expected, rel=1e-6)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(seed=st.integers(0, 2**31))
 def test_no_order_matters(seed: int) -> None:
     learner, task = make_learner(RECIPE, Execution()), tiny_tasks(seed=seed).task

@@ -46,7 +46,7 @@ def predictions(learner: InnerLoopLearner, parameters: Parameters, task: Task) -
 
 
 @pytest.mark.parametrize("classifier_start", ["learned", "prototypes"])
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     seed=st.integers(0, 2**31),
     residual=st.booleans(),

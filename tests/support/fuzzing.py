@@ -71,7 +71,7 @@ def try_many(examples: int, check: Callable[..., None], **drawn: st.SearchStrate
     """Call `check` with so many drawn values. Each call has limits on its time and memory."""
     tried = 0
 
-    @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples, database=None, suppress_health_check=list(HealthCheck))
     @given(values=st.fixed_dictionaries(drawn))
     def run(values: dict[str, Any]) -> None:
         nonlocal tried

@@ -49,7 +49,7 @@ def test_mirrored_and_shifted() -> None:
     assert torch.equal(shifted[:, :, 0], augment(original, shifts(False, 0, -1))[:, :, 2])  # reflected at the edge
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 2**31), kind=st.sampled_from(["flip", "flip_shift"]))
 def test_what_is_drawn(seed: int, kind: str) -> None:
     drawn = draw_augmentations(kind, 500, 84, np.random.default_rng(seed))

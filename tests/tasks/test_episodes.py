@@ -27,7 +27,7 @@ STORE = store_in_memory(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     n_way=st.integers(1, 15),
     n_shot=st.integers(1, 20),

@@ -51,7 +51,8 @@ def checked(kind: Any, value: Any, where: str = "", choose: Choose | None = None
     if plain is list:
         return origin(checked(inner[0], entry, f"{where}[{place}]", choose) for place, entry in enumerate(value))
     if plain is dict:
-        return {key: checked(inner[1], entry, f"{where}.{key}", choose) for key, entry in value.items()}
+        under = f"{where}." if where else ""
+        return {key: checked(inner[1], entry, under + key, choose) for key, entry in value.items()}
     if plain is str and choose is not None and (len(value) > MOST_CHARACTERS or not is_shown(value)):
         raise TridentError(
             f"{where} is {short(value)}: it must be text of at most {MOST_CHARACTERS} printable characters"
