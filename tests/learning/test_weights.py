@@ -104,7 +104,7 @@ def test_a_file_or_folder_of_that_name_comes_first(tmp_path: Path, monkeypatch: 
 
 def test_unknown_names(trident_here: Callable) -> None:
     assert_one_line_error(trident_here("weights", "mini-9w9s"), "no weights 'mini-9w9s'", "mini-5w5s-set")
-    assert_one_line_error(trident_here("evaluate", "mini-9w9s"), "no weights 'mini-9w9s'")
+    assert_one_line_error(trident_here("evaluate", "mini-9w9s"), "'trident weights' does not list it")
 
 
 def test_weights_to_share(trident_here: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
