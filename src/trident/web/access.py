@@ -81,11 +81,16 @@ def _is_local(request: Request) -> bool:
     return request.client is not None and not forwarded and is_loopback(request.client.host)
 
 
+def ip_of(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """None for what is not an IP address, such as a host name."""
+    with suppress(ValueError):
+        return ipaddress.ip_address(address)
+    return None
+
+
 def is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return False
+    ip = ip_of(address)
+    return ip is not None and ip.is_loopback
 
 
 def chosen_token(file: Path | None) -> str | None:
@@ -186,15 +191,7 @@ class Guard:
             name, _ = parts.hostname or "", parts.port  # a port that is none is an error
         except ValueError:
             return False
-        if parts.netloc != host or "@" in host:
-            return False
-        if name in self._names:
-            return True
-        try:
-            ipaddress.ip_address(name)
-        except ValueError:
-            return False
-        return True
+        return parts.netloc == host and "@" not in host and (name in self._names or ip_of(name) is not None)
 
 
 def _place(origin: str) -> tuple[str, str] | None:

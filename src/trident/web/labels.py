@@ -1,7 +1,7 @@
 """The answer to a request: a label or an error for each picture of the pile."""
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -9,9 +9,11 @@ from trident.data.images import ImageSource
 from trident.errors import NotFiniteError
 from trident.labelling.class_names import check_one_class_each
 from trident.labelling.labelled import Labelled
-from trident.web.limits import RefusedError
-from trident.web.request_queue import Check
+from trident.web.limits import Check, RefusedError
 from trident.web.uploads import Received, Upload
+
+if TYPE_CHECKING:
+    from trident.web.networks import Network
 
 
 @dataclass(frozen=True)
@@ -22,25 +24,6 @@ class Task:
     examples: list[np.ndarray]  # each (size, size, channel) uint8
     labels: np.ndarray  # (example,) int64
     upload: Upload
-
-
-class Network(Protocol):
-    """What the server labels pictures with. It is loaded once, when the server starts."""
-
-    size: int  # pictures are scaled to this many pixels, height and width
-    channels: int
-    reduced: bool  # see `decode`
-    centre_crop: float
-    hint: str | None  # one line about what would label better
-
-    def described(self) -> list[dict[str, Any]]:
-        """For the page: everything that may be used."""
-
-    def described_for(self, task: Task) -> dict[str, Any]:
-        """For the page: what is used for this request."""
-
-    def label(self, task: Task, check: Check) -> Labelled:
-        """Label the pile, unreadable pictures included. `check` is called often and raises if the work should stop."""
 
 
 def task_of(upload: Upload) -> Task:
@@ -58,7 +41,7 @@ def task_of(upload: Upload) -> Task:
     return Task(tuple(upload.classes), [pixels for _, pixels, _ in readable], labels, upload)
 
 
-def label(network: Network, task: Task, check: Check) -> dict[str, Any]:
+def label(network: "Network", task: Task, check: Check) -> dict[str, Any]:
     check()
     answer = described(network, task)
     try:
@@ -74,7 +57,7 @@ def label(network: Network, task: Task, check: Check) -> dict[str, Any]:
     }
 
 
-def described(network: Network, task: Task) -> dict[str, Any]:
+def described(network: "Network", task: Task) -> dict[str, Any]:
     return {
         "classes": list(task.classes),
         "weights": network.described_for(task),
@@ -94,7 +77,7 @@ def _label(labelled: Labelled, place: int) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class _DecodedPicture(ImageSource):
+class DecodedPicture(ImageSource):
     """A picture that was decoded on arrival."""
 
     received: Received
@@ -107,10 +90,6 @@ class _DecodedPicture(ImageSource):
         if self.received.pixels is None:
             raise ValueError(self.received.error)
         return self.received.pixels
-
-
-def decoded_pictures(upload: Upload) -> list[_DecodedPicture]:
-    return [_DecodedPicture(received) for received in upload.pile]
 
 
 def _labelled(upload: Upload) -> list[dict[str, Any]]:
