@@ -49,8 +49,7 @@ def test_pictures_are_known_by_their_content(tmp_path: Path) -> None:
 
 
 def test_pictures_sent_to_the_page_are_known_by_their_content() -> None:
-    from trident.web.labels import DecodedPicture
-    from trident.web.uploads import Received
+    from trident.web.uploads import DecodedPicture, Received
 
     same = [DecodedPicture(Received(name, picture(0))).key() for name in "ab"]
     assert same[0] == same[1] == ImageInMemory("c", Image.fromarray(picture(0))).key()

@@ -103,16 +103,16 @@ def test_the_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, trident_here: Callable[..., Answer]) -> None:
     monkeypatch.setenv("TRIDENT_CACHE", str(tmp_path))
     FeatureCache(tmp_path).put("a", {key(number): row(number, 1280) for number in range(1000)})
-    said = trident_here("cache").stdout
+    said = trident_here("data", "cache").stdout
     assert str(tmp_path) in said and "1,000" in said and "5.1 MB of at most 2,147 MB" in said
-    assert '"pictures": 1000, "bytes": 5120000' in trident_here("cache", "--json").stdout
-    assert "deleted the features of 1,000 pictures" in trident_here("cache", "--clear").stdout
-    assert '"pictures": 0, "bytes": 0' in trident_here("cache", "--json").stdout
+    assert '"pictures": 1000, "bytes": 5120000' in trident_here("data", "cache", "--json").stdout
+    assert "deleted the features of 1,000 pictures" in trident_here("data", "cache", "--clear").stdout
+    assert '"pictures": 0, "bytes": 0' in trident_here("data", "cache", "--json").stdout
     for arguments in ((), ("--clear",)):
         damage(tmp_path / "features.sqlite", "schema")
-        answer = trident_here("cache", *arguments)
+        answer = trident_here("data", "cache", *arguments)
         assert answer.returncode == 0 and answer.stderr.count("\n") == 1 and "was damaged" in answer.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["features.sqlite"]
     (tmp_path / "features.sqlite").unlink()
     (tmp_path / "features.sqlite").mkdir()
-    assert_one_line_error(trident_here("cache"), "cannot be used")
+    assert_one_line_error(trident_here("data", "cache"), "cannot be used")

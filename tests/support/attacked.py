@@ -38,9 +38,9 @@ from trident.data import resuming
 from trident.data.decoding_process import DecodingProcesses
 from trident.data.images import ImageFile
 from trident.labelling import feature_cache
-from trident.labelling.corrections import mark_of
 from trident.labelling.feature_cache import FeatureCache
 from trident.labelling.label_latents import latents_for
+from trident.labelling.tables import mark_of
 from trident.learning.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 
 USUAL = Disk()

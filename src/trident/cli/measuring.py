@@ -124,7 +124,8 @@ def evaluate(
         fitting_store = opt.open_fitting_data(temperature_data, checkpoint, store) if fitted else None
 
         def sample(default: int) -> "Sample":
-            return opt.sample_of(split, tasks or default, seed, here.device, tasks_per_chunk, engine, precision)
+            chosen = opt.sample_of(split=split, tasks=tasks or default, seed=seed, device=here.device)
+            return {**chosen, "engine": engine, "precision": precision, "tasks_per_chunk": tasks_per_chunk}
 
         with counting("evaluating tasks") as progress:
             job = Job(checkpoint, store, sample, seed, progress, here.processes, figure)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Unpack, get_args, get_origin
 
 import typer
 
@@ -155,25 +155,9 @@ def load_for_measuring(run: Path, settings: list[str] | None) -> "Checkpoint":
     return with_settings(load_checkpoint(run), overrides_of(settings))
 
 
-def sample_of(
-    split: str,
-    tasks: int,
-    seed: int,
-    device: str,
-    tasks_per_chunk: int | None,
-    engine: str = "auto",
-    precision: str = "auto",
-) -> "Sample":
+def sample_of(**sample: "Unpack[Sample]") -> "Sample":
     """Which tasks to measure on, and on which device."""
-    return {
-        "split": split,
-        "tasks": tasks,
-        "seed": seed,
-        "device": device_of(device),
-        "engine": engine,
-        "precision": precision,
-        "tasks_per_chunk": tasks_per_chunk,
-    }
+    return {**sample, "device": device_of(str(sample["device"]))}
 
 
 def data_of(recipe: "Recipe", given: str | None, checkpoint: "Checkpoint | None") -> str:

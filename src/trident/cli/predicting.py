@@ -9,9 +9,8 @@ import typer
 from trident.cli import options as opt
 from trident.cli.app import app
 from trident.errors import NotFiniteError, TridentError, one_line
-from trident.labelling.corrections import mark_of
 from trident.labelling.inputs import check_cluster_and_backbone, check_one_source, given_pictures, labeller_from
-from trident.labelling.tables import Row, as_csv, as_json, check_kept, rows_of, write
+from trident.labelling.tables import Row, as_csv, as_json, check_kept, mark_of, rows_of, write
 from trident.learning.weights_header import check_run
 from trident.methods.registry import check_method
 
@@ -179,8 +178,8 @@ def sort(
     was labelled is not sorted. After Ctrl-C or a kill, the same command does the rest.
     """
     from trident.cli.console import counting, say
-    from trident.labelling.corrections import MARK, read_corrections
     from trident.labelling.sorting import carry_out, pictures_to_sort, plan, strangers
+    from trident.labelling.tables import MARK, read_corrections
 
     if MARK not in read_corrections(table).columns:
         text = f"{table} has no column '{MARK}', so it cannot be checked that these are the same pictures"

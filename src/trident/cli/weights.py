@@ -39,7 +39,11 @@ def weights(
         widest = max(map(len, weight_names()))
         for known in weight_names():
             values = _described(known)
-            print(f"{known:{widest}} {values['parameters']:>8,} parameters  {values['summary']}{_caveat(values)}")
+            about_known = f"{known:{widest}} {values['parameters']:>8,} parameters  {values['summary']}"
+            if values["positional"]:  # they depend on positions in a task
+                order = values["query_order"].replace("_", "-")
+                about_known += f", trained on {order} queries; for measuring only, labels no pictures"
+            print(about_known)
         print("'trident weights NAME' shows their training data, use and accuracy.")
 
 
@@ -83,17 +87,10 @@ def _with_temperatures(checkpoint: "Checkpoint", data: str | None, tasks: int, d
     from trident.labelling.labeller import fit_temperatures
 
     store = opt.open_for(checkpoint.recipe, data, checkpoint)
-    sample = opt.sample_of("val", tasks, 0, device, None)
+    sample = opt.sample_of(split="val", tasks=tasks, seed=0, device=device)
     with counting("evaluating validation tasks") as progress:
         temperatures = fit_temperatures(checkpoint, store, progress, **sample)
     return replace(checkpoint, temperatures=temperatures)
-
-
-def _caveat(values: dict[str, Any]) -> str:
-    """A warning for weights that depend on positions in a task; empty for others."""
-    if not values["positional"]:
-        return ""
-    return f", trained on {values['query_order'].replace('_', '-')} queries; for measuring only, labels no pictures"
 
 
 def _described(name: str) -> dict[str, Any]:

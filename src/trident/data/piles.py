@@ -64,12 +64,12 @@ def apart_from(
     """The pictures of a pile without those that are labelled, or in some folders, whatever path leads to them."""
     if not pile or not isinstance(pile[0], ImageFile):
         return pile  # those of an archive have no path
-    known = {os.path.realpath(source.path) for source in labelled if isinstance(source, ImageFile)}
+    known = {os.path.realpath(source.file) for source in labelled if isinstance(source, ImageFile)}
     inside = tuple(f"{os.path.realpath(folder)}{os.sep}" for folder in folders)
 
     def is_known(source: ImageSource) -> bool:
         assert isinstance(source, ImageFile)
-        real = os.path.realpath(source.path)
+        real = os.path.realpath(source.file)
         return real in known or real.startswith(inside)
 
     return [source for source in pile if not is_known(source)]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from trident.errors import TridentError, errors_in, one_line
 from trident.labelling.class_names import NONE, check_one_class_each, class_name
-from trident.labelling.corrections import COLUMN, MARK, mark_of, read_corrections
+from trident.labelling.tables import COLUMN, MARK, mark_of, read_corrections
 
 if TYPE_CHECKING:
     from trident.data.images import ImageFile, ImageSource
@@ -63,8 +63,8 @@ def labelled_pictures(support: Path, say: Say) -> "tuple[dict[str, list[ImageFil
         raise TridentError(f"--support {support}: class '{empty[0]}' has no pictures{why}")
     beside, _ = find_pictures(support, without=subfolders(support))
     if beside:
-        why = f"it is not in a class folder: expected {support}/CLASS/{beside[0].path.name}"
-        unread |= {str(source.path): f"{source.path}: {why}" for source in beside}
+        why = f"it is not in a class folder: expected {support}/CLASS/{beside[0].file.name}"
+        unread |= {str(source.file): f"{source.file}: {why}" for source in beside}
     return by_class, unread
 
 

@@ -52,7 +52,11 @@ class TokenGate:
         if path == "/health" or (path == "/metrics" and _is_local(request)):
             return None
         if path == "/" and request.method == "GET" and in_address is not None:
-            return self._cookie(request, in_address) if self._is_right(in_address) else _unauthorized("is wrong")
+            if not self._is_right(in_address):
+                return _unauthorized("is wrong")
+            answer, https = HTMLResponse(_GO_ON), request.scope["scheme"] == "https"
+            answer.set_cookie(COOKIE, in_address, httponly=True, samesite="strict", secure=https)
+            return answer
         kind, _, sent = request.headers.get("authorization", "").partition(" ")
         bearer = sent.strip() if kind.lower() == "bearer" else None
         given = [one for one in (bearer, request.cookies.get(COOKIE)) if one]
@@ -62,12 +66,6 @@ class TokenGate:
 
     def _is_right(self, token: str) -> bool:
         return secrets.compare_digest(token.encode(), self._token)
-
-    def _cookie(self, request: Request, token: str) -> Response:
-        answer = HTMLResponse(_GO_ON)
-        https = request.scope["scheme"] == "https"
-        answer.set_cookie(COOKIE, token, httponly=True, samesite="strict", secure=https)
-        return answer
 
 
 def _unauthorized(what: str) -> Response:

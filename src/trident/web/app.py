@@ -19,13 +19,13 @@ import trident
 from trident.data.decoding_process import DecodingProcesses, decoders
 from trident.data.images import Target
 from trident.errors import TridentError
-from trident.web.labels import Task, label, task_of
+from trident.web.labels import label, task_of
 from trident.web.latent_view import show_latents
 from trident.web.limits import Check, Limits, RefusedError, RequestQueue
 from trident.web.networks import Network
 from trident.web.serve import client_of
 from trident.web.service import Metrics
-from trident.web.uploads import PageDecoder, Receiver, Upload, at_pace, drain
+from trident.web.uploads import PageDecoder, Receiver, Task, Upload, at_pace, drain
 
 STATIC = Path(__file__).parent / "static"
 Work = Callable[[Network, Task, Check], dict[str, Any]]

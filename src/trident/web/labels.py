@@ -1,29 +1,15 @@
 """The answer to a request: a label or an error for each picture of the pile."""
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from trident.data.images import ImageSource
 from trident.errors import NotFiniteError
 from trident.labelling.class_names import check_one_class_each
 from trident.labelling.labelled import Labelled
 from trident.web.limits import Check, RefusedError
-from trident.web.uploads import Received, Upload
-
-if TYPE_CHECKING:
-    from trident.web.networks import Network
-
-
-@dataclass(frozen=True)
-class Task:
-    """A valid request: every class has a readable picture."""
-
-    classes: tuple[str, ...]
-    examples: list[np.ndarray]  # each (size, size, channel) uint8
-    labels: np.ndarray  # (example,) int64
-    upload: Upload
+from trident.web.networks import Network
+from trident.web.uploads import Task, Upload
 
 
 def task_of(upload: Upload) -> Task:
@@ -41,7 +27,7 @@ def task_of(upload: Upload) -> Task:
     return Task(tuple(upload.classes), [pixels for _, pixels, _ in readable], labels, upload)
 
 
-def label(network: "Network", task: Task, check: Check) -> dict[str, Any]:
+def label(network: Network, task: Task, check: Check) -> dict[str, Any]:
     check()
     answer = described(network, task)
     try:
@@ -57,7 +43,7 @@ def label(network: "Network", task: Task, check: Check) -> dict[str, Any]:
     }
 
 
-def described(network: "Network", task: Task) -> dict[str, Any]:
+def described(network: Network, task: Task) -> dict[str, Any]:
     return {
         "classes": list(task.classes),
         "weights": network.described_for(task),
@@ -74,22 +60,6 @@ def _label(labelled: Labelled, place: int) -> dict[str, Any]:
         "none_of_these": labelled.belongs_to_none(place),
         "typicality": None if labelled.typicality is None else float(labelled.typicality[place]),
     }
-
-
-@dataclass(frozen=True)
-class DecodedPicture(ImageSource):
-    """A picture that was decoded on arrival."""
-
-    received: Received
-
-    @property
-    def name(self) -> str:
-        return self.received.name
-
-    def content(self) -> np.ndarray:
-        if self.received.pixels is None:
-            raise ValueError(self.received.error)
-        return self.received.pixels
 
 
 def _labelled(upload: Upload) -> list[dict[str, Any]]:

@@ -20,8 +20,8 @@ from trident.labelling.labeller import Labeller, refuse_positional
 from trident.labelling.making import CONV4, HINT, chosen_backbone
 from trident.learning.checkpoint import Checkpoint, load_checkpoint
 from trident.learning.frozen_weights import with_conv4
-from trident.web.labels import DecodedPicture, Task
 from trident.web.limits import MEGA, Check
+from trident.web.uploads import DecodedPicture, Task
 from trident.weights import weight_names, weights_for
 
 
