@@ -15,12 +15,12 @@ from torch import nn
 from ablation_grids import TINY_RECIPE as TINY_GRID_RECIPE
 from ablation_grids import Ablate_command, Answer
 from commands import Trident_command, run_trident
+from stores import write_store
 from tiny import tiny_store
 from trident.backbones import torch_module
 from trident.backbones.pretrained import BACKBONES, Compute, Facts
 from trident.cli import main
 from trident.cli.app import app
-from trident.data.store import write_store
 from trident.measuring import decoupling
 
 hypothesis.settings.register_profile("patient", deadline=None)  # other tests run at the same time

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trident.cli.app import main
-from trident.cli.options import Device, Json, device_of, open_data
-from trident.cli.tables import aligned
+from trident.cli.options import Device, Json, aligned, device_of, open_data
 from trident.errors import TridentError
 
 if TYPE_CHECKING:

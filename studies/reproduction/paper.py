@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from trident.cli.app import main
-from trident.cli.options import Json
-from trident.cli.tables import aligned
+from trident.cli.options import Json, aligned
 
 if TYPE_CHECKING:
     from studies.reproduction.paper_results import PaperResult, PaperTable

@@ -15,12 +15,12 @@ from trident.cli.options import (
     PrecisionName,
     Settings,
     StoreOn,
+    aligned,
     data_of,
     device_of,
     open_data,
     overrides_of,
 )
-from trident.cli.tables import aligned
 from trident.errors import TridentError
 
 if TYPE_CHECKING:

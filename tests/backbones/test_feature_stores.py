@@ -13,13 +13,14 @@ import pytest
 from ablation_grids import Answer
 from commands import assert_one_line_error
 from stand_in_backbone import COLOURS, NAME, picture
+from stores import write_store
 from trident.backbones import feature_store
 from trident.backbones.feature_store import features_of_store
 from trident.backbones.frozen import FrozenBackbone
 from trident.backbones.pretrained import find_backbone
 from trident.data.glyphs import open_glyphs
 from trident.data.images import ImageFile, Target
-from trident.data.store import ImageStore, class_table, open_store, write_store
+from trident.data.store import ImageStore, class_table, open_store
 from trident.errors import TridentError
 from trident.leaderboard.subjects import Features
 from trident.learning.checkpoint import untrained

@@ -19,11 +19,12 @@ from safetensors.torch import load_file, save_file
 
 from ablation_grids import Answer
 from commands import Trident_command, assert_one_line_error
+from stores import write_store
 from tiny import TINY_BACKBONE, TINY_RECIPE, tiny_store
 from trident.cli import console
 from trident.cli.app import app
 from trident.data.registry import READERS
-from trident.data.store import open_store, write_store
+from trident.data.store import open_store
 from trident.grids.files import MeasuredOn
 from trident.learning.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 

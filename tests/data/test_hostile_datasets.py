@@ -14,7 +14,7 @@ from test_data_cub import save_cub
 from bounds import bounded
 from commands import Trident_command, assert_one_line_error
 from data_pictures import picture, png, refusal, save, save_class_folders
-from trident.data.tars import tar_pictures
+from trident.data.piles import tar_pictures
 from trident.data.unpickle import load_pickle
 from trident.errors import TridentError
 

@@ -9,9 +9,8 @@ import pytest
 
 from studies.documents import introduction_before
 from trident.backbones.pretrained import find_backbone
-from trident.data.piles import find_pile
+from trident.data.piles import TarPicture, find_pile, tar_pictures
 from trident.data.readers import read_split_file
-from trident.data.tars import TarPicture, tar_pictures
 from trident.data.unpickle import load_pickle
 from trident.errors import TridentError
 from trident.files import UnopenedError, open_regular, read_regular, short_digest

@@ -49,14 +49,13 @@ def test_pictures_are_known_by_their_content(tmp_path: Path) -> None:
 
 
 def test_pictures_sent_to_the_page_are_known_by_their_content() -> None:
-    from trident.web.labels import _DecodedPicture
-    from trident.web.uploads import Received
+    from trident.web.uploads import DecodedPicture, Received
 
-    same = [_DecodedPicture(Received(name, picture(0))).key() for name in "ab"]
+    same = [DecodedPicture(Received(name, picture(0))).key() for name in "ab"]
     assert same[0] == same[1] == ImageInMemory("c", Image.fromarray(picture(0))).key()
-    assert _DecodedPicture(Received("a", picture(1))).key() != same[0]
+    assert DecodedPicture(Received("a", picture(1))).key() != same[0]
     with pytest.raises(UnreadableImageError, match="it is no picture"):
-        _DecodedPicture(Received("a", None, "it is no picture")).key()
+        DecodedPicture(Received("a", None, "it is no picture")).key()
 
 
 def test_what_changes_a_held_picture_changes_its_key() -> None:

@@ -17,10 +17,7 @@ from ablation_grids import Answer
 from commands import assert_one_line_error
 from stand_in_backbone import NAME, picture, save_pictures, save_support_and_pile
 from trident.data.images import ImageFile, Target, UnreadableImageError
-from trident.data.parquet import parquet_pictures
-from trident.data.pictures import UniqueNames
-from trident.data.piles import find_pile
-from trident.data.tars import tar_pictures
+from trident.data.piles import UniqueNames, find_pile, parquet_pictures, tar_pictures
 
 Here = Callable[..., Answer]
 

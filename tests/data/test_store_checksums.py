@@ -15,9 +15,10 @@ from safetensors.numpy import load_file
 from ablation_grids import TINY_RECIPE as RECIPE_FILE
 from ablation_grids import Answer
 from commands import assert_one_line_error
+from stores import write_store
 from tiny import TINY_RECIPE, source_for, tiny_store
 from trident.data import checksums
-from trident.data.store import ImageStore, open_store, write_store
+from trident.data.store import ImageStore, open_store
 from trident.errors import TridentError
 
 Here = Callable[..., Answer]

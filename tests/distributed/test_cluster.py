@@ -64,7 +64,7 @@ def test_conv4_has_no_features_to_spread(trident_here: Here, folders: Path) -> N
 
 def test_nodes_must_see_the_same_files(folders: Path) -> None:
     sources = [ImageFile(path) for path in sorted((folders / "pile").iterdir())]
-    pile = cluster_features._Pile(sys, find_backbone(NAME), sources, None, None)
+    pile = cluster_features._Pile(sys, find_backbone(NAME), sources, None, lambda done, total: None)
     keys = [source.key() for source in sources]
 
     def found(*what: bytes | str) -> dict[int, bytes]:
@@ -75,7 +75,7 @@ def test_nodes_must_see_the_same_files(folders: Path) -> None:
         found(keys[0], "x.png: no")
     with pytest.raises(TridentError, match=r"is another file on a node"):
         found(keys[1], keys[1])
-    sources[1].path.unlink()
+    sources[1].file.unlink()
     assert found(keys[0], "x.png: no") == {0: keys[0]}  # here neither
 
 

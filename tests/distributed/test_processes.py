@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from stores import write_store
 from tiny import tiny_store
-from trident.data.store import ImageStore, store_in_memory, write_store
+from trident.data.store import ImageStore, store_in_memory
 from trident.distributed.processes import Processes
 from trident.learning.checkpoint import BEST, LAST, Checkpoint, load_checkpoint
 

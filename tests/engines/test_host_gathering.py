@@ -15,10 +15,11 @@ from safetensors.torch import load_file
 from ablation_grids import TINY_RECIPE as RECIPE_FILE
 from ablation_grids import Answer
 from commands import assert_one_line_error
+from stores import write_store
 from studies.speed.__main__ import study
 from studies.speed.made_up import large_made_up_store
 from tiny import TINY_RECIPE, source_for, tiny_store
-from trident.data.store import ImageStore, open_store, write_store
+from trident.data.store import ImageStore, open_store
 from trident.errors import TridentError
 from trident.learning.checkpoint import LAST
 from trident.tasks import images

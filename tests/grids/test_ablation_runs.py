@@ -26,11 +26,11 @@ from ablation_grids import (
     trained_steps,
 )
 from commands import assert_one_line_error
+from stores import write_store
 from studies.ablation import measure_unlabelled
 from tiny import tiny_store
 from trident.cli import main
 from trident.cli.console import TrainingProgress
-from trident.data.store import write_store
 from trident.errors import TridentError
 from trident.learning.checkpoint import LAST, load_checkpoint
 from trident.measuring.record import unpacked

@@ -153,7 +153,7 @@ def test_the_order_of_files_does_not_matter(tmp_path: Path, backbone: Pretrained
     order = np.random.default_rng(0).permutation(len(files))
     one, other = labeller.label(files), labeller.label([files[place] for place in order])
     np.testing.assert_array_equal(one.probabilities[order], other.probabilities)
-    assert [one.ranking(place)[0][0] for place in range(len(files))] == [f.path.name.split("-")[0] for f in files]
+    assert [one.ranking(place)[0][0] for place in range(len(files))] == [f.file.name.split("-")[0] for f in files]
 
 
 def test_many_classes_and_unequal_shots_are_refined_together(backbone: Pretrained) -> None:
@@ -255,7 +255,7 @@ def test_unreadable_pictures_are_reported_and_the_rest_labelled(
         assert np.isnan(found.probabilities[[0, -2, -1]]).all()
         readable = files[1:-2]
         assert [found.ranking(place)[0][0] for place in range(1, len(files) - 2)] == [
-            file.path.name.split("-")[0] for file in readable
+            file.file.name.split("-")[0] for file in readable
         ]
         np.testing.assert_array_equal(found.probabilities[1:-2], labeller.label(readable).probabilities)
     assert seen[-1] == (len(files), len(files))
@@ -296,18 +296,18 @@ def test_a_picture_that_changes_during_a_run_does_not_poison_the_cache(tmp_path:
     save_pictures(tmp_path, {"red": 1, "blue": 1})
     red, blue = ((tmp_path / f"{name}-000.png").read_bytes() for name in ("red", "blue"))
     file = ImageFile(tmp_path / "a.png")
-    file.path.write_bytes(red)
+    file.file.write_bytes(red)
     (of_red,) = features_of(backbone, [file], None)[0]
 
     class Changing(FeatureCache):
         def get(self, *arguments: Any) -> dict[bytes, np.ndarray]:
-            file.path.write_bytes(blue)  # after the picture was hashed, and before it is decoded
+            file.file.write_bytes(blue)  # after the picture was hashed, and before it is decoded
             return super().get(*arguments)
 
     (of_blue,) = features_of(backbone, [file], Changing(tmp_path / "cache"))[0]
     assert not np.array_equal(of_red, of_blue)
     assert FeatureCache(tmp_path / "cache").get(backbone.fingerprint, [key_of(blue)], len(of_blue)).keys()
-    file.path.write_bytes(red)
+    file.file.write_bytes(red)
     np.testing.assert_array_equal(features_of(backbone, [file], FeatureCache(tmp_path / "cache"))[0][0], of_red)
 
 

@@ -12,9 +12,10 @@ import pytest
 
 import trident.nn.conv_layer as conv_layer
 from commands import assert_one_line_error
+from stores import write_store
 from tiny import TINY_METHOD, TINY_RECIPE, tiny_store
 from trident.backbones.conv4 import conv4_of
-from trident.data.store import ImageStore, store_in_memory, write_store
+from trident.data.store import ImageStore, store_in_memory
 from trident.errors import TridentError
 from trident.labelling.labeller import ENOUGH_TOGETHER, MOST_LABELLED, Labeller
 from trident.leaderboard.card import card_of

@@ -167,7 +167,7 @@ def test_a_long_pile_goes_through_in_chunks_and_order_does_not_matter_within_one
     seen: list[int] = []
     labelled = labeller.label(pile, lambda done, total: seen.append(done))
     assert seen == [60, 120]
-    hits = [right(str(file.path), labelled.ranking(place)[0][0]) for place, file in enumerate(pile)]
+    hits = [right(str(file.file), labelled.ranking(place)[0][0]) for place, file in enumerate(pile)]
     assert np.mean(hits) > 0.9
     part = pile[:20]
     one, other = labeller.label(part), labeller.label(part[::-1])
@@ -187,7 +187,7 @@ def test_finding_pictures(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"")
     (tmp_path / "gone.png").symlink_to(tmp_path / "nowhere.png")
     pictures, unread = find_pictures(tmp_path)
-    assert [str(file.path.relative_to(tmp_path)) for file in pictures] == ["a.png", "z.JPG", "b/c.webp"]
+    assert [str(file.file.relative_to(tmp_path)) for file in pictures] == ["a.png", "z.JPG", "b/c.webp"]
     assert len(unread) == 2 and "leads nowhere" in unread[str(tmp_path / "gone.png")]
     assert "e.CR2: CR2 pictures cannot be read here" in unread[str(tmp_path / "b" / "e.CR2")]
 

@@ -11,7 +11,7 @@ from PIL import Image
 from ablation_grids import Answer
 from commands import assert_one_line_error
 from trident.data.images import ImageFile
-from trident.labelling.corrections import mark_of
+from trident.labelling.tables import mark_of
 
 SORT = ("sort", "labels.csv", "--to", "sorted")
 Here = Callable[..., Answer]

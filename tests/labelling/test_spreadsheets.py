@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from trident.errors import one_line
 from trident.labelling.class_names import NONE
-from trident.labelling.corrections import guarded, read_corrections, unguarded
-from trident.labelling.tables import COLUMNS, Row, as_csv, as_json
+from trident.labelling.tables import COLUMNS, Row, as_csv, as_json, guarded, read_corrections, unguarded
 
 STATIC = Path(__file__).parents[2] / "src" / "trident" / "web" / "static"
 STARTS = "=+-@＝＋－＠"

@@ -17,9 +17,10 @@ from safetensors.torch import save
 
 from ablation_grids import Answer
 from bounds import bounded
+from stores import write_store
 from tiny import tiny_store
 from trident.backbones import BACKBONES
-from trident.data.store import open_store, write_store
+from trident.data.store import open_store
 from trident.errors import TridentError
 from trident.importing import imported
 from trident.learning.checkpoint import load_checkpoint

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from stores import write_store
 from tiny import TINY_METHOD, TINY_RECIPE, Silent, tiny_store
 from trident.backbones.frozen import FrozenBackbone
 from trident.data.glyphs import open_glyphs
-from trident.data.store import ImageStore, class_table, store_in_memory, write_store
+from trident.data.store import ImageStore, class_table, store_in_memory
 from trident.engines.execution import Execution
 from trident.engines.learner import Learner
 from trident.errors import NotFiniteError, TridentError

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from stores import write_store
 from trident.backbones.conv4 import Conv4Backbone
 from trident.data.glyphs import open_glyphs
-from trident.data.store import ImageStore, open_store, write_store
+from trident.data.store import ImageStore, open_store
 from trident.engines.execution import Execution
 from trident.errors import TridentError
 from trident.learning.checkpoint import Checkpoint, load_checkpoint

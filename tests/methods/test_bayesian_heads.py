@@ -21,10 +21,11 @@ from bayesian_heads import (
     logits_of,
 )
 from commands import assert_one_line_error
+from stores import write_store
 from tiny import TINY_BACKBONE, TINY_EPISODE, doubles, initial, tiny_tasks
 from trident.backbones.pretrained import find_backbone
 from trident.data.glyphs import open_glyphs
-from trident.data.store import class_table, write_store
+from trident.data.store import class_table
 from trident.engines.plain.heads import HeadLearner
 from trident.errors import TridentError
 from trident.labelling.labeller import Labeller

@@ -15,10 +15,11 @@ from safetensors.torch import save
 
 from commands import run_here
 from fuzzing import changed, odd_changes, to_json, try_many
+from stores import write_store
 from tiny import TINY_RECIPE, initial, tiny_store
 from trident.cli.app import app
 from trident.data.prepare import read_dataset
-from trident.data.store import open_store, write_store
+from trident.data.store import open_store
 from trident.data.store_writer import NO_DIGEST, digest_of_header
 from trident.errors import TridentError
 from trident.learning.checkpoint import Checkpoint, load_checkpoint, save_checkpoint

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from stores import write_store
 from tiny import tiny_store
-from trident.data.store import write_store
 from trident.files import atomic_file
 from trident.learning.checkpoint import LAST, load_checkpoint
 

@@ -29,6 +29,7 @@ from ablation_grids import TINY_RECIPE as TINY_RUN
 from commands import run_here
 from data_pictures import save_class_folders
 from stand_in_backbone import NAME, SUPPORT, save_pictures
+from stores import write_store
 from system_calls import CHANGES, Call, Disk, Process, Rule, go_on, run
 from tiny import TINY_BACKBONE, TINY_RECIPE, tiny_store
 from trident.backbones.pretrained import find_backbone
@@ -36,11 +37,10 @@ from trident.cli.app import main
 from trident.data import resuming
 from trident.data.decoding_process import DecodingProcesses
 from trident.data.images import ImageFile
-from trident.data.store import write_store
 from trident.labelling import feature_cache
-from trident.labelling.corrections import mark_of
 from trident.labelling.feature_cache import FeatureCache
 from trident.labelling.label_latents import latents_for
+from trident.labelling.tables import mark_of
 from trident.learning.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 
 USUAL = Disk()

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from ablation_grids import TINY_RECIPE
 from commands import run_here
+from stores import write_store
 from tiny import tiny_store
-from trident.data.store import write_store
 
 
 def make_tiny_run(folder: Path) -> Path:

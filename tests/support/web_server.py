@@ -22,9 +22,8 @@ from PIL import Image
 from tiny import TINY_BACKBONE, TINY_METHOD, TINY_RECIPE
 from trident.learning.checkpoint import Checkpoint, save_checkpoint
 from trident.web.app import make_routes
-from trident.web.labels import Network
 from trident.web.limits import Limits
-from trident.web.networks import WeightStore
+from trident.web.networks import Network, WeightStore
 from trident.web.serve import address_of, listen, make_server
 from trident.web.service import Service
 

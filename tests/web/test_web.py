@@ -18,8 +18,8 @@ from PIL import Image
 
 from commands import assert_one_line_error
 from trident.data.images import ImageFile, ImageInMemory, Target
-from trident.labelling.corrections import mark_of
 from trident.labelling.labeller import Labeller, read_labelled
+from trident.labelling.tables import mark_of
 from trident.learning.checkpoint import load_checkpoint
 from trident.web.limits import Limits
 from trident.web.networks import WeightStore

@@ -10,9 +10,8 @@ import pytest
 from trident.backbones.pretrained import find_backbone
 from trident.data.images import ImageFile, ImageSource
 from trident.labelling.class_names import NONE
-from trident.labelling.corrections import read_corrections
 from trident.labelling.making import HINT, make_labeller
-from trident.labelling.tables import as_csv, rows_of
+from trident.labelling.tables import as_csv, read_corrections, rows_of
 from trident.labelling.typicality import LEAST_TYPICAL
 from trident.web.networks import FeatureNetwork, WeightStore
 from web_backbone import NAME, Counting

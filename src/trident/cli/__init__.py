@@ -2,15 +2,11 @@
 
 from trident.cli import (  # noqa: F401 - each adds its commands
     ablation,
-    backbones,
     data,
-    fitting,
     leaderboard,
     measuring,
-    methods,
     predicting,
     reporting,
-    sorting,
     training,
     web,
     weights,

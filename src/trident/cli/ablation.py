@@ -9,7 +9,6 @@ import typer
 
 from trident.cli import options as opt
 from trident.cli.app import app
-from trident.cli.tables import aligned
 from trident.errors import TridentError
 
 if TYPE_CHECKING:
@@ -144,7 +143,7 @@ def _report(grid: "Grid", out: Path, as_json: bool, show: bool) -> None:
 def _print_table(grid: "Grid", results: "Results", as_json: bool) -> None:
     from trident.grids.tables import as_values, footnotes, table_rows
 
-    lines = [f"{grid.name}: {grid.summary}", "", *aligned(table_rows(grid, results)), "", *footnotes(grid, results)]
+    lines = [f"{grid.name}: {grid.summary}", "", *opt.aligned(table_rows(grid, results)), "", *footnotes(grid, results)]
     print(json.dumps(as_values(grid, results)) if as_json else "\n".join(lines))
 
 
@@ -153,6 +152,6 @@ def _print_names(as_json: bool) -> None:
 
     rows = [(name, file.n_cells, file.summary) for name in grid_names() for file, _ in [read_grid(name)]]
     if as_json:
-        print(json.dumps([dict(zip(("grid", "cells", "summary"), row, strict=True)) for row in rows]))
+        opt.print_json([dict(zip(("grid", "cells", "summary"), row, strict=True)) for row in rows])
     else:
-        print("\n".join(aligned([[name, f"{cells} cells", summary] for name, cells, summary in rows])))
+        print("\n".join(opt.aligned([[name, f"{cells} cells", summary] for name, cells, summary in rows])))

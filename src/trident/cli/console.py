@@ -1,10 +1,8 @@
 """Progress bars, on standard error, so that standard output stays clean."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from time import monotonic
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -57,27 +55,22 @@ class _Bar(Progress):
             yield Text(self.numbers)
 
 
-@contextmanager
-def counting(description: str) -> Iterator["Counter"]:
+class Counter(_Bar):
     """A progress bar for work that can be counted, such as decoding images."""
-    with _Bar() as progress:
-        yield Counter(progress, description)
 
-
-class Counter:
-    def __init__(self, progress: Progress, description: str):
-        self._progress = progress
-        self._task = progress.add_task(description, total=None)
+    def __init__(self, description: str):
+        super().__init__()
+        self._bar = self.add_task(description, total=None)
         self._description = description
         self._said = monotonic()
 
     def resumed(self, done: int, total: int) -> None:
         """Start the bar at `done`, the part that an earlier run did. It does not count towards the speed."""
         say(f"going on after {done} of {total}, which an earlier run has done")
-        self._progress.reset(self._task, completed=done, total=total)
+        self.reset(self._bar, completed=done, total=total)
 
     def __call__(self, done: int, total: int, description: str | None = None) -> None:
-        self._progress.update(self._task, completed=done, total=total, description=description)
+        self.update(self._bar, completed=done, total=total, description=description)
         if not stderr.is_terminal and monotonic() - self._said >= _PLAIN_SECONDS:
             self._said = monotonic()
             say(f"{description or self._description}: {done} of {total}")
@@ -86,48 +79,37 @@ class Counter:
         self(done, total, name)
 
 
-class TrainingProgress:
+counting = Counter  # with counting("images") as progress
+
+
+class TrainingProgress(_Bar):
     """A bar with loss parts, accuracy and speed, and a line for each validation."""
 
     def __init__(self, start: int, steps: int):
+        super().__init__()
         self._steps = steps
         self._smooth: dict[str, float] = {}
         self._validated = False
-        self._progress = _Bar()
-        self._task = self._progress.add_task("training", total=steps, completed=start)
-
-    def __enter__(self) -> Self:
-        self._progress.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._progress.__exit__(kind, error, trace)
+        self._bar = self.add_task("training", total=steps, completed=start)
 
     def on_step(self, step: int, values: dict[str, Any]) -> None:
         if values["left_out"]:
-            left_out = f"{values['left_out']:.0f}"
-            say(f"step {step}: {left_out} tasks left out because they were not finite")
+            say(f"step {step}: {values['left_out']:.0f} tasks left out because they were not finite")
         losses = values["losses"]
         for key, value in (values | losses).items():
             if key != "losses":
                 self._smooth[key] = 0.95 * self._smooth.get(key, value) + 0.05 * value
         s = self._smooth
         parts = ", ".join(f"{name.replace('_', ' ')} {s[name]:.3g}" for name in losses if name != "total" and s[name])
-        numbers = f"{1 / s['seconds']:.2f} it/s, accuracy {s['accuracy']:.1f} %, loss {s['total']:.4g}"
-        numbers += f": {parts}" if parts else ""
-        self._progress.numbers = numbers
-        self._progress.update(self._task, completed=step)
+        self.numbers = f"{1 / s['seconds']:.2f} it/s, accuracy {s['accuracy']:.1f} %, loss {s['total']:.4g}"
+        self.numbers += f": {parts}" if parts else ""
+        self.update(self._bar, completed=step)
         if not stderr.is_terminal and step % max(1, self._steps // _PLAIN_LINES) == 0:
-            say(f"step {step}/{self._steps}: {numbers}")
+            say(f"step {step}/{self._steps}: {self.numbers}")
 
     def on_validation(self, step: int, validated: "Validated", best: bool) -> None:
         if not self._validated:
             say(f"validation: {validated.describe_protocol()}")
             self._validated = True
-        stderr.print(
-            f"step {step}: validation {validated.accuracy:.2f} ± {validated.ci95:.2f} %"
-            f"{', the best so far' if best else ''}",
-            soft_wrap=True,
-        )
+        best_yet = ", the best so far" if best else ""
+        say(f"step {step}: validation {validated.accuracy:.2f} ± {validated.ci95:.2f} %{best_yet}")

@@ -1,9 +1,5 @@
 """Stores and cached features: `trident data prepare`, `show` and `cache`."""
 
-import json
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +7,6 @@ import typer
 
 from trident.cli import options as opt
 from trident.cli.app import data_app
-from trident.cli.tables import aligned
 from trident.data.registry import READERS
 from trident.errors import TridentError, one_line
 
@@ -54,12 +49,12 @@ def prepare(
         if image_size is not None:
             raise TridentError("--image-size and --features exclude each other: a backbone has its own image size")
         backbone = find_backbone(features, opt.device_of(device))
-        with _stoppable(), counting("images") as progress:
+        with opt.stoppable(), counting("images") as progress:
             store = prepare_features(name, source, target, backbone, split_file, progress, progress.resumed)
         count = f"features of {len(store.images)} images of {len(store.classes)} classes"
         say(f"wrote {target}: {count}, by {features}")
         return
-    with _stoppable(), counting("images") as progress:
+    with opt.stoppable(), counting("images") as progress:
         store = write(
             name,
             source,
@@ -71,15 +66,6 @@ def prepare(
             on_resume=progress.resumed,
         )
     say(f"wrote {target}: {len(store.images)} images of {len(store.classes)} classes")
-
-
-@contextmanager
-def _stoppable() -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt:
-        print("trident: stopped; the same command goes on where it stopped", file=sys.stderr)
-        raise typer.Exit(130) from None
 
 
 @data_app.command()
@@ -103,7 +89,7 @@ def show(
     if verify and not verify_fingerprint(opened):
         raise TridentError(f"{store} has changed since it was written: its pixels do not match its fingerprint")
     if as_json:
-        print(json.dumps(about))
+        opt.print_json(about)
         return
     if verify:
         print("verified             all images are as they were written")
@@ -137,9 +123,9 @@ def cache(
     if features.problem is not None:
         raise TridentError(features.problem)
     if as_json:
-        print(json.dumps({"folder": str(folder), "pictures": pictures, "bytes": size, "limit": features.limit}))
+        opt.print_json({"folder": str(folder), "pictures": pictures, "bytes": size, "limit": features.limit})
     elif clear:
         print(f"deleted the features of {deleted:,} pictures in {folder}")
     else:
         of = f"{size / 1e6:,.1f} MB of at most {features.limit / 1e6:,.0f} MB"
-        print("\n".join(aligned([("folder", str(folder)), ("pictures", f"{pictures:,}"), ("size", of)])))
+        print("\n".join(opt.aligned([("folder", str(folder)), ("pictures", f"{pictures:,}"), ("size", of)])))

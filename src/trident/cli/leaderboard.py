@@ -1,6 +1,5 @@
 """All methods side by side: `trident leaderboard`."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,17 +8,14 @@ import typer
 
 from trident.cli import options as opt
 from trident.cli.app import leaderboard_app
-from trident.cli.tables import aligned
 from trident.errors import TridentError
 
 if TYPE_CHECKING:
     from trident.data.store import ImageStore
     from trident.leaderboard.boards import Board
-    from trident.leaderboard.lines import Line
 
-SHOWN = "mini-1-shot"  # the board that is shown by default
-Tasks = Annotated[int, typer.Option(min=2, help="Tasks under each condition; a fifth of them for queries alone.")]
 Results = Annotated[Path | None, typer.Option("--results", help="Folder of results; default: the included ones.")]
+SHOWN = "mini-1-shot"  # the board that is shown by default
 
 
 @leaderboard_app.callback(invoke_without_command=True)
@@ -69,9 +65,9 @@ def boards(as_json: opt.Json = False) -> None:
     from trident.leaderboard.boards import BOARDS
 
     if as_json:
-        print(json.dumps([asdict(board) for board in BOARDS.values()]))
-        return
-    print("\n".join(aligned([(board.name, board.title) for board in BOARDS.values()])))
+        opt.print_json([asdict(board) for board in BOARDS.values()])
+    else:
+        print("\n".join(opt.aligned([(board.name, board.title) for board in BOARDS.values()])))
 
 
 @leaderboard_app.command()
@@ -81,7 +77,9 @@ def measure(
     board: Annotated[list[str] | None, typer.Option(help="Only these boards.")] = None,
     data: Annotated[Path | None, typer.Option(help="The store of miniImageNet.")] = None,
     cub: Annotated[Path | None, typer.Option(help="The store of CUB.")] = None,
-    tasks: Tasks = 1000,
+    tasks: Annotated[
+        int, typer.Option(min=2, help="Tasks under each condition; a fifth of them for queries alone.")
+    ] = 1000,
     device: opt.Device = "auto",
 ) -> None:
     """Measure methods and keep the results; boards whose data are not given are skipped.
@@ -161,7 +159,14 @@ def _show(board: "Board", folder: Path, as_json: bool) -> None:
         how = "trident leaderboard --quick" if board.data == "glyphs" else "trident leaderboard measure --data STORE"
         raise TridentError(f"nothing was measured on {board.name} yet: {how}")
     if as_json:
-        print(json.dumps([_as_json(line) for line in lines], allow_nan=False))
+        opt.print_json(
+            [
+                {"name": line.row.name, "title": line.row.title, "together": line.together, "assumes": line.row.assumes}
+                | {"against": line.against, "published": line.published}
+                | {"conditions": {name: record.to_json() for name, record in line.measured.items()}}
+                for line in lines
+            ]
+        )
         return
     headings = ("method", *board.conditions, f"above {REFERENCE}", "ECE", "parameters", "queries")
     table = [
@@ -175,7 +180,7 @@ def _show(board: "Board", folder: Path, as_json: bool) -> None:
         )
         for line in lines
     ]
-    print("\n".join(aligned([headings, *table])))
+    print("\n".join(opt.aligned([headings, *table])))
     counts = ", ".join(f"{count} tasks {name}" for name, count in tasks_by_condition(lines).items())
     print(f"({board.title}; {counts}; shuffled queries, 95 % intervals, seed 0;")
     print("ECE with a temperature fitted on validation tasks; balanced: as many queries of each class;")
@@ -188,15 +193,3 @@ def _show(board: "Board", folder: Path, as_json: bool) -> None:
     waiting = missing(board, folder)
     if waiting:
         print(f"\nNot measured: {', '.join(waiting)}")
-
-
-def _as_json(line: "Line") -> dict[str, object]:
-    return {
-        "name": line.row.name,
-        "title": line.row.title,
-        "together": line.together,
-        "assumes": line.row.assumes,
-        "against": line.against,
-        "published": line.published,
-        "conditions": {name: record.to_json() for name, record in line.measured.items()},
-    }

@@ -8,8 +8,6 @@ import typer
 
 from trident.cli import options as opt
 from trident.cli.app import app
-from trident.cli.processes import on_processes
-from trident.cli.tables import aligned
 from trident.distributed.torchrun import launched
 from trident.errors import TridentError, did_you_mean
 from trident.learning.weights_header import check_run
@@ -115,13 +113,19 @@ def evaluate(
             raise TridentError("an audit measures all protocols: omit settings of the protocol")
         return checkpoint
 
-    with on_processes(device) as here:
-        checkpoint, store = here.measured(load, data, store_on, split)
+    with opt.on_processes(device) as here:
+        from trident.learning.distributed import check_same_inputs, checkpoint_from_first
+        from trident.measuring.evaluate import evaluate as measure
+
+        checkpoint = checkpoint_from_first(here.processes, load)
+        store = here.processes.on_each(lambda: opt.open_for(checkpoint.recipe, data, checkpoint, store_on, split))
+        check_same_inputs(here.processes, checkpoint.recipe, store)
         fitted = "calibration" in parts and temperature == "validation"
         fitting_store = opt.open_fitting_data(temperature_data, checkpoint, store) if fitted else None
 
         def sample(default: int) -> "Sample":
-            return opt.sample_of(split, tasks or default, seed, here.device, tasks_per_chunk, engine, precision)
+            chosen = opt.sample_of(split=split, tasks=tasks or default, seed=seed, device=here.device)
+            return {**chosen, "engine": engine, "precision": precision, "tasks_per_chunk": tasks_per_chunk}
 
         with counting("evaluating tasks") as progress:
             job = Job(checkpoint, store, sample, seed, progress, here.processes, figure)
@@ -130,8 +134,6 @@ def evaluate(
             if "calibration" in parts:
                 result, measured["calibration"] = _calibration(job, temperature, fitting_store, temperature_tasks)
             else:
-                from trident.measuring.evaluate import evaluate as measure
-
                 result = measure(checkpoint, store, progress=progress, **sample(TASKS), processes=here.processes)
     if not here.processes.first:
         return
@@ -182,7 +184,7 @@ def _audit(job: Job) -> Part:
     for row in result.rows:
         accuracy = f"{row.evaluation.accuracy:.2f} ± {row.evaluation.ci95:.2f}"
         rows.append((row.name, accuracy, row.describe_difference() if row in others else ""))
-    lines = aligned(rows, numbers=True)
+    lines = opt.aligned(rows, numbers=True)
     lines += [f"{name}: no result: {why}" for name, why in result.without_result.items()]
     lines += [f"(default: {default.evaluation.describe_protocol()}; {job.checkpoint.describe()})", result.verdict()]
     return {"audit": result.to_json()}, lines
@@ -220,7 +222,7 @@ def _decoupling(job: Job) -> Part:
     for name, change in result.changes.items():
         difference = f"{change.change:+.4f} ± {change.change_ci95:.4f}"
         rows.append((f"z_{name}", f"{change.before:.4f}", f"{change.after:.4f}", difference))
-    lines = [*aligned(rows), f"({result.protocol}; {job.checkpoint.describe()})", result.verdict()]
+    lines = [*opt.aligned(rows), f"({result.protocol}; {job.checkpoint.describe()})", result.verdict()]
     return {"decoupling": result.to_json()}, lines
 
 

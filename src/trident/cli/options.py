@@ -1,16 +1,21 @@
-"""Options that the commands share, and how they become settings, data and devices."""
+"""Options that the commands share, how they become settings, data, devices and processes, and tables in plain text."""
 
 import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Unpack, get_args, get_origin
 
 import typer
 
-from trident.errors import TridentError
+from trident.distributed.torchrun import launched
+from trident.errors import TridentError, one_line
 
 if TYPE_CHECKING:
     from trident.data.store import ImageStore
+    from trident.distributed.processes import Processes
     from trident.learning.checkpoint import Checkpoint
     from trident.measuring.evaluate import Sample
     from trident.recipes.recipe import Recipe
@@ -107,6 +112,21 @@ NoCache = Annotated[
 ]
 
 
+def aligned(rows: Sequence[Sequence[str]], gap: str = "  ", numbers: bool = False) -> list[str]:
+    """Rows with their columns aligned to the left; with `numbers`, all but the first column to the right."""
+    rows = [[one_line(entry) for entry in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+
+    def line(row: Sequence[str]) -> str:
+        rest = [
+            entry.rjust(width) if numbers else entry.ljust(width)
+            for entry, width in zip(row[1:], widths[1:], strict=True)
+        ]
+        return gap.join([row[0].ljust(widths[0]), *rest]).rstrip()
+
+    return [line(row) for row in rows]
+
+
 def print_json(values: Any) -> None:
     """Numbers that are not finite are an error: they are no JSON."""
     print(json.dumps(values, allow_nan=False))
@@ -135,25 +155,9 @@ def load_for_measuring(run: Path, settings: list[str] | None) -> "Checkpoint":
     return with_settings(load_checkpoint(run), overrides_of(settings))
 
 
-def sample_of(
-    split: str,
-    tasks: int,
-    seed: int,
-    device: str,
-    tasks_per_chunk: int | None,
-    engine: str = "auto",
-    precision: str = "auto",
-) -> "Sample":
+def sample_of(**sample: "Unpack[Sample]") -> "Sample":
     """Which tasks to measure on, and on which device."""
-    return {
-        "split": split,
-        "tasks": tasks,
-        "seed": seed,
-        "device": device_of(device),
-        "engine": engine,
-        "precision": precision,
-        "tasks_per_chunk": tasks_per_chunk,
-    }
+    return {**sample, "device": device_of(str(sample["device"]))}
 
 
 def data_of(recipe: "Recipe", given: str | None, checkpoint: "Checkpoint | None") -> str:
@@ -240,3 +244,46 @@ def print_settings(recipe: "Recipe", section: str | None = None) -> None:
         choices = f" [{'|'.join(get_args(types[key]))}]" if get_origin(types[key]) is Literal else ""
         largest = f" [at most {bounds[key]:.19g}]" if types[key] in (int, int | None) else ""
         print(f"{row:{width}} {meanings[key]}{choices}{largest}")
+
+
+class ThisProcess(NamedTuple):
+    """How this process computes, and its place among those that torchrun started."""
+
+    processes: "Processes"  # all of them, and which one this is
+    device: str
+    engine: str
+    precision: str
+    restarts: int  # how often torchrun has started the processes again
+
+
+@contextmanager
+def stoppable(resumable: Callable[[], bool] = lambda: True) -> Iterator[None]:
+    """Ctrl-C prints a line, which says whether the same command goes on where this one stopped."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        goes_on = "; the same command goes on where it stopped" if resumable() else ""
+        print(f"trident: stopped{goes_on}", file=sys.stderr)
+        raise typer.Exit(130) from None
+
+
+@contextmanager
+def on_processes(device: str, engine: str = "auto", precision: str = "auto") -> Iterator[ThisProcess]:
+    """Connects this process with the others that torchrun started, if it did. The first alone prints progress."""
+    from trident.cli.console import stderr
+    from trident.distributed.processes import ALONE, connected
+
+    place = launched()
+    if place is None:
+        yield ThisProcess(ALONE, device_of(device), engine, precision, restarts=0)
+        return
+    import torch
+
+    # Processes that share one GPU, which has to be named, must do without NCCL.
+    nccl = device in ("auto", "cuda") and torch.cuda.is_available()
+    stderr.quiet = place.rank > 0
+    with connected(place, nccl) as processes:
+        own = processes.on_each(lambda: device_of(device, place.local_rank))
+        if own.startswith("cuda"):
+            torch.cuda.set_device(own)
+        yield ThisProcess(processes, own, engine, precision, place.restarts)

@@ -1,4 +1,4 @@
-"""Labelling your own pictures: `trident predict`."""
+"""Labelling your own pictures: `trident predict`, `sort`, `fit` and `suggest`."""
 
 import sys
 from pathlib import Path
@@ -9,26 +9,17 @@ import typer
 from trident.cli import options as opt
 from trident.cli.app import app
 from trident.errors import NotFiniteError, TridentError, one_line
-from trident.labelling.corrections import mark_of
-from trident.labelling.inputs import (
-    check_cluster_and_backbone,
-    check_one_source,
-    corrected_pictures,
-    in_classes,
-    labelled_pictures,
-    labeller_from_file,
-    labeller_from_pictures,
-    pile_of,
-)
-from trident.labelling.tables import Row, as_csv, as_json, check_kept, rows_of, write
+from trident.labelling.inputs import check_cluster_and_backbone, check_one_source, given_pictures, labeller_from
+from trident.labelling.tables import Row, as_csv, as_json, check_kept, mark_of, rows_of, write
 from trident.learning.weights_header import check_run
 from trident.methods.registry import check_method
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from trident.data.images import ImageSource
-    from trident.labelling.labelled import Labelled, PictureLabeller
+    from trident.labelling.labelled import Labelled
+    from trident.labelling.making import PictureLabeller
 
 
 @app.command(short_help="Label your own pictures.")
@@ -97,33 +88,19 @@ def predict(
         check_writable(out)
     if cluster is not None:
         check_cluster_and_backbone(cluster, backbone, weights, model)
-    unread: dict[str, str] = {}
-    by_class: dict[str, Sequence[ImageSource]] = {}
-    if support is not None:
-        found, unread = labelled_pictures(support, say)
-        by_class.update(found)
-    pile, more = pile_of(query, support, by_class, say)
-    unread |= more
-    corrected = corrected_pictures(corrections, pile, by_class, say)
+    given = given_pictures(query, support, corrections, say)
+    pile, corrected = given.pile, given.corrected
     known = {source.name: (name, mark_of(source)) for source, name in corrected.items()} if out is not None else {}
     check_kept(out, known)
-    pile = [source for source in pile if source not in corrected]
     decoders.start()  # while torch is imported
-    if model is not None:
-        right = in_classes(corrected)
-        labeller: PictureLabeller = labeller_from_file(model, backbone, opt.device_of(device), not no_cache, say, right)
-    else:
-        everything = in_classes(corrected, by_class)
-        labeller = labeller_from_pictures(
-            everything, backbone, weights, opt.device_of(device), not no_cache, say, method
-        )
+    labeller = labeller_from(given, model, backbone, weights, opt.device_of(device), not no_cache, say, method)
     _check_network(labeller, method, cluster)
     try:
         labelled = _labelled(labeller, pile, cluster)
     except NotFiniteError as error:
         network = model or (weights if weights != "auto" else labeller.describe())
         raise NotFiniteError(f"{network}: {error}") from error
-    skipped = {pile[place].name: why for place, why in labelled.failures.items()} | unread
+    skipped = {pile[place].name: why for place, why in labelled.failures.items()} | given.unread | given.unread_of_pile
     rows = rows_of(labelled, pile, corrected, threshold, least_sure_first)
     check_kept(out, known)  # it may have been corrected in the meantime
     if out.suffix.lower() == ".json" if out is not None else as_json_text:
@@ -133,10 +110,7 @@ def predict(
         write(as_csv(rows, labelled.classes, every, one_line if on_terminal else str), out)
     if out is not None:
         say(_summary(rows, len(pile) + len(corrected), out))
-    for why in skipped.values():
-        print(f"trident: skipped {one_line(why)}", file=sys.stderr)
-    if skipped:
-        raise typer.Exit(2)
+    _end(f"skipped {why}" for why in skipped.values())
 
 
 def _check_network(labeller: "PictureLabeller", method: str | None, cluster: str | None) -> None:
@@ -158,22 +132,174 @@ def _check_network(labeller: "PictureLabeller", method: str | None, cluster: str
 def _labelled(labeller: "PictureLabeller", pile: "Sequence[ImageSource]", cluster: str | None) -> "Labelled":
     from trident.cli.console import counting, say
 
-    try:
-        with counting("labelling pictures") as progress:
-            if cluster is None:
-                return labeller.label(pile, progress)
-            from trident.labelling.cluster_features import label_on_cluster
-            from trident.labelling.feature_labeller import FeatureLabeller
+    with opt.stoppable(lambda: labeller.keeps_features), counting("labelling pictures") as progress:
+        if cluster is None:
+            return labeller.label(pile, progress)
+        from trident.labelling.cluster_features import label_on_cluster
+        from trident.labelling.feature_labeller import FeatureLabeller
 
-            assert isinstance(labeller, FeatureLabeller)  # the only kind without conv4
-            return label_on_cluster(labeller, pile, cluster, lambda text: say(text), progress)
-    except KeyboardInterrupt:
-        kept = labeller.keeps_features
-        print(f"trident: stopped{'; the same command goes on where it stopped' if kept else ''}", file=sys.stderr)
-        raise typer.Exit(130) from None
+        assert isinstance(labeller, FeatureLabeller)  # the only kind without conv4
+        return label_on_cluster(labeller, pile, cluster, say, progress)
+
+
+def _end(problems: "Iterable[str]") -> None:
+    """Print what could not be done. If there is anything, the exit code is 2."""
+    lines = [f"trident: {one_line(problem)}" for problem in problems]
+    if lines:
+        print("\n".join(lines), file=sys.stderr)
+        raise typer.Exit(2)
 
 
 def _summary(rows: list[Row], n_pictures: int, out: Path) -> str:
     text = f"labelled {sum(bool(row.label) for row in rows)} of {n_pictures} pictures, see {out}"
     none = sum(row.none_of_these for row in rows)
     return text + (f"; none of these classes: {none}" if none else "")
+
+
+@app.command(short_help="Copy or move labelled pictures into a folder for each class.")
+def sort(
+    table: Annotated[Path, typer.Argument(metavar="TABLE", help="What 'trident predict --out' wrote: .csv or .json.")],
+    target: Annotated[Path, typer.Option("--to", metavar="DIR", help="Folder for the class folders.")],
+    move: Annotated[bool, typer.Option("--move", help="Move the pictures instead of copying them.")] = False,
+    really: Annotated[
+        bool, typer.Option("--yes", help="Really copy or move; without it, only print what would be done.")
+    ] = False,
+    add: Annotated[
+        bool,
+        typer.Option("--add", help="Also into class folders that hold other files, such as those of another pile."),
+    ] = False,
+) -> None:
+    """Copy labelled pictures into DIR/CLASS, or move them there.
+
+    The class is the label, or what you wrote into the column 'correction'. Pictures with neither, or of 'none of
+    these', stay where they are. Run it in the folder in which 'trident predict' ran.
+
+    No file is ever overwritten: where a name is taken, the picture gets a number. A picture that has changed since it
+    was labelled is not sorted. After Ctrl-C or a kill, the same command does the rest.
+    """
+    from trident.cli.console import counting, say
+    from trident.labelling.sorting import carry_out, pictures_to_sort, plan, strangers
+    from trident.labelling.tables import MARK, read_corrections
+
+    if MARK not in read_corrections(table).columns:
+        text = f"{table} has no column '{MARK}', so it cannot be checked that these are the same pictures"
+        say(text)
+    with counting("looking at pictures") as progress:
+        pictures = pictures_to_sort(table, target, move, progress)
+    labels = pictures.labels
+    if not labels and not pictures.there and pictures.problems:
+        raise TridentError(
+            f"no picture of {table} can be sorted ({pictures.problems[0]}): run it where 'trident predict' ran; "
+            "pictures must be files, not inside an archive"
+        )
+    steps = plan(labels, target, move)
+    others = strangers(table, steps)
+    if others and not add:
+        raise TridentError(
+            f"{others[0]} is not in {table}: sort into another folder if it was labelled by hand, for sorted pictures "
+            "would count as labelled by hand too; --add sorts among such files"
+        )
+    if pictures.left:
+        left = f"{len(pictures.left)}, the first is {pictures.left[0]}"
+        say(f"sorted under another label than now: {left}; they stay there")
+    before = len(labels) - len(steps) + len(pictures.there)
+    there = f"; {before} were there already" if before else ""
+    verb = "move" if move else "copy"
+    problems = pictures.problems
+    if really:
+        with counting("sorting pictures") as progress:
+            result = carry_out(steps, target, move, progress)
+        problems = problems + result.failures
+        number = f"{result.done} of {len(steps)}" if result.failures else f"{result.done}"
+        say(f"{verb.replace('y', 'ie')}d {number} pictures into {target}{there}")
+    else:
+        for source, place in steps:
+            say(f"would {verb} {source} to {place}")
+        say(f"nothing was done; --yes would {verb} {len(steps)} pictures{there}")
+    _end(problems)
+
+
+@app.command(short_help="Save a classifier made from labelled pictures.")
+def fit(
+    support: Annotated[Path, typer.Option(help="Labelled pictures: a folder with one folder for each class.")],
+    out: Annotated[Path, typer.Option(help="The file to write; it must end in .trident.")],
+    corrections: opt.Corrections = None,
+    query: Annotated[
+        Path | None, typer.Option(help="The pile whose labels --corrections corrects.", show_default=False)
+    ] = None,
+    backbone: opt.Backbone = "auto",
+    no_cache: opt.NoCache = False,
+    device: opt.Device = "auto",
+) -> None:
+    """Save a classifier, for 'trident predict --model'. The file holds features and labels, but no pictures.
+
+    With --corrections and --query, the corrected pictures of a pile count as labelled ones; the file does not remember
+    which pictures belong to none of the classes. Whoever uses the file needs the same backbone.
+    """
+    from trident.cli.console import say
+    from trident.data.images import silence_pillow
+    from trident.files import check_writable
+    from trident.labelling.feature_labeller import FeatureLabeller
+    from trident.labelling.saved import SUFFIX, save_classifier
+
+    silence_pillow()
+    if out.suffix != SUFFIX:
+        raise TridentError(f"--out {out}: the file must end in {SUFFIX}")
+    if (corrections is None) != (query is None):
+        raise TridentError("--corrections TABLE and --query PILE belong together: give both, or neither")
+    check_writable(out)
+    given = given_pictures(query, support, corrections, say)
+    if given.unread:
+        raise TridentError(next(iter(given.unread.values())))
+    labeller = labeller_from(given, None, backbone, "auto", opt.device_of(device), not no_cache, say)
+    if not isinstance(labeller, FeatureLabeller):
+        raise TridentError("a saved classifier needs features that are the same in every pile: omit --backbone conv4")
+    save_classifier(labeller, out)
+    say(f"wrote {out}: {len(labeller.classes)} classes from {len(labeller.labels)} pictures")
+
+
+@app.command(short_help="Say which pictures to label next.")
+def suggest(
+    query: opt.Query,
+    support: opt.Support = None,
+    model: opt.Model = None,
+    corrections: opt.Corrections = None,
+    number: Annotated[int, typer.Option("--number", "-n", min=1, help="How many pictures to suggest.")] = 10,
+    backbone: opt.Backbone = "auto",
+    no_cache: opt.NoCache = False,
+    device: opt.Device = "auto",
+    as_json: opt.Json = False,
+) -> None:
+    """Print the pictures of a pile whose labels would help most: uncertain, and different from each other.
+
+    Put them into the class folders of --support; or write their class into the column 'correction' of a table that
+    'trident predict' wrote, and give it with --corrections. Then label the pile again.
+    """
+    from trident.cli.console import counting, say
+    from trident.data.images import silence_pillow
+    from trident.labelling.feature_labeller import FeatureLabeller
+    from trident.labelling.picture_features import features_of
+    from trident.labelling.suggesting import suggest as choose
+    from trident.labelling.typicality import normalised
+
+    silence_pillow()
+    check_one_source(support, model)
+    given = given_pictures(query, support, corrections, say)
+    if not given.pile:
+        raise TridentError(f"{corrections} corrects every picture of --query {query}: there is none left to suggest")
+    labeller = labeller_from(given, model, backbone, "auto", opt.device_of(device), not no_cache, say)
+    if not isinstance(labeller, FeatureLabeller):
+        raise TridentError("suggestions need features that are the same in every pile: omit --backbone conv4")
+    with counting("looking at pictures") as progress:
+        features, failures = features_of(labeller.backbone, given.pile, labeller.cache, progress)
+    readable = [place for place in range(len(given.pile)) if place not in failures]
+    features = normalised(features[readable])
+    labelled = labeller.label_features(features)
+    chosen = choose(labeller.unit_features, features, labelled, number)
+    found = [(given.pile[readable[place]].name, *labelled.ranking(place)[0]) for place in chosen]
+    if as_json:
+        opt.print_json([{"path": path, "best_guess": label, "probability": p} for path, label, p in found])
+    else:
+        for path, label, p in found:
+            print(f"{one_line(path)}\tperhaps {one_line(label)} ({p:.2f})")
+    _end(f"skipped {why}" for why in [*failures.values(), *given.unread.values(), *given.unread_of_pile.values()])

@@ -43,7 +43,7 @@ def report(
     check_extras()
     store = opt.open_for(checkpoint.recipe, data, checkpoint)
     fitting_store = opt.open_fitting_data(temperature_data, checkpoint, store)
-    sample = opt.sample_of(split, tasks, seed, device, tasks_per_chunk)
+    sample = opt.sample_of(split=split, tasks=tasks, seed=seed, device=device, tasks_per_chunk=tasks_per_chunk)
     with counting("report") as progress:
         content = make_report(checkpoint, store, fitting_store, audit_tasks, progress.stage, **sample)
     opt.print_caution(checkpoint, store, split)
@@ -89,7 +89,7 @@ def compare(
         check_extras()
     checkpoints = [opt.load_for_measuring(run, None) for run in runs]
     stores = [opt.open_for(entry.recipe, data, entry) for entry in checkpoints]
-    sample = opt.sample_of(split, tasks, seed, device, tasks_per_chunk)
+    sample = opt.sample_of(split=split, tasks=tasks, seed=seed, device=device, tasks_per_chunk=tasks_per_chunk)
     with counting("comparing") as progress:
         result = measure(checkpoints, stores, progress.stage, **sample)
     if out is not None:

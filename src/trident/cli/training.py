@@ -1,6 +1,9 @@
-"""Recipes and training: `trident recipes` and `train`."""
+"""Methods, recipes and training: `trident methods`, `recipes` and `train`."""
 
 import itertools
+import sys
+import textwrap
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,14 +11,78 @@ import typer
 
 from trident.cli import options as opt
 from trident.cli.app import app
-from trident.cli.processes import ThisProcess, on_processes
-from trident.cli.tables import aligned
-from trident.errors import TridentError
+from trident.errors import TridentError, one_line
+from trident.methods.about import About
+from trident.methods.registry import about, check_method, method_paths
 
 if TYPE_CHECKING:
     from trident.data.store import ImageStore
     from trident.learning.checkpoint import Checkpoint
     from trident.recipes.recipe import Recipe
+
+FACTS = ("queries classified", "trained on", "classes in a task", "latents", "published")
+TRAINED_ON = {"episodes": "tasks", "classes": "batches of all training classes", "nothing": "nothing"}
+
+
+@app.command(short_help="List the methods, or explain one.")
+def methods(
+    name: Annotated[str | None, typer.Argument(help="A method: explain it and its settings.")] = None,
+    as_json: opt.Json = False,
+) -> None:
+    """List the few-shot methods, or explain one with its settings.
+
+    A recipe chooses a method by the name in its [method] table; the other keys of that table are the method's settings.
+    """
+    if name is not None:
+        check_method(name)
+        _explain(name, as_json)
+        return
+    known = {}
+    for method in method_paths():
+        try:
+            known[method] = about(method)
+        except TridentError as error:  # one of another package cannot be imported
+            print(f"trident: {one_line(str(error))}", file=sys.stderr)
+    if as_json:
+        opt.print_json([_values(method, facts) for method, facts in known.items()])
+        return
+    rows = [(method, *_facts(facts)) for method, facts in known.items()]
+    print("\n".join(opt.aligned([("method", *FACTS), *rows])))
+    print("\nTransductive batch norm (protocol.batch_norm), as in MAML's recipes, sees all queries of a task.")
+
+
+def _explain(name: str, as_json: bool) -> None:
+    from trident.engines.learners import learners_of
+    from trident.methods.registry import method_class
+    from trident.recipes.recipe import Recipe
+
+    method = method_class(name)()
+    facts, engines = method.about, list(learners_of(type(method)))
+    if as_json:
+        opt.print_json({**_values(name, facts), "engines": engines})
+        return
+    print(f"{name}: {facts.title} ({facts.citation}, {facts.paper})\n")
+    print(textwrap.dedent(f"    {type(method).__doc__}").strip())
+    print()
+    for fact, value in zip((*FACTS, "engines"), (*_facts(facts), " and ".join(engines)), strict=True):
+        print(f"{fact}: {value}")
+    print("\nSettings of the [method] table, with their defaults:\n")
+    opt.print_settings(Recipe(name, "", "", method=method), "method")
+
+
+def _values(name: str, facts: About) -> dict[str, object]:
+    values = {key: value for key, value in asdict(facts).items() if key != "analyses"}
+    return {"name": name, **values, "latents": "latents" in facts.analyses}
+
+
+def _facts(facts: About) -> tuple[str, ...]:
+    return (
+        "together (transductive)" if facts.transductive else "each alone (inductive)",
+        TRAINED_ON[facts.trained_on],
+        "any number" if facts.any_way else "as in training",
+        "yes" if "latents" in facts.analyses else "no",
+        facts.citation,
+    )
 
 
 HEADINGS = {  # of the list of recipes, by how their names begin
@@ -61,9 +128,8 @@ def recipes(
     print(f"{recipe.name}: {recipe.summary}\n")
     opt.print_settings(recipe)
     print("\nParameters of the network:\n")
-    print(
-        "\n".join(aligned([[part, f"{count:,}"] for part, count in [*parts.items(), ("total", total)]], numbers=True))
-    )
+    rows = [[part, f"{count:,}"] for part, count in [*parts.items(), ("total", total)]]
+    print("\n".join(opt.aligned(rows, numbers=True)))
 
 
 @app.command(context_settings=opt.SETTINGS, short_help="Train a model.")
@@ -95,8 +161,8 @@ def train(
             raise TridentError("--resume RUN continues in the run's folder: omit --out")
         if start_from is not None:
             raise TridentError("--resume RUN continues with the run's weights: omit --start-from")
-        with on_processes(device) as here:
-            finished = _resume(resume, opt.overrides_of(words), data, here, engine, precision, store_on)
+        with opt.on_processes(device, engine, precision) as here:
+            finished = _resume(resume, opt.overrides_of(words), data, here, store_on)
         raise typer.Exit(0 if finished else 130)
     if recipe is None or "=" in recipe or recipe.startswith("-"):
         raise TridentError("which recipe? 'trident recipes' lists them, for example: trident train glyphs --out RUN")
@@ -107,7 +173,7 @@ def train(
     read_recipe(recipe)  # a wrong name is told before torch is imported
     from trident.recipes.loading import load_recipe
 
-    with on_processes(device) as here:
+    with opt.on_processes(device, engine, precision) as here:
         from trident.cli.console import say
         from trident.learning.checkpoint import Checkpoint, load_checkpoint
         from trident.learning.distributed import check_same_inputs, checkpoint_from_first
@@ -124,7 +190,7 @@ def train(
 
         stages = stages_of(loaded, out) if start_from is None else [(loaded, out)]
         for stage, folder in stages[:-1]:
-            if not _train_stage(stage, folder, store, source, here, engine, precision):
+            if not _train_stage(stage, folder, store, source, here):
                 say("give the same command again to go on")
                 raise typer.Exit(130)
 
@@ -136,15 +202,13 @@ def train(
                 if before:
                     return before
             weights = None if start_from is None else load_checkpoint(start_from)
-            return start_run(loaded, store, source, out, here.device, engine, precision, weights)
+            return start_run(loaded, store, source, out, here.device, here.engine, here.precision, weights)
 
-        finished = _train(checkpoint_from_first(here.processes, start), store, out, here, engine, precision)
+        finished = _train(checkpoint_from_first(here.processes, start), store, out, here)
     raise typer.Exit(0 if finished else 130)
 
 
-def _train_stage(
-    recipe: "Recipe", out: Path, store: "ImageStore", data: str, here: ThisProcess, engine: str, precision: str
-) -> bool:
+def _train_stage(recipe: "Recipe", out: Path, store: "ImageStore", data: str, here: opt.ThisProcess) -> bool:
     """Train a stage before the last one, or go on with it. Returns whether it is finished."""
     from trident.cli.console import say
     from trident.learning.distributed import checkpoint_from_first
@@ -153,19 +217,17 @@ def _train_stage(
 
     def begin() -> "Checkpoint":
         before = restart_run(recipe, store, out)
-        return before or start_run(recipe, store, data, out, here.device, engine, precision)
+        return before or start_run(recipe, store, data, out, here.device, here.engine, here.precision)
 
     say(f"stage {recipe.name}, in {out}")
     start = checkpoint_from_first(here.processes, begin)
     if start.step == recipe.training.steps and start.validated_step == start.step:
         return True
     with held_by_first(out, here.processes):
-        return _train(start, store, out, here, engine, precision)
+        return _train(start, store, out, here)
 
 
-def _resume(
-    run: Path, overrides: list[str], data: str | None, here: ThisProcess, engine: str, precision: str, store_on: str
-) -> bool:
+def _resume(run: Path, overrides: list[str], data: str | None, here: opt.ThisProcess, store_on: str) -> bool:
     from dataclasses import replace
 
     from trident.learning.checkpoint import LAST, load_checkpoint
@@ -197,10 +259,10 @@ def _resume(
         checkpoint = checkpoint_from_first(here.processes, last)
         store = here.processes.on_each(inputs)
         check_same_inputs(here.processes, checkpoint.recipe, store)
-        return _train(checkpoint, store, run, here, engine, precision)
+        return _train(checkpoint, store, run, here)
 
 
-def _train(start: "Checkpoint", store: "ImageStore", out: Path, here: ThisProcess, engine: str, precision: str) -> bool:
+def _train(start: "Checkpoint", store: "ImageStore", out: Path, here: opt.ThisProcess) -> bool:
     """Returns whether the last step was reached."""
     from trident.cli.console import TrainingProgress, say
     from trident.learning.checkpoint import BEST
@@ -212,7 +274,9 @@ def _train(start: "Checkpoint", store: "ImageStore", out: Path, here: ThisProces
         lost = f"the weights of step {start.best['step']} are lost, and the next validation writes it again"
         say(f"{out / BEST} is missing: {lost}")
     with TrainingProgress(start.step, steps) as progress:
-        end = run_training(start, store, out, here.device, progress, validate, engine, precision, here.processes)
+        end = run_training(
+            start, store, out, here.device, progress, validate, here.engine, here.precision, here.processes
+        )
     if end.step < steps:
         say(f"stopped after step {end.step}; go on with: trident train --resume {out}")
         return False

@@ -1,7 +1,6 @@
 """A web page for labelling pictures: `trident web`."""
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -92,22 +91,19 @@ def web(
 
     token = chosen_token(token_file)
     check_proxies(proxies or ())
-    limits = Limits(
-        pictures=pictures,
-        file_bytes=int(megabytes * MEGA),
-        request_bytes=int(request_megabytes * MEGA),
-        pixels=int(megapixels * MEGA),
-        seconds=seconds,
-    )
     with listen(host, port) as listening:  # before loading torch, so that a busy port fails fast
         address = address_of(listening)
         if token is None and (proxies or not is_loopback(listening.getsockname()[0])):
             token = new_token()
             address += f"?token={token}"
-        if per_client is None and token is not None:
-            per_client = PER_CLIENT
-        if per_client is not None:
-            limits = replace(limits, per_client=per_client)
+        limits = Limits(
+            pictures=pictures,
+            file_bytes=int(megabytes * MEGA),
+            request_bytes=int(request_megabytes * MEGA),
+            pixels=int(megapixels * MEGA),
+            seconds=seconds,
+            per_client=per_client or (Limits.per_client if token is None else PER_CLIENT),
+        )
         service = Service(names or (), token)
         processes = DecodingProcesses()
         service.on_stop = processes.close

@@ -1,4 +1,5 @@
-"""Trained weights: `trident weights` lists the included ones, `trident export` writes a run's for sharing."""
+"""`trident weights` lists the included trained weights, `trident export` writes a run's, `trident backbones` lists what
+turns pictures into features."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +39,11 @@ def weights(
         widest = max(map(len, weight_names()))
         for known in weight_names():
             values = _described(known)
-            print(f"{known:{widest}} {values['parameters']:>8,} parameters  {values['summary']}{_caveat(values)}")
+            about_known = f"{known:{widest}} {values['parameters']:>8,} parameters  {values['summary']}"
+            if values["positional"]:  # they depend on positions in a task
+                order = values["query_order"].replace("_", "-")
+                about_known += f", trained on {order} queries; for measuring only, labels no pictures"
+            print(about_known)
         print("'trident weights NAME' shows their training data, use and accuracy.")
 
 
@@ -79,20 +84,13 @@ def export(
 
 def _with_temperatures(checkpoint: "Checkpoint", data: str | None, tasks: int, device: str) -> "Checkpoint":
     from trident.cli.console import counting
-    from trident.labelling.temperatures import fit_temperatures
+    from trident.labelling.labeller import fit_temperatures
 
     store = opt.open_for(checkpoint.recipe, data, checkpoint)
-    sample = opt.sample_of("val", tasks, 0, device, None)
+    sample = opt.sample_of(split="val", tasks=tasks, seed=0, device=device)
     with counting("evaluating validation tasks") as progress:
         temperatures = fit_temperatures(checkpoint, store, progress, **sample)
     return replace(checkpoint, temperatures=temperatures)
-
-
-def _caveat(values: dict[str, Any]) -> str:
-    """A warning for weights that depend on positions in a task; empty for others."""
-    if not values["positional"]:
-        return ""
-    return f", trained on {values['query_order'].replace('_', '-')} queries; for measuring only, labels no pictures"
 
 
 def _described(name: str) -> dict[str, Any]:
@@ -112,3 +110,57 @@ def _described(name: str) -> dict[str, Any]:
         "validation": header["best"],
         "temperatures": header["temperatures"],
     }
+
+
+HEADINGS = ("backbone", "pictures", "features", "licence", "trained on", "installed")
+
+
+@app.command(short_help="List the networks that make features, or examine one.")
+def backbones(
+    name: Annotated[
+        str | None, typer.Argument(help="Load this one, for example onnx:model.onnx, and print what is known about it.")
+    ] = None,
+    as_json: opt.Json = False,
+) -> None:
+    """List the networks that turn pictures into features, or load one and print what is known about it.
+
+    All but conv4 are frozen: they are used as they are. Those that begin with 'weights:' were trained here; the name
+    may also be a run's folder or a weights file. Nothing is downloaded.
+    """
+    if name is None:
+        _print_list(as_json)
+        return
+    from trident.backbones.listing import examined
+
+    about = examined(name)
+    if as_json:
+        opt.print_json(about)
+        return
+    shown = about | {"image_size": f"{about['image_size']}x{about['image_size']} pixels"}
+    rows = [(key.replace("_", " "), _text(value)) for key, value in shown.items() if value is not None]
+    print("\n".join(opt.aligned(rows)))
+
+
+def _print_list(as_json: bool) -> None:
+    from trident.backbones.listing import listed
+
+    found = listed()
+    if as_json:
+        opt.print_json(found)
+        return
+    print("\n".join(opt.aligned([HEADINGS, *map(_row, found)])))
+    print("'trident backbones NAME' loads one and prints what is known about it.")
+    if not all(about["installed"] for about in found):
+        print("To install:", *sorted({about["install"] for about in found if not about["installed"]}), sep="\n  ")
+
+
+def _row(about: dict[str, Any]) -> tuple[str, ...]:
+    size = about["image_size"]
+    facts = (size and f"{size}x{size}", about["features"], about["licence"], about["trained_on"])
+    return about["name"], *(str(fact or "depends") for fact in facts), "yes" if about["installed"] else "no"
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -50,11 +50,10 @@ class Checksums:
             if not self._checked[block]:
                 self._check(images, block)
 
-    def check_all(self, images: np.ndarray, progress: Progress | None = None) -> None:
+    def check_all(self, images: np.ndarray, progress: Progress) -> None:
         for block in range(len(self.digests)):
             self._check(images, block)
-            if progress:
-                progress(block + 1, len(self.digests))
+            progress(block + 1, len(self.digests))
 
     def _check(self, images: np.ndarray, block: int) -> None:
         with self._locks[block]:

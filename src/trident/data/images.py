@@ -108,18 +108,14 @@ class ImageInMemory(ImageSource):
 class ImageFile(DatasetImage):
     """An image file."""
 
-    path: Path
+    file: Path = field()
 
     @property
     def name(self) -> str:
-        return str(self.path)
-
-    @property
-    def file(self) -> Path:
-        return self.path
+        return str(self.file)
 
     def content(self) -> bytes:
-        return read_regular(self.path, MOST_BYTES)
+        return read_regular(self.file, MOST_BYTES)
 
 
 def in_memory(source: ImageSource) -> ImageInMemory:

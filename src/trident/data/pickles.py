@@ -1,7 +1,7 @@
 """Images in pickles. Only one pickle is in memory at a time."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -80,19 +80,15 @@ class PickledImage(DatasetImage):
     """One image of a pickle: either its pixels, or an image file packed into an array of bytes."""
 
     cache: PickleCache
-    path: Path
-    number: int
+    file: Path = field()
+    number: int = field()
 
     @property
     def name(self) -> str:
-        return f"{self.path}: image {self.number}"
-
-    @property
-    def file(self) -> Path:
-        return self.path
+        return f"{self.file}: image {self.number}"
 
     def content(self) -> bytes | np.ndarray:
-        image = self.cache.images(self.path)[self.number]
+        image = self.cache.images(self.file)[self.number]
         if isinstance(image, np.ndarray) and image.dtype == np.uint8:
             return image if image.ndim == 3 else image.tobytes()
         if not isinstance(image, bytes):

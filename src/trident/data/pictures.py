@@ -66,21 +66,6 @@ def listed_pictures(path: Path) -> list[ImageFile]:
     return [ImageFile(path) for path in paths]
 
 
-class UniqueNames:
-    """Names for the pictures of a file: the second `a.png` is called `a.png#2`."""
-
-    def __init__(self) -> None:
-        self._counts: dict[str, int] = {}
-
-    def unique(self, name: str) -> str:
-        candidate = name
-        while candidate in self._counts:
-            self._counts[name] += 1
-            candidate = f"{name}#{self._counts[name]}"
-        self._counts[candidate] = 1
-        return candidate
-
-
 def sources_of(images: Any) -> list[ImageSource]:
     """Accepts paths, PIL images, arrays or tensors in a list, or one array of all pictures.
 

@@ -1,8 +1,8 @@
 """The datasets that can be prepared, and the import paths of their readers. Imports happen on use."""
 
 READERS = {
-    "mini-imagenet": "trident.data.mini_imagenet:read_mini_imagenet",
-    "tiered-imagenet": "trident.data.tiered_imagenet:read_tiered_imagenet",
+    "mini-imagenet": "trident.data.imagenet:read_mini_imagenet",
+    "tiered-imagenet": "trident.data.imagenet:read_tiered_imagenet",
     "cub": "trident.data.cub:read_cub",
     "omniglot": "trident.data.omniglot:read_omniglot",
     "cifar-fs": "trident.data.cifar_fs:read_cifar_fs",

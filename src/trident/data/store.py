@@ -20,8 +20,6 @@ from trident.data.store_writer import (
     FORMAT,
     MOST_HEADER,
     TYPES,
-    StoreWriter,
-    check_space,
     checked_classes,
     checked_header,
     checked_shape,
@@ -30,7 +28,7 @@ from trident.data.store_writer import (
 from trident.data.store_writer import SPLITS as SPLITS
 from trident.data.store_writer import ClassEntry as ClassEntry
 from trident.errors import TridentError
-from trident.files import MOST_DATA, atomic_file, open_regular
+from trident.files import MOST_DATA, open_regular
 
 PLACES = ("auto", "device", "host")
 
@@ -88,27 +86,6 @@ def store_in_memory(dataset: str, images: np.ndarray, classes: Sequence[ClassEnt
     digest = new_hash(classes)
     digest.update(np.ascontiguousarray(images))
     return ImageStore(dataset, images, tuple(classes), digest.hexdigest())
-
-
-def write_store(
-    path: Path, dataset: str, classes: Sequence[ClassEntry], images: Iterable[np.ndarray], *features_of: str
-) -> None:
-    """Stream images (height, width, channel) uint8, in class-table order, into a store file.
-
-    `features_of`: the backbone's name and fingerprint, if features (feature,) float32 come instead of images.
-    """
-    stream = iter(images)
-    try:
-        first = next(stream)
-    except StopIteration:
-        raise TridentError(f"{dataset}: there is not one image to store") from None
-    with atomic_file(path) as file:
-        writer = StoreWriter(file, dataset, classes, first.shape, *features_of)
-        check_space(file, path, writer.size)
-        writer.add(first)
-        for image in stream:
-            writer.add(image)
-        writer.finish()
 
 
 def open_store(path: Path) -> ImageStore:

@@ -162,14 +162,9 @@ def _check_keys(keys: Iterable[Any]) -> None:
             raise _ForbiddenError(f"a {type(key).__name__} as a key of a dict or in a set")
 
 
-def _set(members: Any = ()) -> set[Any]:
+def _set(kind: type, members: Any = ()) -> Any:
     _check_keys(members)
-    return set(members)
-
-
-def _frozen_set(members: Any = ()) -> frozenset[Any]:
-    _check_keys(members)
-    return frozenset(members)
+    return kind(members)
 
 
 def _ordered_dict(pairs: Any = ()) -> OrderedDict[Any, Any]:
@@ -190,8 +185,8 @@ for _core in ("numpy.core", "numpy._core"):  # before and since numpy 2
     _NAMES[f"{_core}.multiarray", "scalar"] = _scalar
     _NAMES[f"{_core}.numeric", "_frombuffer"] = _from_buffer
 for _builtins in ("builtins", "__builtin__"):  # Python 3 and Python 2
-    _NAMES[_builtins, "set"] = _set
-    _NAMES[_builtins, "frozenset"] = _frozen_set
+    _NAMES[_builtins, "set"] = partial(_set, set)
+    _NAMES[_builtins, "frozenset"] = partial(_set, frozenset)
     _NAMES[_builtins, "bytes"] = lambda: b""  # how Python 3 writes empty bytes for Python 2
 
 
@@ -208,16 +203,12 @@ def _load_build(machine: Any) -> None:
         raise _ForbiddenError(f"a state for a {type(target).__name__}")
 
 
-def _load_long_string(machine: Any) -> None:
-    """Keep a Python 2 string of over 255 bytes as bytes: it is an array's content, and decoding would double it."""
-    (length,) = struct.unpack("<I", machine.read(4))
-    machine.append(machine.read(length))
+def _load_bytes(length: struct.Struct, machine: Any) -> None:
+    """Read only what is in the file. The standard library allocates whatever length the file claims.
 
-
-def _load_byte_array(machine: Any) -> None:
-    """Read only what is in the file. The standard library allocates whatever length the file claims."""
-    (length,) = struct.unpack("<Q", machine.read(8))
-    machine.append(machine.read(length))
+    A Python 2 string of over 255 bytes is kept as bytes: it is an array's content, and decoding would double it.
+    """
+    machine.append(machine.read(length.unpack(machine.read(length.size))[0]))
 
 
 def _size_of(arguments: Any) -> int:
@@ -242,8 +233,8 @@ _ALLOWED: dict[int, Callable[..., None]] = {
     code: _STANDARD[code] for code in (getattr(pickle, name)[0] for name in _DATA_INSTRUCTIONS.split())
 } | {
     pickle.BUILD[0]: _load_build,
-    pickle.BINSTRING[0]: _load_long_string,
-    pickle.BYTEARRAY8[0]: _load_byte_array,
+    pickle.BINSTRING[0]: partial(_load_bytes, struct.Struct("<I")),
+    pickle.BYTEARRAY8[0]: partial(_load_bytes, struct.Struct("<Q")),
     pickle.REDUCE[0]: _load_reduce,
 }
 _KEYS = {  # where the stack has keys or members. Behind the last mark stand key, value, key, value and so on.

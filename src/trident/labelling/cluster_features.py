@@ -41,7 +41,7 @@ def label_on_cluster(
     pile: Sequence[ImageSource],
     cluster: str,
     say: Callable[[str], None],
-    progress: Progress | None = None,
+    progress: Progress,
 ) -> Labelled:
     """Does what `labeller.label` does, with the features computed on a cluster."""
     with connected(cluster, say) as ray:
@@ -59,7 +59,7 @@ class _Pile:
         backbone: Pretrained,
         sources: Sequence[ImageSource],
         cache: FeatureCache | None,
-        progress: Progress | None,
+        progress: Progress,
     ):
         self._ray, self._backbone, self._sources, self._cache = ray, backbone, sources, cache
         self._progress = progress
@@ -165,8 +165,7 @@ class _Pile:
 
     def _report(self, count: int) -> None:
         self._done += count
-        if self._progress:
-            self._progress(self._done, len(self._sources))
+        self._progress(self._done, len(self._sources))
 
 
 class _KeyActor:

@@ -75,6 +75,7 @@ class FeatureLabeller:
 
     @property
     def keeps_features(self) -> bool:
+        """Whether features are cached, so that labelling that was stopped continues where it stopped."""
         return self.cache is not None and self.cache.problem is None
 
     def with_pictures(self, by_class: Mapping[str, Sequence[ImageSource]]) -> "FeatureLabeller":

@@ -3,19 +3,35 @@
 import difflib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from trident.errors import TridentError, errors_in, one_line
 from trident.labelling.class_names import NONE, check_one_class_each, class_name
-from trident.labelling.corrections import COLUMN, MARK, mark_of, read_corrections
+from trident.labelling.tables import COLUMN, MARK, mark_of, read_corrections
 
 if TYPE_CHECKING:
     from trident.data.images import ImageFile, ImageSource
     from trident.labelling.feature_cache import FeatureCache
-    from trident.labelling.feature_labeller import FeatureLabeller
-    from trident.labelling.labelled import PictureLabeller
+    from trident.labelling.making import PictureLabeller
 
 Say = Callable[[str], None]  # prints a line for the user
+
+
+class Given(NamedTuple):
+    """What the user gave."""
+
+    by_class: "dict[str, list[ImageFile]]"  # the labelled pictures
+    pile: "Sequence[ImageSource]"  # the pictures to label
+    corrected: "dict[ImageSource, str]"  # those that a table corrects, with their right class
+    unread: dict[str, str]  # an error message for each unreadable path among the labelled pictures
+    unread_of_pile: dict[str, str]
+
+
+def given_pictures(query: Path | None, support: Path | None, corrections: Path | None, say: Say) -> Given:
+    by_class, unread = labelled_pictures(support, say) if support is not None else ({}, {})
+    pile, more = pile_of(query, support, by_class, say) if query is not None else ([], {})
+    corrected = corrected_pictures(corrections, pile, by_class, say)
+    return Given(by_class, [source for source in pile if source not in corrected], corrected, unread, more)
 
 
 def labelled_pictures(support: Path, say: Say) -> "tuple[dict[str, list[ImageFile]], dict[str, str]]":
@@ -47,8 +63,8 @@ def labelled_pictures(support: Path, say: Say) -> "tuple[dict[str, list[ImageFil
         raise TridentError(f"--support {support}: class '{empty[0]}' has no pictures{why}")
     beside, _ = find_pictures(support, without=subfolders(support))
     if beside:
-        why = f"it is not in a class folder: expected {support}/CLASS/{beside[0].path.name}"
-        unread |= {str(source.path): f"{source.path}: {why}" for source in beside}
+        why = f"it is not in a class folder: expected {support}/CLASS/{beside[0].file.name}"
+        unread |= {str(source.file): f"{source.file}: {why}" for source in beside}
     return by_class, unread
 
 
@@ -111,7 +127,6 @@ def corrected_pictures(
 def _read_corrected(
     corrections: Path, pile: "Sequence[ImageSource]", known: Collection[str], say: Say
 ) -> "dict[ImageSource, str]":
-
     found, marks, columns, _ = read_corrections(corrections)
     by_path = {source.name: source for source in pile}
     missing = [path for path in found if path not in by_path]
@@ -124,8 +139,8 @@ def _read_corrected(
             f"'trident predict' wrote them, so {advice}"
         )
     if missing:  # moved since, into the folder of a class for example
-        text = f"{corrections} corrects {missing[0]}{f' and {len(missing) - 1} more' if missing[1:] else ''}"
-        say(f"{text}, not in the pile any more: left out")
+        more = f" and {len(missing) - 1} more" if missing[1:] else ""
+        say(f"{corrections} corrects {missing[0]}{more}, not in the pile any more: left out")
     if not found:
         text = f"{corrections} has no corrections: write the right class into the column '{COLUMN}'"
         say(f"{text}; no other column is read")
@@ -156,8 +171,9 @@ def in_classes(
     return found
 
 
-def labeller_from_pictures(
-    by_class: "Mapping[str, Sequence[ImageSource]]",
+def labeller_from(
+    given: Given,
+    model: Path | None,
     backbone: str,
     weights: str,
     device: str,
@@ -165,47 +181,39 @@ def labeller_from_pictures(
     say: Say,
     method: str | None = None,
 ) -> "PictureLabeller":
-    """Makes the labeller and says on standard error what it is, and what would be better."""
+    """Makes the labeller, of a saved classifier or of pictures. Says what it is, and what would be better."""
+    from trident.backbones.pretrained import INCLUDED
+    from trident.labelling.making import CONV4, HINT, chosen_backbone, labeller_by_method, make_labeller
+    from trident.weights import weights_for
 
+    if model is not None:
+        from trident.labelling.saved import load_classifier
+
+        if backbone == CONV4:
+            raise TridentError("--backbone conv4: a saved classifier needs the backbone that it was made with: omit it")
+        cache = opened_cache(use_cache, say)
+        saved = load_classifier(model, device, None if backbone == "auto" else backbone, cache)
+        more = in_classes(given.corrected)
+        new = new_classes(more, saved.classes)
+        saved = saved.with_pictures(more)
+        say(f"{model}: {saved.describe()}, {len(saved.classes)} classes{new}")
+        return saved
+    by_class = in_classes(given.corrected, given.by_class)
     if method is not None:
-        from trident.labelling.making import labeller_by_method
-
         labeller = labeller_by_method(by_class, method, backbone, device, opened_cache(use_cache, say))
         say(labeller.describe())
         if not labeller.calibrated:
             say("its probabilities are not calibrated: they may be too sure, or not sure enough")
         return labeller
-    from trident.backbones.pretrained import INCLUDED
-    from trident.labelling.making import CONV4, HINT, chosen_backbone, make_labeller
-    from trident.weights import weights_for
-
     chosen = chosen_backbone(backbone, weights)
-    cache = opened_cache(use_cache and chosen != CONV4, say)
-    labeller = make_labeller(by_class, chosen, weights, device, cache)
-    if chosen != CONV4:
-        say(labeller.describe())
-        if backbone == "auto" and chosen == INCLUDED:
-            say(HINT)
+    labeller = make_labeller(by_class, chosen, weights, device, opened_cache(use_cache and chosen != CONV4, say))
+    if chosen == CONV4:
+        auto = weights_for(sum(map(len, by_class.values())), len(by_class))
+        say(f"weights: {Path(auto if weights == 'auto' else weights).stem}, {labeller.describe()}")
         return labeller
-    auto = weights_for(sum(map(len, by_class.values())), len(by_class))
-    name = Path(auto if weights == "auto" else weights).stem
-    say(f"weights: {name}, {labeller.describe()}")
-    return labeller
-
-
-def labeller_from_file(
-    model: Path, backbone: str, device: str, use_cache: bool, say: Say, more: "Mapping[str, Sequence[ImageSource]]"
-) -> "FeatureLabeller":
-    """A saved classifier, with more labelled pictures."""
-    from trident.labelling.saved import load_classifier
-
-    if backbone == "conv4":
-        raise TridentError("--backbone conv4: a saved classifier needs the backbone that it was made with: omit it")
-    labeller = load_classifier(model, device, None if backbone == "auto" else backbone, opened_cache(use_cache, say))
-    new = new_classes(more, labeller.classes)
-    labeller = labeller.with_pictures(more)
-    text = f"{model}: {labeller.describe()}, {len(labeller.classes)} classes{new}"
-    say(text)
+    say(labeller.describe())
+    if backbone == "auto" and chosen == INCLUDED:
+        say(HINT)
     return labeller
 
 

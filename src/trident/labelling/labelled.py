@@ -1,14 +1,11 @@
-"""`Labelled`, the result of labelling a pile, and `PictureLabeller`, the interface of all that label piles."""
+"""`Labelled`, the result of labelling a pile."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import numpy as np
 
-from trident.data.images import ImageSource
 from trident.errors import BadValueError, NotFiniteError, TridentError
-from trident.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -50,27 +47,6 @@ class Labelled:
 
     def belongs_to_none(self, picture: int) -> bool:
         return self.typicality is not None and bool(self.typicality[picture] < self.least_typical)
-
-
-class PictureLabeller(Protocol):
-    """A few labelled pictures and a way to label others."""
-
-    @property
-    def classes(self) -> tuple[str, ...]: ...
-
-    @property
-    def keeps_features(self) -> bool:
-        """Whether features are cached, so that labelling that was stopped continues where it stopped."""
-
-    @property
-    def calibrated(self) -> bool:
-        """Whether the probabilities are calibrated: a temperature was fitted for this method."""
-
-    def describe(self) -> str:
-        """What labels the pictures, in words for the user."""
-
-    def label(self, pile: Sequence[ImageSource], progress: Progress | None = None, together: bool = True) -> Labelled:
-        """Label all pictures of a pile, together or each alone. Pictures that cannot be read are in `failures`."""
 
 
 def check_labels(classes: Sequence[str], labels: np.ndarray, most: int) -> None:

@@ -8,23 +8,24 @@ chunks. For a single picture, batch norm uses the statistics of training.
 Probabilities are scaled by temperatures, which were fitted on validation tasks. Temperatures do not change labels.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
 
-from trident.backbones.conv4 import Conv4Backbone, conv4_of
 from trident.data.decoding_process import decoders
 from trident.data.images import ImageSource, Target, UnreadableImageError
+from trident.data.store import ImageStore
 from trident.engines.execution import execution_for, make_learner
 from trident.engines.learner import Learner
 from trident.errors import TridentError
 from trident.labelling.labelled import Labelled, check_labels
 from trident.learning.checkpoint import Checkpoint, Temperatures
-from trident.measuring.calibration import softmax
+from trident.measuring.calibration import fit_temperature, softmax
+from trident.measuring.evaluate import Sample, evaluate
 from trident.measuring.prediction import encode_support, predict, predict_one_by_one
 from trident.measuring.subject import default_chunk
 from trident.methods.base import Method
@@ -35,6 +36,7 @@ from trident.recipes.recipe import Recipe
 from trident.settings import EpisodeSpec
 from trident.tasks.task import Task
 
+FEW_QUERIES = 2  # for each class: too few to learn from, see `recipe_for`
 CHUNK = 100  # most pictures classified together
 ENOUGH_TOGETHER = 4  # pictures for each class; the method does not learn from smaller chunks
 MOST_LABELLED = 1000  # pictures: all of them are in memory with each chunk
@@ -99,18 +101,6 @@ class Labeller:
     def describe(self) -> str:
         return self.checkpoint.describe()
 
-    @property
-    def _backbone(self) -> Conv4Backbone:
-        return conv4_of(self.checkpoint.recipe.backbone, "labelling with trained weights")
-
-    @property
-    def size(self) -> int:
-        return self._backbone.image_size
-
-    @property
-    def channels(self) -> int:
-        return self._backbone.image_channels
-
     def learner(self, n_pile: int) -> Learner:
         """The learner for `n_pile` pictures that are classified together."""
         recipe = replace(recipe_for(self.checkpoint.recipe, n_pile, len(self.classes)), episode=self._episode)
@@ -157,12 +147,13 @@ class Labeller:
         """Label a pile chunk by chunk, or each picture alone. One chunk is in memory at a time."""
         probabilities = np.full((len(pile), len(self.classes)), np.nan)
         failures: dict[int, str] = {}
-        done = 0
+        _, *size, channels = self.pictures.shape
+        done, target = 0, Target(size[0], channels)
         for chunk in chunks(len(pile)):
             readable, pictures = [], []
             for place in chunk:
                 try:
-                    pictures.append(decoders.decode(pile[place], Target(self.size, self.channels)))
+                    pictures.append(decoders.decode(pile[place], target))
                     readable.append(place)
                 except UnreadableImageError as error:
                     failures[place] = str(error)
@@ -204,3 +195,32 @@ def chunks(n: int, most: int = CHUNK) -> list[list[int]]:
         return []
     shuffled = np.random.default_rng(n).permutation(n)
     return [sorted(part.tolist()) for part in np.array_split(shuffled, -(-n // most))]
+
+
+def fit_temperatures(
+    checkpoint: Checkpoint,
+    store: ImageStore,
+    progress: Callable[[int, int, str], None],
+    **sample: Unpack[Sample],
+) -> Temperatures:
+    """The temperatures for labelling, on validation tasks: for many pictures together, a few, and single ones."""
+    recipe = checkpoint.recipe
+
+    def fitted(recipe: Recipe, what: str) -> float:
+        def report(done: int, total: int) -> None:
+            progress(done, total, f"validation tasks, {what}")
+
+        result = evaluate(replace(checkpoint, recipe=recipe), store, progress=report, **sample)
+        return round(fit_temperature(result.predictions), 3)
+
+    recipe = replace(recipe, episode=replace(recipe.episode, n_unlabelled=0, distractors=0))
+    many = fitted(recipe, "many queries together")
+    if recipe.method.positional or recipe.method.inner_steps:
+        # Positional weights cannot label pictures. With inner steps, single queries would take too long.
+        return Temperatures(many, many, many)
+    n_way = recipe.episode.n_way
+    few = recipe_for(recipe, FEW_QUERIES * n_way, n_way)
+    few = replace(few, episode=replace(few.episode, n_query=FEW_QUERIES))
+    one = recipe_for(recipe, 1, n_way)
+    one = replace(one, protocol=replace(one.protocol, queries_at_once="one"))
+    return Temperatures(many, fitted(few, "few queries together"), fitted(one, "queries alone"))

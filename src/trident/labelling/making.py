@@ -13,7 +13,6 @@ from trident.errors import TridentError
 from trident.labelling.feature_cache import FeatureCache, cache_folder
 from trident.labelling.feature_labeller import FeatureLabeller
 from trident.labelling.label_latents import latents_for
-from trident.labelling.labelled import PictureLabeller
 from trident.labelling.labeller import Labeller, read_labelled
 from trident.labelling.picture_features import readable_features
 from trident.learning.checkpoint import Checkpoint, load_checkpoint, recipe_of_weights, with_method
@@ -22,6 +21,7 @@ from trident.methods.base import HeadOnFeatures
 from trident.methods.registry import method_class, method_name
 from trident.weights import FEW_SHOTS, weight_names, weights_for
 
+PictureLabeller = FeatureLabeller | Labeller
 CONV4 = "conv4"
 HINT = "better labels: pretrained features, by pip install -e '.[features]' in a clone of trident (docs/backbones.md)"
 

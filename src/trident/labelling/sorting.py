@@ -20,7 +20,7 @@ from typing import NamedTuple
 from trident.errors import TridentError, errors_in
 from trident.files import LONGEST_NAME, delete_leftover, flush, temporary_file, temporary_path
 from trident.labelling.class_names import NONE
-from trident.labelling.corrections import mark_of, read_corrections
+from trident.labelling.tables import mark_of, read_corrections
 from trident.progress import Progress
 
 Step = tuple[Path, Path]  # from, to
@@ -47,7 +47,7 @@ class Sorted(NamedTuple):
     failures: list[str]  # one line for each file that could not be copied, or not be moved
 
 
-def pictures_to_sort(table: Path, target: Path, moving: bool, progress: Progress | None = None) -> ToSort:
+def pictures_to_sort(table: Path, target: Path, moving: bool, progress: Progress) -> ToSort:
     """The labelled pictures of a table, if they are still the ones that were labelled.
 
     Pictures that are in `target`, whatever path leads to them, are left out.
@@ -82,8 +82,7 @@ def pictures_to_sort(table: Path, target: Path, moving: bool, progress: Progress
                 to_sort.left.append(before[0])
             else:
                 to_sort.problems.append(f"{path}: it is no longer there")
-        if progress:
-            progress(number, len(labels))
+        progress(number, len(labels))
     return to_sort._replace(left=to_sort.left + ([] if moving else copies_elsewhere(labelled, target)))
 
 

@@ -52,7 +52,11 @@ class TokenGate:
         if path == "/health" or (path == "/metrics" and _is_local(request)):
             return None
         if path == "/" and request.method == "GET" and in_address is not None:
-            return self._cookie(request, in_address) if self._is_right(in_address) else _unauthorized("is wrong")
+            if not self._is_right(in_address):
+                return _unauthorized("is wrong")
+            answer, https = HTMLResponse(_GO_ON), request.scope["scheme"] == "https"
+            answer.set_cookie(COOKIE, in_address, httponly=True, samesite="strict", secure=https)
+            return answer
         kind, _, sent = request.headers.get("authorization", "").partition(" ")
         bearer = sent.strip() if kind.lower() == "bearer" else None
         given = [one for one in (bearer, request.cookies.get(COOKIE)) if one]
@@ -62,12 +66,6 @@ class TokenGate:
 
     def _is_right(self, token: str) -> bool:
         return secrets.compare_digest(token.encode(), self._token)
-
-    def _cookie(self, request: Request, token: str) -> Response:
-        answer = HTMLResponse(_GO_ON)
-        https = request.scope["scheme"] == "https"
-        answer.set_cookie(COOKIE, token, httponly=True, samesite="strict", secure=https)
-        return answer
 
 
 def _unauthorized(what: str) -> Response:
@@ -81,11 +79,16 @@ def _is_local(request: Request) -> bool:
     return request.client is not None and not forwarded and is_loopback(request.client.host)
 
 
+def ip_of(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """None for what is not an IP address, such as a host name."""
+    with suppress(ValueError):
+        return ipaddress.ip_address(address)
+    return None
+
+
 def is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return False
+    ip = ip_of(address)
+    return ip is not None and ip.is_loopback
 
 
 def chosen_token(file: Path | None) -> str | None:
@@ -186,15 +189,7 @@ class Guard:
             name, _ = parts.hostname or "", parts.port  # a port that is none is an error
         except ValueError:
             return False
-        if parts.netloc != host or "@" in host:
-            return False
-        if name in self._names:
-            return True
-        try:
-            ipaddress.ip_address(name)
-        except ValueError:
-            return False
-        return True
+        return parts.netloc == host and "@" not in host and (name in self._names or ip_of(name) is not None)
 
 
 def _place(origin: str) -> tuple[str, str] | None:

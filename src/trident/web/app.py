@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,13 @@ import trident
 from trident.data.decoding_process import DecodingProcesses, decoders
 from trident.data.images import Target
 from trident.errors import TridentError
-from trident.web.labels import Network, Task, label, task_of
+from trident.web.labels import label, task_of
 from trident.web.latent_view import show_latents
-from trident.web.limits import Limits, RefusedError
-from trident.web.request_queue import Check, RequestQueue
+from trident.web.limits import Check, Limits, RefusedError, RequestQueue
+from trident.web.networks import Network
 from trident.web.serve import client_of
 from trident.web.service import Metrics
-from trident.web.uploads import PageDecoder, Receiver, Upload, at_pace, drain
+from trident.web.uploads import PageDecoder, Receiver, Task, Upload, at_pace, drain
 
 STATIC = Path(__file__).parent / "static"
 Work = Callable[[Network, Task, Check], dict[str, Any]]
@@ -77,16 +78,10 @@ def make_routes(network: Network, limits: Limits, metrics: Metrics, processes: D
         assert isinstance(error, HTTPException)
         return JSONResponse({"error": f"this request is not supported: {error.detail}"}, error.status_code)
 
-    async def label_pile(request: Request) -> Response:
-        return await answer(request, count_labelled)
-
-    async def look_at_pile(request: Request) -> Response:
-        return await answer(request, show_latents)
-
     routes = [
         Route("/api/about", about),
-        Route("/api/label", label_pile, methods=["POST"]),
-        Route("/api/look", look_at_pile, methods=["POST"]),
+        Route("/api/label", partial(answer, work=count_labelled), methods=["POST"]),
+        Route("/api/look", partial(answer, work=show_latents), methods=["POST"]),
         Mount("/", StaticFiles(directory=STATIC, html=True)),
     ]
     return Starlette(routes=routes, exception_handlers={HTTPException: refused})

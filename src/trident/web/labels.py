@@ -1,46 +1,15 @@
 """The answer to a request: a label or an error for each picture of the pile."""
 
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from trident.data.images import ImageSource
 from trident.errors import NotFiniteError
 from trident.labelling.class_names import check_one_class_each
 from trident.labelling.labelled import Labelled
-from trident.web.limits import RefusedError
-from trident.web.request_queue import Check
-from trident.web.uploads import Received, Upload
-
-
-@dataclass(frozen=True)
-class Task:
-    """A valid request: every class has a readable picture."""
-
-    classes: tuple[str, ...]
-    examples: list[np.ndarray]  # each (size, size, channel) uint8
-    labels: np.ndarray  # (example,) int64
-    upload: Upload
-
-
-class Network(Protocol):
-    """What the server labels pictures with. It is loaded once, when the server starts."""
-
-    size: int  # pictures are scaled to this many pixels, height and width
-    channels: int
-    reduced: bool  # see `decode`
-    centre_crop: float
-    hint: str | None  # one line about what would label better
-
-    def described(self) -> list[dict[str, Any]]:
-        """For the page: everything that may be used."""
-
-    def described_for(self, task: Task) -> dict[str, Any]:
-        """For the page: what is used for this request."""
-
-    def label(self, task: Task, check: Check) -> Labelled:
-        """Label the pile, unreadable pictures included. `check` is called often and raises if the work should stop."""
+from trident.web.limits import Check, RefusedError
+from trident.web.networks import Network
+from trident.web.uploads import Task, Upload
 
 
 def task_of(upload: Upload) -> Task:
@@ -91,26 +60,6 @@ def _label(labelled: Labelled, place: int) -> dict[str, Any]:
         "none_of_these": labelled.belongs_to_none(place),
         "typicality": None if labelled.typicality is None else float(labelled.typicality[place]),
     }
-
-
-@dataclass(frozen=True)
-class _DecodedPicture(ImageSource):
-    """A picture that was decoded on arrival."""
-
-    received: Received
-
-    @property
-    def name(self) -> str:
-        return self.received.name
-
-    def content(self) -> np.ndarray:
-        if self.received.pixels is None:
-            raise ValueError(self.received.error)
-        return self.received.pixels
-
-
-def decoded_pictures(upload: Upload) -> list[_DecodedPicture]:
-    return [_DecodedPicture(received) for received in upload.pile]
 
 
 def _labelled(upload: Upload) -> list[dict[str, Any]]:

@@ -11,9 +11,10 @@ from trident.errors import NotFiniteError, TridentError
 from trident.labelling.labeller import CHUNK
 from trident.measuring.latents import as_array, latents_and_images, with_latents
 from trident.report.figures import picture
-from trident.web.labels import Network, Task, described
-from trident.web.networks import WeightStore
-from trident.web.request_queue import Check
+from trident.web.labels import described
+from trident.web.limits import Check
+from trident.web.networks import Network, WeightStore
+from trident.web.uploads import Task
 
 
 def show_latents(network: Network, task: Task, check: Check) -> dict[str, Any]:

@@ -20,9 +20,8 @@ from trident.labelling.labeller import Labeller, refuse_positional
 from trident.labelling.making import CONV4, HINT, chosen_backbone
 from trident.learning.checkpoint import Checkpoint, load_checkpoint
 from trident.learning.frozen_weights import with_conv4
-from trident.web.labels import Network, Task, decoded_pictures
-from trident.web.limits import MEGA
-from trident.web.request_queue import Check
+from trident.web.limits import MEGA, Check
+from trident.web.uploads import DecodedPicture, Task
 from trident.weights import weight_names, weights_for
 
 
@@ -146,18 +145,16 @@ class WeightStore:
         return next(iter(self._known.items()))
 
     def label(self, task: Task, check: Check) -> Labelled:
+        pile = [DecodedPicture(received) for received in task.upload.pile]
         # Includes unreadable pictures, as `trident predict` does, so that chunks and labels are the same.
-        return self.labeller(task).label(decoded_pictures(task.upload), lambda done, total: check())
+        return self.labeller(task).label(pile, lambda done, total: check())
 
     def labeller(self, task: Task) -> Labeller:
-        _, checkpoint = self._fitting(task)
+        _, checkpoint = self.fitting(len(task.examples), len(task.classes))
         return Labeller(checkpoint, task.classes, np.stack(task.examples), task.labels, self._device)
 
     def described_for(self, task: Task) -> dict[str, Any]:
-        return describe(*self._fitting(task))
-
-    def _fitting(self, task: Task) -> tuple[str, Checkpoint]:
-        return self.fitting(len(task.examples), len(task.classes))
+        return describe(*self.fitting(len(task.examples), len(task.classes)))
 
     def described(self) -> list[dict[str, Any]]:
         return [describe(name, checkpoint) for name, checkpoint in self._known.items()]
@@ -172,6 +169,10 @@ def describe(name: str, checkpoint: Checkpoint) -> dict[str, Any]:
         "latents": "latents" in checkpoint.recipe.method.about.analyses,
         "included": name in weight_names(),
     }
+
+
+# What the server labels pictures with. It is loaded once, when the server starts.
+Network = FeatureNetwork | WeightStore
 
 
 def open_network(backbone: str, weights: str, device: str) -> Network:

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from trident.errors import TridentError
+from trident.web.access import ip_of
 from trident.web.service import Service
 
 HEADER_SECONDS = 10.0  # for a whole request's header; uvicorn has no such limit
@@ -102,13 +103,10 @@ def longest_waiting(connections: Iterable[FairProtocol]) -> FairProtocol | None:
 
 def client_of(address: str) -> str:
     """The client that an address belongs to. With IPv6, a client is a /64 network of addresses."""
-    try:
-        parsed = ipaddress.ip_address(address)
-    except ValueError:
-        return address
-    if isinstance(parsed, ipaddress.IPv6Address):
-        return str(parsed.ipv4_mapped or ipaddress.IPv6Network((int(parsed) >> 64 << 64, 64)))
-    return str(parsed)
+    ip = ip_of(address)
+    if isinstance(ip, ipaddress.IPv6Address):
+        return str(ip.ipv4_mapped or ipaddress.IPv6Network((int(ip) >> 64 << 64, 64)))
+    return address if ip is None else str(ip)
 
 
 _LAST_SECONDS = 3  # for open requests when the server is stopped

@@ -26,24 +26,33 @@ class Service:
         self.stopping = False
         self.on_stop: Callable[[], None] = lambda: None  # called when every request has its answer
         inner = self._answer if token is None else TokenGate(self._answer, token)
-        self._app = MetricsMiddleware(Guard(inner, names), self.metrics)
+        self._guarded = Guard(inner, names)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app(scope, receive, send)
+        """Every request is added to the metrics, also those that are refused."""
+        began, status = time.monotonic(), 500
+
+        async def send_and_note(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._guarded(scope, receive, send_and_note)
+        finally:
+            self.metrics.add(scope.get("path", ""), status, time.monotonic() - began)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] == "/health":
-            await self._health()(scope, receive, send)
+            status = "stopping" if self.stopping else "loading" if self.routes is None else "ready"
+            await JSONResponse({"status": status}, 200 if status == "ready" else 503)(scope, receive, send)
         elif scope["path"] == "/metrics":
             await PlainTextResponse(self.metrics.text(), media_type=_CONTENT_TYPE)(scope, receive, send)
         else:
             while self.routes is None:
                 await asyncio.sleep(0.05)
             await self.routes(scope, receive, send)
-
-    def _health(self) -> JSONResponse:
-        status = "stopping" if self.stopping else "loading" if self.routes is None else "ready"
-        return JSONResponse({"status": status}, 200 if status == "ready" else 503)
 
 
 _KINDS = {"/": "page", "/api/about": "about", "/api/label": "label", "/api/look": "look"}
@@ -94,24 +103,3 @@ class Metrics:
 def _head(name: str, kind: str, described: str) -> Iterator[str]:
     yield f"# HELP {name} {described}"
     yield f"# TYPE {name} {kind}"
-
-
-class MetricsMiddleware:
-    """Adds every request to the metrics, also those that are refused."""
-
-    def __init__(self, app: ASGIApp, metrics: Metrics):
-        self._app, self._metrics = app, metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        began, status = time.monotonic(), 500
-
-        async def send_and_note(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
-        try:
-            await self._app(scope, receive, send_and_note)
-        finally:
-            self._metrics.add(scope.get("path", ""), status, time.monotonic() - began)

@@ -21,7 +21,7 @@ from starlette.requests import ClientDisconnect
 from trident.data.decoding_process import DecodingProcesses, TooSlowError
 from trident.data.images import ImageInMemory, ImageSource, Target, UnreadableImageError, key_of
 from trident.labelling.class_names import class_name
-from trident.labelling.corrections import mark_of
+from trident.labelling.tables import mark_of
 from trident.web.limits import Limits, RefusedError, megabytes
 
 TEXT_BYTES = 1000  # of a part that is not a picture
@@ -163,6 +163,32 @@ class Upload:
     labelled: list[tuple[int, Received]] = field(default_factory=list)  # (class index, picture)
     pile: list[Received] = field(default_factory=list)
     tab: str = ""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A valid request: every class has a readable picture."""
+
+    classes: tuple[str, ...]
+    examples: list[np.ndarray]  # each (size, size, channel) uint8
+    labels: np.ndarray  # (example,) int64
+    upload: Upload
+
+
+@dataclass(frozen=True)
+class DecodedPicture(ImageSource):
+    """A picture that was decoded on arrival."""
+
+    received: Received
+
+    @property
+    def name(self) -> str:
+        return self.received.name
+
+    def content(self) -> np.ndarray:
+        if self.received.pixels is None:
+            raise ValueError(self.received.error)
+        return self.received.pixels
 
 
 @dataclass(frozen=True)
