@@ -29,7 +29,7 @@ STUDIES = {
     "reproduce": "reproduction",
     "leaderboard write": "leaderboard",
 }
-MOVED = {  # commands of before: what does the same now, where {} stands for their arguments
+MOVED = {  # commands of before: what does the same now, where {} stands for their arguments, by default a run
     "audit": "evaluate {} --also audit",
     "calibrate": "evaluate {} --also calibration",
     "decoupling": "evaluate {} --also decoupling",
@@ -37,6 +37,7 @@ MOVED = {  # commands of before: what does the same now, where {} stands for the
     "params": "recipes {}",
     "cache": "data cache {}",
 }
+DEFAULTS = {"params": "NAME", "cache": ""}
 SORTING = ("--copy", "--move", "--yes")  # options that 'trident predict' had
 DISTRIBUTED = ("train", "evaluate")  # the commands that work on several processes
 PATIENCE = 10.0  # seconds that a failed process waits for torchrun to end it
@@ -111,7 +112,7 @@ def _check_moved(name: str, *arguments: str) -> None:
     if study:
         raise TridentError(f"'trident {study}' is no longer a command: {IN_A_CLONE.format(STUDIES[study])}")
     if name in MOVED:
-        now = " ".join(["trident", MOVED[name].format(shlex.join(arguments) or "RUN")])
+        now = " ".join(["trident", MOVED[name].format(shlex.join(arguments) or DEFAULTS.get(name, "RUN"))])
         raise TridentError(f"'trident {name}' is no longer a command, type: {now}")
     old = next((one for one in SORTING if any(one == word.partition("=")[0] for word in arguments)), None)
     if name == "predict" and old:

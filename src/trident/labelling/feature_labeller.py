@@ -68,7 +68,7 @@ class FeatureLabeller:
         check_labels(self.classes, self.labels, MOST_LABELLED)
 
     def describe(self) -> str:
-        latents = "TRIDENT's label latents, " if self.latents else ""
+        latents = "TRIDENT's label latents, " if self._transform is not None else ""
         together, alone = self.method.about.title.lower(), self.method_alone.about.title.lower()
         enough = ENOUGH_TOGETHER * len(self.classes)
         return f"features of {self.backbone.name}, {latents}{together} (piles of fewer than {enough}: {alone})"

@@ -50,7 +50,7 @@ class Sorted(NamedTuple):
 def pictures_to_sort(table: Path, target: Path, moving: bool, progress: Progress) -> ToSort:
     """The labelled pictures of a table, if they are still the ones that were labelled.
 
-    Pictures that are in `target`, whatever path leads to them, are left out.
+    Pictures that are in a class folder of `target`, whatever path leads to them, are left out.
     """
     read = read_corrections(table)
     labels: dict[str, str] = {}
@@ -61,11 +61,11 @@ def pictures_to_sort(table: Path, target: Path, moving: bool, progress: Progress
     marks = {row.path: row.mark for row in read.rows}
     to_sort = ToSort({}, [], [], [])
     sorted_before = _by_name(target)
-    inside = f"{os.path.realpath(target)}{os.sep}"
+    folders = {Path(os.path.realpath(target), label) for label in labels.values()}
     labelled: dict[Path, str] = {}  # and those of no class, whose copies may be somewhere
     for number, (name, label) in enumerate(labels.items(), 1):
         path, mark, kept = Path(name), marks[name], label not in ("", NONE)
-        if os.path.realpath(path).startswith(inside):
+        if Path(os.path.realpath(path)).parent in folders:
             to_sort.there.append(path)
         elif os.path.lexists(path):
             labelled[path] = label
