@@ -4,7 +4,8 @@ A method is a frozen dataclass. Its fields are its settings: the keys of a recip
 it. Most methods are a head on features: they subclass `HeadOnFeatures` and write one function, `head`. Methods that
 adapt their weights to each task subclass `InnerLoopMethod` (`inner_loop.py`).
 
-A method gets a `Task`, which has no query labels. Only its training loss gets those.
+A method gets a `Task`, which has no query labels. Only its training loss gets those. What most methods need can be
+imported from here.
 """
 
 from abc import ABC, abstractmethod
@@ -15,16 +16,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.backbones.base import Backbone
+from trident.backbones.base import Backbone as Backbone
 from trident.backbones.conv4 import Conv4Backbone, single_conv4
 from trident.errors import TridentError
 from trident.methods.about import About as About
 from trident.nn.batch_norm import BatchNormStatistics
 from trident.nn.linear import Linear
-from trident.nn.parameters import Parameters, for_each_task
-from trident.settings import EpisodeSpec, check_bounds, setting
-from trident.tasks.source import NoiseShapes
-from trident.tasks.task import Batch, Labels, Task
+from trident.nn.parameters import Parameters as Parameters
+from trident.nn.parameters import for_each_task
+from trident.settings import EpisodeSpec as EpisodeSpec
+from trident.settings import check_bounds
+from trident.settings import setting as setting
+from trident.tasks.source import NoiseShapes as NoiseShapes
+from trident.tasks.task import Batch
+from trident.tasks.task import Labels as Labels
+from trident.tasks.task import Task as Task
 
 Losses = dict[str, Tensor]  # the parts by name, (task,) each; "total" is what training minimises
 

@@ -7,14 +7,12 @@ import torch
 from torch import Tensor
 
 from trident.backbones.base import Backbone
-from trident.methods.base import About, HeadModel, HeadOnFeatures, Losses, cross_entropy
+from trident.methods.base import About, HeadModel, HeadOnFeatures, Losses, NoiseShapes, Parameters, cross_entropy
 from trident.methods.bayesian.versa import class_noise
 from trident.nn.classes import class_means, squared_distances
 from trident.nn.gaussian import LOG_VAR_BOUND, Gaussian
-from trident.nn.parameters import Parameters
 from trident.nn.probabilities import mean_prediction
 from trident.settings import EpisodeSpec, setting
-from trident.tasks.source import NoiseShapes
 from trident.tasks.task import Labels, Task, all_labels
 
 

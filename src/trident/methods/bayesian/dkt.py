@@ -7,11 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributions import MultivariateNormal
 
-from trident.methods.base import About, Losses
+from trident.methods.base import About, Losses, Parameters, setting
 from trident.methods.bayesian.kernel_head import KernelHead, one_hot
 from trident.nn.gaussian_process import solve
-from trident.nn.parameters import Parameters
-from trident.settings import setting
 from trident.tasks.task import Labels, Task, all_labels
 
 

@@ -8,10 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from trident.methods.base import Losses, cross_entropy
+from trident.methods.base import Losses, Parameters, cross_entropy, setting
 from trident.methods.metric.normalised import NormalisedHead
-from trident.nn.parameters import Parameters
-from trident.settings import setting
 from trident.tasks.task import Labels, Task, all_labels
 
 

@@ -7,12 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from trident.methods.base import About
+from trident.methods.base import About, Parameters, Task, setting
 from trident.methods.bayesian.kernel_head import MeanFieldKernelHead, one_hot
 from trident.nn.gaussian_process import Posterior, mean_log_sigmoid, polya_gamma_mean, posterior, tilt_of
-from trident.nn.parameters import Parameters
-from trident.settings import setting
-from trident.tasks.task import Task
 
 
 class Local(NamedTuple):

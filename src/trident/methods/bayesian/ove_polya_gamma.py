@@ -7,11 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About
+from trident.methods.base import About, Parameters, Task
 from trident.methods.bayesian.kernel_head import MeanFieldKernelHead, one_hot
 from trident.nn.gaussian_process import Posterior, mean_log_sigmoid, polya_gamma_mean, posterior, tilt_of
-from trident.nn.parameters import Parameters
-from trident.tasks.task import Task
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About
+from trident.methods.base import About, EpisodeSpec, Parameters, Task, setting
 from trident.methods.transductive.base import FixedShapeHead
 from trident.nn.classes import class_means
 from trident.nn.linear import Linear
-from trident.nn.parameters import Parameters
 from trident.nn.vectors import length_of
-from trident.settings import EpisodeSpec, setting
-from trident.tasks.task import Task
 
 HIDDEN = 8  # hidden units of the network, as a multiple of the number of classes
 LAYERS = ("network.0", "network.1", "network.2")

@@ -6,15 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About, HeadOnFeatures
+from trident.methods.base import About, EpisodeSpec, HeadOnFeatures, NoiseShapes, Task, setting
 from trident.nn.classes import class_means, members_of
 from trident.nn.gaussian import LOG_VAR_BOUND, Gaussian, GaussianHead
 from trident.nn.linear import Linear
 from trident.nn.parameters import Parameters, for_each_task
 from trident.nn.probabilities import mean_prediction
-from trident.settings import EpisodeSpec, setting
-from trident.tasks.source import NoiseShapes
-from trident.tasks.task import Task
 
 
 @dataclass(frozen=True)

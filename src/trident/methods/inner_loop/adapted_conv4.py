@@ -6,13 +6,10 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from trident.backbones.base import Backbone
 from trident.backbones.conv4 import NAME, Conv4Backbone, single_conv4
-from trident.methods.base import cross_entropy
+from trident.methods.base import Backbone, EpisodeSpec, Parameters, cross_entropy, setting
 from trident.methods.inner_loop.base import Encodings, Evaluated, InnerLoopMethod, InnerLoopModel, Inputs
 from trident.nn.linear import Linear
-from trident.nn.parameters import Parameters
-from trident.settings import EpisodeSpec, setting
 
 HEAD = "head"  # of the linear layer's parameters
 SUPPORT_FEATURES = "support_features"

@@ -2,14 +2,11 @@
 
 from dataclasses import dataclass
 
-from trident.backbones.base import Backbone
 from trident.backbones.conv4 import single_conv4
-from trident.methods.base import About, Losses
+from trident.methods.base import About, Backbone, EpisodeSpec, Losses, Parameters
 from trident.methods.inner_loop.base import Target
 from trident.methods.inner_loop.variational_weights import VariationalWeights, VariationalWeightsModel
 from trident.nn.gaussian import Gaussian
-from trident.nn.parameters import Parameters
-from trident.settings import EpisodeSpec
 
 
 @dataclass(frozen=True)

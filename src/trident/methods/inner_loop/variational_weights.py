@@ -12,15 +12,13 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from trident.methods.base import Losses
+from trident.methods.base import Losses, NoiseShapes, Task
 from trident.methods.inner_loop.adapted_conv4 import AdaptedConv4, AdaptedConv4Model
 from trident.methods.inner_loop.base import Encodings, Evaluated, Inputs, Target
 from trident.nn.gaussian import Gaussian
 from trident.nn.parameters import Parameters, count, joined, split_as
 from trident.nn.probabilities import mean_prediction
 from trident.settings import EpisodeSpec, require_at_least, setting
-from trident.tasks.source import NoiseShapes
-from trident.tasks.task import Task
 
 LOG_VAR = "log_var."
 

@@ -7,9 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import HeadOnFeatures
-from trident.nn.parameters import Parameters
-from trident.settings import setting
+from trident.methods.base import HeadOnFeatures, Parameters, setting
 
 MEAN = "mean_feature"  # of all training images
 

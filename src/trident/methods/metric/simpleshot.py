@@ -4,12 +4,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from trident.methods.base import About, ClassifierHead
+from trident.methods.base import About, ClassifierHead, Parameters, Task, setting
 from trident.methods.metric.normalised import NormalisedHead
 from trident.nn.classes import class_means, squared_distances
-from trident.nn.parameters import Parameters
-from trident.settings import setting
-from trident.tasks.task import Task
 
 
 @dataclass(frozen=True)

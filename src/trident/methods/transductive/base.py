@@ -6,12 +6,9 @@ from typing import Literal
 
 import torch
 
-from trident.backbones.base import Backbone
-from trident.methods.base import HeadModel, HeadOnFeatures, Method
+from trident.methods.base import Backbone, EpisodeSpec, HeadModel, HeadOnFeatures, Method, Parameters, setting
 from trident.methods.metric.nearest_mean import NearestMean
 from trident.methods.metric.normalised import NormalisedHead
-from trident.nn.parameters import Parameters
-from trident.settings import EpisodeSpec, setting
 
 
 @dataclass(frozen=True)

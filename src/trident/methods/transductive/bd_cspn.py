@@ -6,13 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About
+from trident.methods.base import About, Parameters, Task, setting
 from trident.methods.metric.normalised import NormalisedHead
 from trident.methods.transductive.base import TransductiveHead
 from trident.nn.classes import class_means, squared_distances
-from trident.nn.parameters import Parameters
-from trident.settings import setting
-from trident.tasks.task import Task
 
 
 @dataclass(frozen=True)

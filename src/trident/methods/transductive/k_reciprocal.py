@@ -6,14 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About
+from trident.methods.base import About, Parameters, Task
 from trident.methods.metric.normalised import NormalisedHead
 from trident.methods.transductive.base import TransductiveHead
 from trident.nn.classes import class_means
-from trident.nn.parameters import Parameters
 from trident.nn.propagation import nearest
 from trident.settings import require, setting
-from trident.tasks.task import Task
 
 
 @dataclass(frozen=True)

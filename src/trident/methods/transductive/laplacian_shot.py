@@ -5,15 +5,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trident.methods.base import About
+from trident.methods.base import About, Parameters, Task, setting
 from trident.methods.metric.normalised import NormalisedHead
 from trident.methods.transductive.base import TransductiveHead
 from trident.methods.transductive.bd_cspn import rectified_means, shifted_queries
 from trident.nn.classes import squared_distances
-from trident.nn.parameters import Parameters
 from trident.nn.propagation import nearest
-from trident.settings import setting
-from trident.tasks.task import Task
 
 
 @dataclass(frozen=True)

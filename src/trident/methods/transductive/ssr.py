@@ -7,14 +7,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trident.errors import TaskSizeError
-from trident.methods.base import About
+from trident.methods.base import About, EpisodeSpec, Parameters, Task, setting
 from trident.methods.transductive.base import FixedShapeHead
 from trident.nn.classes import class_means
 from trident.nn.linear import Linear
-from trident.nn.parameters import Parameters
 from trident.nn.vectors import length_of
-from trident.settings import EpisodeSpec, setting
-from trident.tasks.task import Task
 
 UPDATES = ("prototypes", "queries")  # each has a network of its own
 LAYERS = (0, 1, 2)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trident.backbones.base import Backbone
-from trident.methods.base import About, HeadModel, HeadOnFeatures, Losses, cross_entropy
+from trident.methods.base import About, HeadModel, HeadOnFeatures, Labels, Losses, NoiseShapes, Task, cross_entropy
 from trident.methods.metric.nearest_mean import NearestMean
 from trident.methods.metric.scikit_learn import LogisticRegressionHead
 from trident.methods.transductive.soft_kmeans import SoftKMeans
@@ -21,8 +21,6 @@ from trident.nn.linear import Linear
 from trident.nn.parameters import Parameters, for_each_task
 from trident.nn.probabilities import mean_prediction
 from trident.settings import EpisodeSpec, require, setting
-from trident.tasks.source import NoiseShapes
-from trident.tasks.task import Labels, Task
 
 ACTIVATION = "leaky_relu"
 IMAGES_AT_ONCE = 4096

@@ -2,12 +2,10 @@
 
 from dataclasses import dataclass
 
-from trident.backbones.base import Backbone
 from trident.backbones.conv4 import single_conv4
-from trident.methods.base import About
+from trident.methods.base import About, Backbone, EpisodeSpec
 from trident.methods.trident.network import Network
 from trident.methods.trident.settings import TridentSettings
-from trident.settings import EpisodeSpec
 
 
 @dataclass(frozen=True)
