@@ -27,7 +27,7 @@ def backbones(
     if name is None:
         _print_list(as_json)
         return
-    from trident.backbones.listing import examined
+    from trident.backbones.pretrained import examined
 
     about = examined(name)
     if as_json:
@@ -39,7 +39,7 @@ def backbones(
 
 
 def _print_list(as_json: bool) -> None:
-    from trident.backbones.listing import listed
+    from trident.backbones.pretrained import listed
 
     found = listed()
     if as_json:

@@ -11,8 +11,7 @@ from trident.cli import options as opt
 from trident.cli.app import app
 from trident.cli.tables import aligned
 from trident.errors import TridentError, one_line
-from trident.methods.about import About
-from trident.methods.registry import about, check_method, method_paths
+from trident.methods.registry import About, about, check_method, method_paths
 
 FACTS = ("queries classified", "trained on", "classes in a task", "latents", "published")
 TRAINED_ON = {"episodes": "tasks", "classes": "batches of all training classes", "nothing": "nothing"}

@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About, Task
-from trident.methods.metric.normalised import NormalisedHead
+from trident.methods.base import About, NormalisedHead, Task
 from trident.nn.classes import members_of, weighted_means
 from trident.nn.parameters import Parameters, normal
 from trident.settings import require, setting

@@ -54,10 +54,8 @@ class Versa(HeadOnFeatures):
         return GaussianHead("classifier", self.width, self.width + 1, self.initial_log_var, LOG_VAR_BOUND)
 
     def initial(self, n_features: int, generator: torch.Generator) -> Parameters:
-        start: Parameters = {}
-        for part in (*self.layers(n_features), self.classifier):
-            start |= part.initial(generator)
-        return start
+        parts = (*self.layers(n_features), self.classifier)
+        return {key: value for part in parts for key, value in part.initial(generator).items()}
 
     def noise_shapes(self, episode: EpisodeSpec, predictions: int) -> NoiseShapes:
         size = self.samples * (self.width + 1)

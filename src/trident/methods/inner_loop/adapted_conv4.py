@@ -30,14 +30,6 @@ class AdaptedConv4(InnerLoopMethod):
         5, "inner steps in training; 'none' takes as many as at test", most=100, least=0
     )
 
-    @property
-    def any_way(self) -> bool:
-        return False
-
-    @property
-    def body_adapts(self) -> bool:
-        return self.adapts(NAME)
-
     def in_training(self) -> Self:
         steps = self.inner_steps if self.training_inner_steps is None else self.training_inner_steps
         return replace(self, inner_steps=steps)
@@ -79,7 +71,7 @@ class AdaptedConv4Model(InnerLoopModel):
 
     def start(self, parameters: Parameters, inputs: Inputs) -> tuple[Parameters, Any]:
         """If the backbone does not adapt, the support features are the same in all steps, so they are made once."""
-        if self.method.body_adapts or inputs.encodings is not None:
+        if self.method.adapts(NAME) or inputs.encodings is not None:
             return parameters, None
         return parameters | {SUPPORT_FEATURES: self.features(parameters, inputs._replace(target="support"))[0]}, None
 

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from trident.methods.base import About, Parameters, Task, setting
 from trident.methods.transductive.base import TransductiveHead
-from trident.nn.classes import class_means
+from trident.nn.classes import class_means, span_coordinates
 from trident.nn.information import InformationLoss
-from trident.nn.vectors import span_coordinates
 
 PUBLISHED_STEPS = {"gradient": 1000, "alternating": 150}
 

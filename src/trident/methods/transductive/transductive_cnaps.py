@@ -8,8 +8,7 @@ from torch import Tensor
 
 from trident.methods.base import About, Parameters, Task, setting
 from trident.methods.transductive.base import TransductiveHead
-from trident.nn.classes import weighted_means
-from trident.nn.vectors import span_coordinates
+from trident.nn.classes import span_coordinates, weighted_means
 
 
 @dataclass(frozen=True)
