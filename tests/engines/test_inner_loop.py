@@ -24,7 +24,7 @@ from tiny import (
 )
 from trident.engines.plain.inner_loop import InnerLoopLearner
 from trident.methods.inner_loop.base import InnerState, Inputs, adam_step
-from trident.methods.trident.method import Trident
+from trident.methods.trident.network import Trident
 from trident.nn.parameters import Parameters, for_each_task
 from trident.tasks.task import Batch, Labels
 

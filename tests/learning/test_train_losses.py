@@ -18,7 +18,7 @@ from trident.engines.plain.heads import HeadLearner
 from trident.errors import TridentError
 from trident.learning import run_state, training
 from trident.learning.checkpoint import BEST, LAST, Checkpoint, load_checkpoint
-from trident.learning.meta_update import make_optimizer, update
+from trident.learning.run_state import make_optimizer, update
 from trident.learning.step_gradient import training_source
 from trident.methods.base import Losses, cross_entropy
 from trident.methods.metric.protonet import ProtoNet

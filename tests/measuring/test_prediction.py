@@ -18,7 +18,7 @@ from trident.methods.inner_loop.base import Inputs
 from trident.methods.metric.matching import MatchingNetwork
 from trident.methods.metric.protonet import ProtoNet
 from trident.methods.metric.simpleshot import SimpleShot
-from trident.methods.trident.method import Trident
+from trident.methods.trident.network import Trident
 from trident.nn.parameters import Parameters
 from trident.recipes.loading import load_recipe
 from trident.settings import Protocol, Views

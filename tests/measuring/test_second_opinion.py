@@ -11,7 +11,7 @@ from tiny import doubles
 from trident.engines.execution import Execution, make_learner
 from trident.errors import TridentError
 from trident.measuring.prediction import predict
-from trident.methods.trident.method import Trident
+from trident.methods.trident.network import Trident
 from trident.recipes.files import recipe_names
 from trident.recipes.loading import load_recipe
 from trident.recipes.recipe import Recipe

@@ -26,7 +26,7 @@ from trident.methods.inner_loop.maml import Maml
 from trident.methods.metric.relation_network import RelationNetwork
 from trident.methods.transductive.soft_kmeans import SoftKMeans
 from trident.nn.batch_norm import BatchNormStatistics
-from trident.nn.cell_attention import HEADS, attend, initial_attention
+from trident.nn.branches import HEADS, attend, initial_attention
 from trident.nn.parameters import Parameters, for_each_task, stacked
 from trident.recipes.loading import load_recipe, with_overrides
 from trident.settings import EpisodeSpec, Protocol, Views

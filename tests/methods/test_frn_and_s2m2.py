@@ -20,8 +20,8 @@ from trident.engines.plain.heads import HeadLearner
 from trident.errors import TridentError
 from trident.methods.metric.frn import FeatureReconstruction
 from trident.methods.metric.s2m2 import MIXING, S2M2
-from trident.nn.activation import activate
 from trident.nn.batch_norm import BatchNormStatistics
+from trident.nn.linear import activate
 from trident.nn.parameters import for_each_task
 from trident.tasks.source import ClassSource
 from trident.tasks.task import Batch, Labels

@@ -15,10 +15,10 @@ from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct
 from torch import Tensor
 
 from bayesian_heads import HEADS, N_WAY, Array, Case, case_of, logits_of, unit
+from trident.methods.base import MEAN
 from trident.methods.bayesian.dkt import DeepKernelTransfer
 from trident.methods.bayesian.logistic_softmax_gp import LogisticSoftmaxProcess
 from trident.methods.bayesian.ove_polya_gamma import OveGaussianProcess
-from trident.methods.metric.normalised import MEAN
 
 
 def kernel_of(case: Case, rows: Array, normalisation: str = "L2N") -> Array:

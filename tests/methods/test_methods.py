@@ -20,10 +20,9 @@ from trident.engines.plain.heads import HeadLearner
 from trident.errors import TridentError
 from trident.importing import imported
 from trident.learning.checkpoint import Checkpoint, load_checkpoint
-from trident.learning.meta_update import make_optimizer, update
-from trident.methods.base import HeadOnFeatures, Method
+from trident.learning.run_state import make_optimizer, update
+from trident.methods.base import MEAN, HeadOnFeatures, Method
 from trident.methods.metric.matching import MatchingNetwork
-from trident.methods.metric.normalised import MEAN
 from trident.methods.metric.protonet import ProtoNet
 from trident.methods.metric.simpleshot import SimpleShot
 from trident.methods.registry import method_class, method_name, method_paths

@@ -15,9 +15,9 @@ from bayesian_heads import (
     unit,
 )
 from trident.errors import TridentError
+from trident.methods.base import MEAN
 from trident.methods.bayesian.metaqda import MetaQda
 from trident.methods.bayesian.sib import SyntheticInformationBottleneck
-from trident.methods.metric.normalised import MEAN
 from trident.methods.transductive.ssr import SelfSupervisedReranking
 from trident.settings import EpisodeSpec
 

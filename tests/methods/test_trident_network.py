@@ -11,9 +11,15 @@ from torch import Tensor
 
 from tiny import TINY_BACKBONE, TINY_EPISODE, TINY_METHOD, doubles, initial, tiny_tasks
 from trident.methods.inner_loop.base import Inputs
-from trident.methods.trident.latents import Inferred, Latents
 from trident.methods.trident.network import Network
-from trident.methods.trident.objective import OPTIONAL, TERMS, ObjectiveSettings, negative_evidence_lower_bound
+from trident.methods.trident.objective import (
+    OPTIONAL,
+    TERMS,
+    Inferred,
+    Latents,
+    ObjectiveSettings,
+    negative_evidence_lower_bound,
+)
 from trident.methods.trident.parts import PROTOTYPE_SCALE, UNIT_SCALE, inner_draw
 from trident.methods.trident.settings import TridentSettings
 from trident.nn.batch_norm import BatchNormStatistics

@@ -11,15 +11,14 @@ from torch import Tensor
 
 from tiny import doubles
 from trident.nn import batch_norm, conv_layer
-from trident.nn.activation import activate
 from trident.nn.attfex import Attfex, Positional, TaskFeatures
 from trident.nn.batch_norm import BatchNorm, BatchNormStatistics, mean_and_variance
 from trident.nn.conv4 import Conv4
 from trident.nn.conv_layer import ConvLayer
-from trident.nn.convolution import LARGE, convolve, convolve_patches, patches_of
+from trident.nn.convolution import LARGE, convolve, convolve_patches, max_pool, patches_of, upsample
 from trident.nn.gaussian import Gaussian
+from trident.nn.linear import activate
 from trident.nn.parameters import Parameters, for_each_task
-from trident.nn.resampling import max_pool, upsample
 
 TASKS, IMAGES, CHANNELS = 2, 3, 4
 

@@ -9,7 +9,7 @@ import pytest
 from trident.errors import TridentError
 from trident.methods.ensemble import Ensemble
 from trident.methods.metric.protonet import ProtoNet
-from trident.methods.trident.method import Trident
+from trident.methods.trident.network import Trident
 from trident.recipes.files import FOLDER, facts, read_recipe, read_toml, recipe_names
 from trident.recipes.loading import (
     RETIRED,

@@ -11,7 +11,7 @@ from trident.data.store import ImageStore, class_table, store_in_memory
 from trident.engines.learner import Learner
 from trident.engines.plain.inner_loop import InnerLoopLearner
 from trident.methods.metric.protonet import ProtoNet
-from trident.methods.trident.method import Trident
+from trident.methods.trident.network import Trident
 from trident.nn.parameters import Parameters
 from trident.recipes.recipe import Recipe
 from trident.settings import EpisodeSpec, Protocol, TrainingSettings

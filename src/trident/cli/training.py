@@ -12,8 +12,7 @@ import typer
 from trident.cli import options as opt
 from trident.cli.app import app
 from trident.errors import TridentError, one_line
-from trident.methods.about import About
-from trident.methods.registry import about, check_method, method_paths
+from trident.methods.registry import About, about, check_method, method_paths
 
 if TYPE_CHECKING:
     from trident.data.store import ImageStore

@@ -130,7 +130,7 @@ def backbones(
     if name is None:
         _print_list(as_json)
         return
-    from trident.backbones.listing import examined
+    from trident.backbones.pretrained import examined
 
     about = examined(name)
     if as_json:
@@ -142,7 +142,7 @@ def backbones(
 
 
 def _print_list(as_json: bool) -> None:
-    from trident.backbones.listing import listed
+    from trident.backbones.pretrained import listed
 
     found = listed()
     if as_json:

@@ -5,7 +5,7 @@ A method has the learners of its nearest base class in the table, so most new me
 
 from trident.methods.base import HeadOnFeatures, Method
 from trident.methods.inner_loop.base import InnerLoopMethod
-from trident.methods.trident.method import Trident
+from trident.methods.trident.network import Trident
 
 INNER_LOOP = "trident.engines.plain.inner_loop:InnerLoopLearner"
 LEARNERS: dict[type[Method], dict[str, str]] = {

@@ -22,6 +22,7 @@ from trident.files import LONGEST_NAME, delete_leftover, flush, temporary_file, 
 from trident.labelling.class_names import NONE
 from trident.labelling.tables import mark_of, read_corrections
 from trident.progress import Progress
+from trident.settings import require
 
 Step = tuple[Path, Path]  # from, to
 
@@ -53,20 +54,23 @@ def pictures_to_sort(table: Path, target: Path, moving: bool, progress: Progress
     Pictures that are in a class folder of `target`, whatever path leads to them, are left out.
     """
     read = read_corrections(table)
-    labels: dict[str, str] = {}
+    labels: dict[Path, str] = {}
+    marks: dict[Path, str] = {}
     with errors_in(table):
         for row in read.rows:
-            if labels.setdefault(row.path, row.right_label()) != row.right_label():
-                raise TridentError(f"{row.path} has two labels: '{labels[row.path]}' and '{row.right_label()}'")
-    marks = {row.path: row.mark for row in read.rows}
+            path, label = Path(row.path), row.right_label()
+            if labels.setdefault(path, label) != label:
+                raise TridentError(f"{path} has two labels: '{labels[path]}' and '{label}'")
+            require("\0" not in row.path, "it has a path with a NUL character")
+            marks[path] = marks.get(path) or row.mark
     to_sort = ToSort({}, [], [], [])
     sorted_before = _by_name(target)
     folders = {Path(os.path.realpath(target), label) for label in labels.values()}
     labelled: dict[Path, str] = {}  # and those of no class, whose copies may be somewhere
-    for number, (name, label) in enumerate(labels.items(), 1):
-        path, mark, kept = Path(name), marks[name], label not in ("", NONE)
-        if Path(os.path.realpath(path)).parent in folders:
-            to_sort.there.append(path)
+    for number, (path, label) in enumerate(labels.items(), 1):
+        mark, kept, folder = marks[path], label not in ("", NONE), Path(os.path.realpath(path)).parent
+        if folder in folders:
+            (to_sort.there if folder.name == label else to_sort.left).append(path)
         elif os.path.lexists(path):
             labelled[path] = label
             problem = _not_as_labelled(path, mark) if kept else None
@@ -74,13 +78,13 @@ def pictures_to_sort(table: Path, target: Path, moving: bool, progress: Progress
                 to_sort.problems.append(problem)
             elif kept:
                 to_sort.labels[path] = label
-        elif kept:
+        else:
             before = [place for place in sorted_before.get(path.name, []) if not _not_as_labelled(place, mark)]
             if any(place.parent.name == label for place in before):
                 to_sort.there.append(path)
             elif before:
                 to_sort.left.append(before[0])
-            else:
+            elif kept:
                 to_sort.problems.append(f"{path}: it is no longer there")
         progress(number, len(labels))
     return to_sort._replace(left=to_sort.left + ([] if moving else copies_elsewhere(labelled, target)))
@@ -100,14 +104,17 @@ def _not_as_labelled(path: Path, mark: str) -> str | None:
 
 
 def strangers(table: Path, steps: list[Step]) -> list[Path]:
-    """Files in the folders that pictures go to, which have the names of none of the table's pictures."""
-    known = {Path(row.path).name for row in read_corrections(table).rows}
-    return [
-        file
-        for folder in sorted({place.parent for _, place in steps})
-        for file in sorted(folder.glob("[!.]*"))
-        if file.name not in known and _NUMBER.sub("", file.name) not in known
-    ]
+    """Files in the folders that pictures go to, which are none of the table's pictures, by name and content."""
+    marks: dict[str, list[str]] = {}
+    for row in read_corrections(table).rows:
+        marks.setdefault(Path(row.path).name, []).append(row.mark)
+
+    def known(file: Path) -> bool:
+        possible = [mark for name in {file.name, _NUMBER.sub("", file.name)} for mark in marks.get(name, [])]
+        return any(_not_as_labelled(file, mark) is None for mark in possible)
+
+    files = (file for folder in sorted({place.parent for _, place in steps}) for file in sorted(folder.glob("[!.]*")))
+    return [file for file in files if not known(file)]
 
 
 def plan(labels: dict[Path, str], target: Path, moving: bool) -> list[Step]:

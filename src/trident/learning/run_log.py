@@ -96,20 +96,6 @@ class RunLog:
                 self._board.close()
 
 
-class NoLog(RunLog):
-    """For a process that leaves the log to another."""
-
-    def __init__(self, folder: Path, step: int, validated_step: int): ...
-
-    def step(self, step: int, values: dict[str, Any], last_of_window: bool) -> None: ...
-
-    def validation(self, step: int, evaluation: Validated) -> None: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-
 def _means(entries: list[dict[str, Any]]) -> dict[str, Any]:
     """Means of numbers, also inside dictionaries."""
     return {

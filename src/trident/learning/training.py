@@ -5,8 +5,11 @@ the validation classes), `log.jsonl` and, if TensorBoard is installed, its event
 """
 
 import math
+import os
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,31 +21,17 @@ from trident.engines.execution import Execution, execution_for
 from trident.engines.learner import Gradient, only_finite
 from trident.errors import NotFiniteError
 from trident.learning.checkpoint import LAST, Checkpoint
-from trident.learning.interrupts import watch_for_interrupts
-from trident.learning.meta_update import rate_at
 from trident.learning.run_lock import held_by_first
-from trident.learning.run_log import NoLog, RunLog, Validated
-from trident.learning.run_state import RunState
+from trident.learning.run_log import RunLog, Validated
+from trident.learning.run_state import RunState, rate_at
 from trident.learning.step_gradient import StepGradient
 from trident.nn.parameters import Parameters
 from trident.progress import Progress, StoppedError
 from trident.recipes.recipe import Recipe
 from trident.settings import TrainingSettings
 
-
-class Validate(Protocol):
-    """Measures weights on validation classes; implemented in `measuring/validation.py`."""
-
-    def __call__(
-        self,
-        recipe: Recipe,
-        parameters: Parameters,
-        running: Parameters,
-        store: ImageStore,
-        execution: Execution,
-        progress: Progress,
-        processes: Processes,
-    ) -> Validated: ...
+# Measures weights (parameters and running statistics) on validation classes; implemented in `measuring/validation.py`.
+Validate = Callable[[Recipe, Parameters, Parameters, ImageStore, Execution, Progress, Processes], Validated]
 
 
 class Observer(Protocol):
@@ -75,10 +64,9 @@ def train(
     processes.check_same({"the device": kind, "the engine": execution.engine, "the precision": execution.precision})
     gradient = StepGradient(recipe, store, device, execution, processes)
     state = RunState(start, out, device, _provenance(start, device, execution, processes), processes)
-    make_log = RunLog if processes.first else NoLog
     with (
         held_by_first(out, processes),
-        make_log(out, state.step, state.validated_step) as log,
+        RunLog(out, state.step, state.validated_step) if processes.first else nullcontext() as log,
         watch_for_interrupts(announce=processes.alone) as interrupted,
         state.saved_if_a_process_is_lost(),
     ):
@@ -98,7 +86,8 @@ def train(
                 except StoppedError:
                     break
                 is_best = state.record_validation(evaluation)
-                log.validation(state.step, evaluation)
+                if log:
+                    log.validation(state.step, evaluation)
                 observer.on_validation(state.step, evaluation, is_best)
             if state.step >= settings.steps:
                 break
@@ -111,7 +100,7 @@ def _train_step(
     state: RunState,
     gradient: StepGradient,
     settings: TrainingSettings,
-    log: RunLog,
+    log: RunLog | None,
     observer: Observer,
     interrupted: Callable[[], bool],
 ) -> bool:
@@ -128,8 +117,8 @@ def _train_step(
     rate = rate_at(settings, state.step)
     state.update(result, norm, left_out, rate)
     values |= {"rate": rate, "seconds": time.perf_counter() - began}
-    last_of_window = state.step % settings.log_every == 0 or state.step == settings.steps
-    log.step(state.step, values, last_of_window=last_of_window)
+    if log:  # the first process has it
+        log.step(state.step, values, state.step % settings.log_every == 0 or state.step == settings.steps)
     observer.on_step(state.step, values)
     if state.step % settings.save_every == 0:
         state.save()
@@ -192,3 +181,41 @@ def _not_finite_message(result: Gradient, state: RunState) -> str:
         f"{state.out / LAST}; {bf16}try a new run with a lower training.rate; with inner steps, also with a lower "
         "method.inner_rate; for TRIDENT, also with method.log_var_bound=8"
     )
+
+
+@contextmanager
+def watch_for_interrupts(announce: bool = True) -> Iterator[Callable[[], bool]]:
+    """Yields a function that tells whether Ctrl-C or SIGTERM has arrived. A second Ctrl-C stops at once.
+
+    A second SIGTERM does not: `timeout` sends two, one to the process and one to its group. Call the function from the
+    main thread: it sets the handlers again each time, because LLVM replaces them when Triton first compiles.
+
+    `announce`: whether the first signal prints a line.
+    """
+    received: list[int] = []
+
+    def note(number: int, _: object) -> None:
+        if received and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        received.append(number)
+        if len(received) == 1 and announce:
+            with suppress(OSError):  # standard error may be closed; the run is still saved
+                os.write(2, b"\nstopping after this step; a second Ctrl-C stops at once and loses unsaved steps\n")
+
+    signals = (signal.SIGINT, signal.SIGTERM)
+
+    def interrupted() -> bool:
+        for number in signals:
+            signal.signal(number, note)
+        return bool(received)
+
+    try:
+        before = [signal.signal(number, note) for number in signals]
+    except ValueError:  # not in the main thread, where signals do not arrive
+        yield lambda: False
+        return
+    try:
+        yield interrupted
+    finally:
+        for number, handler in zip(signals, before, strict=True):
+            signal.signal(number, handler)

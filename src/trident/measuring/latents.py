@@ -15,8 +15,8 @@ from trident.learning.checkpoint import Checkpoint
 from trident.measuring.subject import TrainedModel
 from trident.methods.base import Method
 from trident.methods.inner_loop.base import InnerState, Inputs
-from trident.methods.trident.latents import Latents
 from trident.methods.trident.network import Network
+from trident.methods.trident.objective import Latents
 from trident.nn.batch_norm import BatchNormStatistics
 from trident.nn.parameters import Parameters, on_device
 from trident.recipes.recipe import Recipe

@@ -4,27 +4,33 @@ A method is a frozen dataclass. Its fields are its settings: the keys of a recip
 it. Most methods are a head on features: they subclass `HeadOnFeatures` and write one function, `head`. Methods that
 adapt their weights to each task subclass `InnerLoopMethod` (`inner_loop.py`).
 
-A method gets a `Task`, which has no query labels. Only its training loss gets those.
+A method gets a `Task`, which has no query labels. Only its training loss gets those. What most methods need can be
+imported from here.
 """
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.backbones.base import Backbone
+from trident.backbones.base import Backbone as Backbone
 from trident.backbones.conv4 import Conv4Backbone, single_conv4
 from trident.errors import TridentError
-from trident.methods.about import About as About
+from trident.methods.registry import About as About
 from trident.nn.batch_norm import BatchNormStatistics
 from trident.nn.linear import Linear
-from trident.nn.parameters import Parameters, for_each_task
-from trident.settings import EpisodeSpec, check_bounds, setting
-from trident.tasks.source import NoiseShapes
-from trident.tasks.task import Batch, Labels, Task
+from trident.nn.parameters import Parameters as Parameters
+from trident.nn.parameters import for_each_task
+from trident.settings import EpisodeSpec as EpisodeSpec
+from trident.settings import check_bounds
+from trident.settings import setting as setting
+from trident.tasks.source import NoiseShapes as NoiseShapes
+from trident.tasks.task import Batch
+from trident.tasks.task import Labels as Labels
+from trident.tasks.task import Task as Task
 
 Losses = dict[str, Tensor]  # the parts by name, (task,) each; "total" is what training minimises
 
@@ -88,8 +94,8 @@ class Method(ABC):
 
     @property
     def n_training_classes(self) -> int:
-        """Number of training classes, if training needs to know it; otherwise 0."""
-        return 0
+        """Number of training classes, if training needs to know it: the setting of this name; otherwise 0."""
+        return int(getattr(self, "training_classes", 0))
 
     def decays(self, name: str) -> bool:
         """Whether weight decay applies to the parameter of this name."""
@@ -165,6 +171,10 @@ class HeadOnFeatures(Method):
         """The head's own parameters. `n_features`: of an image, or of one of its cells with `takes_cells`."""
         return {}
 
+    def initial_on(self, model: "HeadModel", generator: torch.Generator) -> Parameters:
+        """All parameters, the backbone's too. For heads whose own depend on the feature map or the shape of tasks."""
+        return model.backbone.initial(generator) | self.initial(model.n_features, generator)
+
     def initial_statistics(self, n_features: int) -> Parameters:
         """Statistics of the training features that `head` finds among its parameters, before any training."""
         return {}
@@ -203,10 +213,14 @@ class HeadOnFeatures(Method):
         """The noise that a task needs, as in `Model.noise_shapes`; `task.noise` then has it."""
         return {}
 
+    def noise_on(self, model: "HeadModel", episode: EpisodeSpec, predictions: int) -> NoiseShapes:
+        """`noise_shapes`, for heads whose noise depends on the features."""
+        return self.noise_shapes(episode, predictions)
+
     def model(self, backbone: Backbone, episode: EpisodeSpec) -> "HeadModel":
         if self.takes_cells and isinstance(backbone, Conv4Backbone):
             single_conv4(backbone, self.about.title)  # the joined maps of several networks are not square
-        return HeadModel(self, backbone)
+        return HeadModel(self, backbone, episode)
 
 
 @dataclass(frozen=True)
@@ -214,10 +228,6 @@ class ClassifierHead(HeadOnFeatures):
     """Base of heads whose features are trained by a linear classifier of all training classes."""
 
     training_classes: int = setting(64, "number of classes in the training split", most=100_000, least=2)
-
-    @property
-    def n_training_classes(self) -> int:
-        return self.training_classes
 
     def initial(self, n_features: int, generator: torch.Generator) -> Parameters:
         return Linear("classes", n_features, self.training_classes).initial(generator)
@@ -232,9 +242,10 @@ class HeadModel(Model):
 
     method: HeadOnFeatures
     backbone: Backbone
+    episode: EpisodeSpec
 
     def initial(self, generator: torch.Generator) -> Parameters:
-        return self.backbone.initial(generator) | self.method.initial(self.n_features, generator)
+        return self.method.initial_on(self, generator)
 
     def initial_running(self) -> Parameters:
         return self.backbone.initial_running() | self.method.initial_statistics(self.n_features)
@@ -256,7 +267,7 @@ class HeadModel(Model):
         return maps.flatten(2, -2) if maps.dim() > 3 else maps[:, :, None]
 
     def noise_shapes(self, episode: EpisodeSpec, predictions: int) -> NoiseShapes:
-        return self.method.noise_shapes(episode, predictions)
+        return self.method.noise_on(self, episode, predictions)
 
     def with_running_statistics(self, parameters: Parameters, running: Parameters | None) -> Parameters:
         """The parameters, with the running statistics that the head needs, for predictions."""
@@ -272,3 +283,36 @@ class HeadModel(Model):
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Mean over images: (task, image, class) and (task, image) -> (task,)."""
     return F.nll_loss(torch.log_softmax(logits, -1).transpose(1, 2), labels, reduction="none").mean(1)
+
+
+MEAN = "mean_feature"  # of all training images
+
+
+@dataclass(frozen=True)
+class NormalisedHead(HeadOnFeatures):
+    """Base of heads that call `normalised` on their features first.
+
+        UN     f(x)
+        L2N    f(x) / ||f(x)||
+        CL2N   (f(x) - m) / ||f(x) - m||,   m = mean of the training features
+
+    Trained weights bring m. Methods that are not trained take it from the training classes of the store that they are
+    measured on. Where there are none, as for the pictures of a user, m is 0.
+    """
+
+    normalisation: Literal["UN", "L2N", "CL2N"] = setting(
+        "CL2N",
+        "normalisation of features: none, unit length, or centred on the training images and unit length",
+        after_training=True,
+    )
+
+    def initial_statistics(self, n_features: int) -> Parameters:
+        return {MEAN: torch.zeros(n_features)}
+
+    def statistics(self, features: Tensor) -> Parameters:
+        return {MEAN: features.mean(1)}
+
+    def normalised(self, parameters: Parameters, features: Tensor) -> Tensor:
+        if self.normalisation == "CL2N" and MEAN in parameters:
+            features = features - parameters[MEAN]
+        return features if self.normalisation == "UN" else F.normalize(features, dim=2)

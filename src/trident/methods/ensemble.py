@@ -7,16 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.backbones.base import Backbone
 from trident.backbones.conv4 import Conv4Backbone
-from trident.methods.base import About, ClassifierHead, HeadModel, Losses, cross_entropy
+from trident.methods.base import About, Backbone, ClassifierHead, HeadModel, Labels, Losses, Task, cross_entropy
 from trident.methods.transductive.soft_kmeans import SoftKMeans
-from trident.nn.cell_attention import HEADS, attend, initial_attention
-from trident.nn.class_variation import initial_variation, negative_log_likelihood, shortened
+from trident.nn.branches import HEADS, attend, initial_attention, initial_variation, negative_log_likelihood, shortened
 from trident.nn.linear import Linear
 from trident.nn.parameters import Parameters, stacked
 from trident.settings import EpisodeSpec, require, setting
-from trident.tasks.task import Labels, Task
 
 NEVER = -1e4  # logit of a class without other images in the batch
 TINY = 1e-6
@@ -33,9 +30,9 @@ class Ensemble(SoftKMeans, ClassifierHead):
         prototypes   prototype_weight * the cross-entropy of p_ic ~ exp(prototype_scale * cos(f_i, m_c)),
                      where m_c is the mean of f / ||f|| over the other images of class c in the batch
 
-    With attention, a branch has a layer of self-attention between the cells of its map (`nn/cell_attention.py`), and f
+    With attention, a branch has a layer of self-attention between the cells of its map (`nn/branches.py`), and f
     is what comes out of it. With variation, a Gaussian model of f / ||f|| within a class is learned beside it
-    (`nn/class_variation.py`). The branch gets no gradient from its loss:
+    (also there). The branch gets no gradient from its loss:
 
         variation    the negative log-likelihood of the images' differences from the mean of their class in the batch
 
@@ -82,7 +79,7 @@ class Ensemble(SoftKMeans, ClassifierHead):
     def _damped(self) -> bool:
         return self.variation > 0 and self.damping > 0
 
-    def model(self, backbone: Backbone, episode: EpisodeSpec) -> "EnsembleModel":
+    def model(self, backbone: Backbone, episode: EpisodeSpec) -> HeadModel:
         found = backbone.branches if isinstance(backbone, Conv4Backbone) else self.branches
         require(self.branches == found, f"method.branches is {self.branches}: it must be {found}, as backbone.branches")
         whole = backbone.n_features % self.branches == 0
@@ -97,12 +94,21 @@ class Ensemble(SoftKMeans, ClassifierHead):
         if self.attention:
             multiple = f"method.attention needs a multiple of {HEADS} channels, not {channels}: set backbone.channels"
             require(channels % HEADS == 0, multiple)
-        return EnsembleModel(self, backbone)
+        return super().model(backbone, episode)
 
     def initial(self, n_features: int, generator: torch.Generator) -> Parameters:
         layer = Linear("classes", n_features // self.branches, self.training_classes)
         starts = [layer.initial(generator) for _ in range(self.branches)]
         return {key: stacked([start[key] for start in starts]) for key in starts[0]}  # (branch, class, ...)
+
+    def initial_on(self, model: HeadModel, generator: torch.Generator) -> Parameters:
+        start, backbone = super().initial_on(model, generator), model.backbone
+        cells, channels = backbone.n_cells // self.branches, backbone.n_features // backbone.n_cells
+        if self.attention:
+            start |= initial_attention(self.branches, cells, channels, generator)
+        if self.variation:
+            start |= initial_variation(self.branches, self.variation, cells, channels, generator)
+        return start
 
     def image_features(self, parameters: Parameters, features: Tensor) -> Tensor:
         return F.normalize(self._of_branches(parameters, features), dim=3).flatten(2)
@@ -160,19 +166,3 @@ class Ensemble(SoftKMeans, ClassifierHead):
         right = logits.log_softmax(3).gather(3, classes[:, :, None, None].expand(-1, -1, self.branches, 1))
         counts = (of_others.gather(2, classes[:, :, None]) > 0.5).to(unit)  # (task, image, 1): the class has others
         return -(right[..., 0] * counts).sum((1, 2)) / (self.branches * counts.sum((1, 2)).clamp(min=1))
-
-
-@dataclass(frozen=True)
-class EnsembleModel(HeadModel):
-    """An ensemble on a backbone, whose number of cells attention and variation have to know."""
-
-    method: Ensemble
-
-    def initial(self, generator: torch.Generator) -> Parameters:
-        method, start = self.method, super().initial(generator)
-        cells, channels = self.backbone.n_cells // method.branches, self.backbone.n_features // self.backbone.n_cells
-        if method.attention:
-            start |= initial_attention(method.branches, cells, channels, generator)
-        if method.variation:
-            start |= initial_variation(method.branches, method.variation, cells, channels, generator)
-        return start

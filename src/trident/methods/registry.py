@@ -5,17 +5,35 @@ A method in another installed package is found too, if that package declares it 
 """
 
 import ast
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from trident.errors import TridentError, did_you_mean
 from trident.importing import imported
-from trident.methods.about import About
+
+
+@dataclass(frozen=True)
+class About:
+    """Facts about a method. `trident methods` prints them; training and measuring use them.
+
+    They are literals, because the list of methods reads them from the source, and hold for the default settings.
+    """
+
+    title: str
+    citation: str  # authors and year
+    paper: str
+    trained_on: Literal["episodes", "classes", "nothing"] = "episodes"  # classes: batches of all training classes
+    transductive: bool = False  # whether queries are classified together, apart from batch norm
+    analyses: tuple[str, ...] = ()  # further analyses that it supports: "latents", "reconstructions"
+    any_way: bool = True  # whether trained weights can classify tasks with any number of classes
+    positional: bool = False  # whether weights are tied to positions in the task, so that the order of images matters
+
 
 METHODS = {
-    "trident": "trident.methods.trident.method:Trident",
+    "trident": "trident.methods.trident.network:Trident",
     "protonet": "trident.methods.metric.protonet:ProtoNet",
     "matching": "trident.methods.metric.matching:MatchingNetwork",
     "simpleshot": "trident.methods.metric.simpleshot:SimpleShot",

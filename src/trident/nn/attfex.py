@@ -11,9 +11,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from trident.nn.activation import activate
 from trident.nn.classes import members_of, weighted_means
-from trident.nn.linear import Linear
+from trident.nn.linear import Linear, activate
 from trident.nn.parameters import Parameters
 
 
@@ -115,9 +114,7 @@ class Attfex:
 
     def initial(self, generator: torch.Generator) -> Parameters:
         start = self.extractor.initial(generator)
-        for layer in self.layers:
-            start |= layer.initial(generator)
-        return start
+        return start | {key: value for layer in self.layers for key, value in layer.initial(generator).items()}
 
     def __call__(self, parameters: Parameters, features: TaskFeatures) -> Tensor:
         """The mask G (task, 1, h, w, c), or 1 + G."""

@@ -1,4 +1,4 @@
-"""Class means."""
+"""Class means, and distances and lengths of features."""
 
 import torch
 from torch import Tensor
@@ -22,3 +22,20 @@ def squared_distances(queries: Tensor, prototypes: Tensor) -> Tensor:
 def class_means(features: Tensor, labels: Tensor, n_way: int) -> Tensor:
     """Mean features of each class: (task, image, feature) and (task, image) -> (task, n_way, feature)."""
     return weighted_means(members_of(labels, n_way, features), features)
+
+
+def span_coordinates(features: Tensor) -> Tensor:
+    """Features (task, image, feature) as coordinates in the space that they span: at most as many as there are images.
+
+    All inner products, and so all distances, stay as they are. Only rounding depends on the order of the images.
+    """
+    if features.shape[1] >= features.shape[2]:
+        return features
+    coordinates: Tensor = torch.linalg.qr(features.mT, mode="r").R  # (task, coordinate, image)
+    return coordinates.mT
+
+
+def length_of(vectors: Tensor) -> Tensor:
+    """(..., size) -> (..., 1), never 0, so that one can divide by it."""
+    lengths: Tensor = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
+    return lengths.clamp(min=1e-6)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trident.nn.activation import activate
 from trident.nn.batch_norm import BatchNormStatistics
 from trident.nn.conv_layer import ConvLayer
+from trident.nn.linear import activate
 from trident.nn.parameters import Parameters
 
 BLOCKS = 4

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from trident.nn.batch_norm import BatchNorm, BatchNormStatistics, Moments, mean_and_variance
-from trident.nn.convolution import convolve, convolve_patches, patches_of
+from trident.nn.convolution import convolve, convolve_patches, max_pool, patches_of
 from trident.nn.parameters import Parameters, uniform
-from trident.nn.resampling import max_pool
 
 MOST_AT_ONCE = 100  # images of a task; more are convolved in slices, if no gradient is needed
 SLICE = 50

@@ -5,13 +5,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trident.nn.activation import activate
 from trident.nn.batch_norm import BatchNormStatistics
 from trident.nn.conv4 import BLOCKS, feature_sizes
 from trident.nn.conv_layer import ConvLayer
-from trident.nn.linear import Linear
+from trident.nn.convolution import upsample
+from trident.nn.linear import Linear, activate
 from trident.nn.parameters import Parameters
-from trident.nn.resampling import upsample
 
 
 @dataclass(frozen=True)
@@ -43,9 +42,7 @@ class Decoder:
 
     def initial(self, generator: torch.Generator) -> Parameters:
         start = self.linear.initial(generator)
-        for layer in self.layers:
-            start |= layer.initial(generator)
-        return start
+        return start | {key: value for layer in self.layers for key, value in layer.initial(generator).items()}
 
     def initial_running(self) -> Parameters:
         return {key: value for layer in self.layers for key, value in layer.initial_running().items()}

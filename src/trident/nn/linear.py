@@ -1,8 +1,9 @@
-"""A linear layer with separate weights for each task."""
+"""A linear layer with separate weights for each task, and the two activations of the paper."""
 
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from trident.nn.parameters import Parameters, uniform
@@ -26,3 +27,10 @@ class Linear:
         if not self.bias:
             return torch.bmm(rows, weight)  # (task, row, outputs)
         return torch.baddbmm(parameters[f"{self.name}.bias"].unsqueeze(1), rows, weight)  # (task, row, outputs)
+
+
+LEAKY_SLOPE = 0.2
+
+
+def activate(x: Tensor, activation: str) -> Tensor:
+    return F.relu(x) if activation == "relu" else F.leaky_relu(x, LEAKY_SLOPE)

@@ -21,14 +21,12 @@ MOST_VALUES = 2**34  # in the images of one training step
 MOST_PARAMETERS = 2**28  # 1 GiB in single precision
 BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
-# Settings that are gone, with the only value of theirs that old weights and recipes may still give.
-RETIRED = {
-    "method.label_prior": "standard_normal",
-    "method.semantic_prior": "standard_normal",
-    "method.rectify": True,  # LaplacianShot
-    "method.compare_shifted": True,
-    "method.rule": "map",  # MetaQDA
-    "method.through_turns": False,  # SSR
+# Settings of methods that are gone, with the only value of theirs that old weights and recipes may still give.
+RETIRED: dict[str, dict[str, Any]] = {
+    "trident": {"label_prior": "standard_normal", "semantic_prior": "standard_normal"},
+    "laplacian-shot": {"rectify": True, "compare_shifted": True},
+    "metaqda": {"rule": "map"},
+    "ssr": {"through_turns": False},
 }
 
 
@@ -148,10 +146,8 @@ def _class_and_values(kind: Any, values: dict[str, Any], where: str) -> tuple[An
             kind = imported(BACKBONES[name])
         else:
             raise TridentError(f"backbone.name is '{name}': it must be one of {', '.join(BACKBONES)}")
-    known, before = hints_of(kind), f"{where}."
-    return kind, {
-        key: value for key, value in values.items() if key in known or RETIRED.get(before + key, ...) != value
-    }
+    known, retired = hints_of(kind), RETIRED.get(name, {}) if where == "method" else {}
+    return kind, {key: value for key, value in values.items() if key in known or retired.get(key, ...) != value}
 
 
 def _sized(recipe: Recipe) -> Recipe:

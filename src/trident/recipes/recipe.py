@@ -10,7 +10,7 @@ from trident.backbones.conv4 import Conv4Backbone
 from trident.backbones.frozen import FrozenBackbone
 from trident.errors import TridentError
 from trident.methods.base import HeadOnFeatures, Method, Model
-from trident.methods.trident.method import Trident
+from trident.methods.trident.network import Trident
 from trident.nn.parameters import Parameters
 from trident.settings import EpisodeSpec, Protocol, TrainingSettings, Views, require
 

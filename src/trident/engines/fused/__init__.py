@@ -13,7 +13,7 @@ import torch
 
 from trident.backbones.conv4 import Conv4Backbone
 from trident.engines.learners import learners_of
-from trident.methods.trident.method import Trident
+from trident.methods.trident.network import Trident
 from trident.recipes.recipe import Recipe
 
 CHANNELS = (16, 32, 64)

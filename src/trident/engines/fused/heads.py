@@ -8,8 +8,7 @@ from torch import Tensor
 from trident.backbones.conv4 import Conv4Backbone, conv4_of
 from trident.engines.cuda_graphs import RecordedLearner
 from trident.engines.fused.encoder import Encoded, FusedEncoder
-from trident.engines.fused.layout import Layout
-from trident.engines.fused.storage import PRODUCTS, pictures_of, slope_of
+from trident.engines.fused.storage import PRODUCTS, Layout, pictures_of, slope_of
 from trident.engines.learner import Gradient, accuracy_of, computing
 from trident.engines.plain.heads import HeadLearner
 from trident.methods.base import HeadModel

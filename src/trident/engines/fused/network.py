@@ -10,15 +10,13 @@ from torch import Tensor
 from trident.backbones.conv4 import NAME as LABEL_ENCODER
 from trident.engines.fused.decoder import Decoded, FusedDecoder
 from trident.engines.fused.encoder import Encoded, FusedEncoder
-from trident.engines.fused.layout import Layout
-from trident.engines.fused.storage import PRODUCTS, pictures_of, slope_of
+from trident.engines.fused.storage import PRODUCTS, Layout, pictures_of, slope_of
 from trident.engines.kernels.first_layer import PictureRows
 from trident.engines.kernels.scaling import scale_into_range
 from trident.methods.base import Losses
 from trident.methods.inner_loop.base import Target
-from trident.methods.trident.latents import Latents
 from trident.methods.trident.network import Network
-from trident.methods.trident.objective import negative_evidence_lower_bound
+from trident.methods.trident.objective import Latents, negative_evidence_lower_bound
 from trident.nn.batch_norm import BatchNormStatistics
 from trident.nn.parameters import Parameters, as_leaves
 from trident.tasks.task import Labels, Task

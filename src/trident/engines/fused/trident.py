@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from trident.engines.cuda_graphs import RecordedLearner
-from trident.engines.fused.layout import Layout
 from trident.engines.fused.network import FusedEncodings, FusedNetwork, Images, Pass
+from trident.engines.fused.storage import Layout
 from trident.engines.learner import Gradient, accuracy_of, computing, only_finite
 from trident.methods.inner_loop.base import InnerState
 from trident.methods.trident.network import Network

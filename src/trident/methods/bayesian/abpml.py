@@ -6,15 +6,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from trident.backbones.base import Backbone
-from trident.methods.base import About, HeadModel, HeadOnFeatures, Losses, cross_entropy
+from trident.methods.base import About, HeadModel, HeadOnFeatures, Losses, NoiseShapes, Parameters, cross_entropy
 from trident.methods.bayesian.versa import class_noise
 from trident.nn.classes import class_means, squared_distances
 from trident.nn.gaussian import LOG_VAR_BOUND, Gaussian
-from trident.nn.parameters import Parameters
 from trident.nn.probabilities import mean_prediction
 from trident.settings import EpisodeSpec, setting
-from trident.tasks.source import NoiseShapes
 from trident.tasks.task import Labels, Task, all_labels
 
 
@@ -50,11 +47,12 @@ class BayesianPrototypes(HeadOnFeatures):
     initial_log_var: float = setting(-5.0, "start of the learned shift of log-variances")
     kl_weight: float = setting(0.01, "weight of the divergence between the two distributions of a prototype", least=0)
 
-    def model(self, backbone: Backbone, episode: EpisodeSpec) -> "PrototypeModel":
-        return PrototypeModel(self, backbone)
-
     def initial(self, n_features: int, generator: torch.Generator) -> Parameters:
         return {"scale": torch.tensor(self.initial_scale), "log_var_shift": torch.tensor(self.initial_log_var)}
+
+    def noise_on(self, model: HeadModel, episode: EpisodeSpec, predictions: int) -> NoiseShapes:
+        size = model.backbone.n_cells * (model.n_features // 2)
+        return {f"support/{draw}/prototype": (episode.n_support, size) for draw in range(predictions)}
 
     def halves(self, parameters: Parameters, features: Tensor) -> Gaussian:
         """m and v of each image: (task, image, cell, channel) -> (task, image, size) each."""
@@ -83,14 +81,3 @@ def prototypes(images: Gaussian, labels: Tensor, n_way: int) -> Gaussian:
     """The prototypes' distributions, from the first images, which have these labels (task, image)."""
     loc, log_var = (class_means(part[:, : labels.shape[1]], labels, n_way) for part in images)
     return Gaussian(loc, log_var)
-
-
-@dataclass(frozen=True)
-class PrototypeModel(HeadModel):
-    """The head on a backbone. It knows how many numbers a prototype has."""
-
-    method: BayesianPrototypes
-
-    def noise_shapes(self, episode: EpisodeSpec, predictions: int) -> NoiseShapes:
-        size = self.backbone.n_cells * (self.n_features // 2)
-        return {f"support/{draw}/prototype": (episode.n_support, size) for draw in range(predictions)}

@@ -7,11 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributions import MultivariateNormal
 
-from trident.methods.base import About, Losses
-from trident.methods.bayesian.kernel_head import KernelHead, one_hot
+from trident.methods.base import About, Losses, Parameters, setting
+from trident.methods.bayesian.kernel_head import KernelHead
+from trident.nn.classes import members_of
 from trident.nn.gaussian_process import solve
-from trident.nn.parameters import Parameters
-from trident.settings import setting
 from trident.tasks.task import Labels, Task, all_labels
 
 
@@ -45,7 +44,7 @@ class DeepKernelTransfer(KernelHead):
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         kernel = self.kernel(parameters, features)
         factor = self.factor(kernel[:, task.support, task.support])
-        targets = 2 * one_hot(task.support_labels, task, kernel) - 1  # (task, n_support, n_way)
+        targets = 2 * members_of(task.support_labels, task.n_way, kernel).mT - 1  # (task, n_support, n_way)
         means = kernel[:, task.queries, task.support] @ solve(factor, targets)
         return F.logsigmoid(self.scale * means)
 
@@ -57,7 +56,7 @@ class DeepKernelTransfer(KernelHead):
 
     def training(self, parameters: Parameters, features: Tensor, task: Task, labels: Labels) -> tuple[Tensor, Losses]:
         factor = self.factor(self.kernel(parameters, features))[:, None]  # (task, 1, image, image)
-        targets = 2 * one_hot(all_labels(task, labels), task, features).mT - 1  # (task, n_way, image)
+        targets = 2 * members_of(all_labels(task, labels), task.n_way, features) - 1  # (task, n_way, image)
         likelihood = MultivariateNormal(torch.zeros_like(targets), scale_tril=factor, validate_args=False)
         with torch.no_grad():  # only to count how many are right
             logits = self.head(parameters, features, task)

@@ -8,10 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from trident.methods.base import Losses, cross_entropy
-from trident.methods.metric.normalised import NormalisedHead
-from trident.nn.parameters import Parameters
-from trident.settings import setting
+from trident.methods.base import Losses, NormalisedHead, Parameters, cross_entropy, setting
+from trident.nn.classes import members_of
 from trident.tasks.task import Labels, Task, all_labels
 
 
@@ -56,12 +54,6 @@ class MeanFieldKernelHead(KernelHead):
             return logits, {"total": cross_entropy(logits, labels.queries)}
         with torch.no_grad():  # only to count how many are right
             logits = self.head(parameters, features, task)
-        truth = one_hot(all_labels(task, labels), task, features)
+        truth = members_of(all_labels(task, labels), task.n_way, features).mT
         evidence = self.task_evidence(self.kernel(parameters, features), truth)
         return logits, {"total": -evidence / truth.shape[1]}
-
-
-def one_hot(labels: Tensor, task: Task, like: Tensor) -> Tensor:
-    """(task, image) -> (task, image, n_way)."""
-    classes = torch.arange(task.n_way, device=labels.device)
-    return (labels[..., None] == classes).to(like)

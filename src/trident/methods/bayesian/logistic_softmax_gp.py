@@ -7,12 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from trident.methods.base import About
-from trident.methods.bayesian.kernel_head import MeanFieldKernelHead, one_hot
+from trident.methods.base import About, Parameters, Task, setting
+from trident.methods.bayesian.kernel_head import MeanFieldKernelHead
+from trident.nn.classes import members_of
 from trident.nn.gaussian_process import Posterior, mean_log_sigmoid, polya_gamma_mean, posterior, tilt_of
-from trident.nn.parameters import Parameters
-from trident.settings import setting
-from trident.tasks.task import Task
 
 
 class Local(NamedTuple):
@@ -58,7 +56,7 @@ class LogisticSoftmaxProcess(MeanFieldKernelHead):
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         kernel = self.kernel(parameters, features)
-        truth = one_hot(task.support_labels, task, kernel).mT  # (task, n_way, n_support)
+        truth = members_of(task.support_labels, task.n_way, kernel)  # (task, n_way, n_support)
         known = kernel[:, task.support, task.support]
         found = self.update(known, truth, self.infer(known, truth))
         across = kernel[:, None, task.queries, task.support].expand(-1, task.n_way, -1, -1)

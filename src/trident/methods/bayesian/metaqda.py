@@ -8,12 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About
-from trident.methods.metric.normalised import NormalisedHead
+from trident.methods.base import About, NormalisedHead, Task
 from trident.nn.classes import members_of, weighted_means
 from trident.nn.parameters import Parameters, normal
 from trident.settings import require, setting
-from trident.tasks.task import Task
 
 LEAST = 1e-6  # of kappa, of nu - (d - 1), and added to the diagonal of S
 

@@ -7,11 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About
-from trident.methods.bayesian.kernel_head import MeanFieldKernelHead, one_hot
+from trident.methods.base import About, Parameters, Task
+from trident.methods.bayesian.kernel_head import MeanFieldKernelHead
+from trident.nn.classes import members_of
 from trident.nn.gaussian_process import Posterior, mean_log_sigmoid, polya_gamma_mean, posterior, tilt_of
-from trident.nn.parameters import Parameters
-from trident.tasks.task import Task
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class OveGaussianProcess(MeanFieldKernelHead):
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         kernel = self.kernel(parameters, features)
         n, n_way = task.n_support, task.n_way
-        differences = _differences(one_hot(task.support_labels, task, kernel))  # (task, n * n_way, n_way)
+        differences = _differences(members_of(task.support_labels, n_way, kernel).mT)  # (task, n * n_way, n_way)
         found = self.infer(_covariances(kernel[:, :n, :n], differences))
         # Covariances of a query's f_c with the differences d of the support set.
         across = kernel[:, n:, None, :n].repeat_interleave(n_way, 3) * differences.mT[:, None]

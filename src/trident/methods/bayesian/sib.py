@@ -6,14 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About
+from trident.methods.base import About, HeadModel, Parameters, Task, setting
 from trident.methods.transductive.base import FixedShapeHead
-from trident.nn.classes import class_means
+from trident.nn.classes import class_means, length_of
 from trident.nn.linear import Linear
-from trident.nn.parameters import Parameters
-from trident.nn.vectors import length_of
-from trident.settings import EpisodeSpec, setting
-from trident.tasks.task import Task
 
 HIDDEN = 8  # hidden units of the network, as a multiple of the number of classes
 LAYERS = ("network.0", "network.1", "network.2")
@@ -47,11 +43,11 @@ class SyntheticInformationBottleneck(FixedShapeHead):
     rate: float = setting(1e-3, "learning rate of these steps", after_training=True, above=0)
     initial_scale: float = setting(10.0, "start of the learned scale s of cosines", above=0)
 
-    def initial_for(self, n_features: int, episode: EpisodeSpec, generator: torch.Generator) -> Parameters:
-        n_way, hidden = episode.n_way, HIDDEN * episode.n_way
+    def initial_on(self, model: HeadModel, generator: torch.Generator) -> Parameters:
+        n_way, hidden = model.episode.n_way, HIDDEN * model.episode.n_way
         sizes = [(n_way, hidden), (hidden, hidden), (hidden, n_way)]
         start = {
-            "start": torch.ones(n_features),
+            "start": torch.ones(model.n_features),
             "scale": torch.tensor(self.initial_scale),
             "shift": torch.tensor(0.0),
         }
@@ -59,7 +55,7 @@ class SyntheticInformationBottleneck(FixedShapeHead):
             start |= Linear(name, inputs, outputs).initial(generator)
         for name in LAYERS[:2]:
             start |= {f"{name}.norm.weight": torch.ones(hidden), f"{name}.norm.bias": torch.zeros(hidden)}
-        return start
+        return model.backbone.initial(generator) | start
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         features = self.normalised(parameters, features)

@@ -6,15 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About, HeadOnFeatures
+from trident.methods.base import About, EpisodeSpec, HeadOnFeatures, NoiseShapes, Task, setting
 from trident.nn.classes import class_means, members_of
 from trident.nn.gaussian import LOG_VAR_BOUND, Gaussian, GaussianHead
 from trident.nn.linear import Linear
 from trident.nn.parameters import Parameters, for_each_task
 from trident.nn.probabilities import mean_prediction
-from trident.settings import EpisodeSpec, setting
-from trident.tasks.source import NoiseShapes
-from trident.tasks.task import Task
 
 
 @dataclass(frozen=True)
@@ -57,10 +54,8 @@ class Versa(HeadOnFeatures):
         return GaussianHead("classifier", self.width, self.width + 1, self.initial_log_var, LOG_VAR_BOUND)
 
     def initial(self, n_features: int, generator: torch.Generator) -> Parameters:
-        start: Parameters = {}
-        for part in (*self.layers(n_features), self.classifier):
-            start |= part.initial(generator)
-        return start
+        parts = (*self.layers(n_features), self.classifier)
+        return {key: value for part in parts for key, value in part.initial(generator).items()}
 
     def noise_shapes(self, episode: EpisodeSpec, predictions: int) -> NoiseShapes:
         size = self.samples * (self.width + 1)

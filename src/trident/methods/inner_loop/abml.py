@@ -5,14 +5,11 @@ from typing import Any
 
 import torch
 
-from trident.backbones.base import Backbone
 from trident.backbones.conv4 import single_conv4
-from trident.methods.base import About, Losses
+from trident.methods.base import About, Backbone, EpisodeSpec, Losses, Parameters, setting
 from trident.methods.inner_loop.base import Inputs, Target
 from trident.methods.inner_loop.variational_weights import LOG_VAR, VariationalWeights, VariationalWeightsModel
 from trident.nn.gaussian import Gaussian
-from trident.nn.parameters import Parameters
-from trident.settings import EpisodeSpec, setting
 
 PRIOR = "prior."
 PRECISION_RATE = 0.01  # of the Gamma distribution over precisions, whose mean is 100

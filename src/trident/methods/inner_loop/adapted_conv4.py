@@ -6,13 +6,10 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from trident.backbones.base import Backbone
 from trident.backbones.conv4 import NAME, Conv4Backbone, single_conv4
-from trident.methods.base import cross_entropy
+from trident.methods.base import Backbone, EpisodeSpec, Parameters, cross_entropy, setting
 from trident.methods.inner_loop.base import Encodings, Evaluated, InnerLoopMethod, InnerLoopModel, Inputs
 from trident.nn.linear import Linear
-from trident.nn.parameters import Parameters
-from trident.settings import EpisodeSpec, setting
 
 HEAD = "head"  # of the linear layer's parameters
 SUPPORT_FEATURES = "support_features"
@@ -32,14 +29,6 @@ class AdaptedConv4(InnerLoopMethod):
     training_inner_steps: int | None = setting(
         5, "inner steps in training; 'none' takes as many as at test", most=100, least=0
     )
-
-    @property
-    def any_way(self) -> bool:
-        return False
-
-    @property
-    def body_adapts(self) -> bool:
-        return self.adapts(NAME)
 
     def in_training(self) -> Self:
         steps = self.inner_steps if self.training_inner_steps is None else self.training_inner_steps
@@ -82,7 +71,7 @@ class AdaptedConv4Model(InnerLoopModel):
 
     def start(self, parameters: Parameters, inputs: Inputs) -> tuple[Parameters, Any]:
         """If the backbone does not adapt, the support features are the same in all steps, so they are made once."""
-        if self.method.body_adapts or inputs.encodings is not None:
+        if self.method.adapts(NAME) or inputs.encodings is not None:
             return parameters, None
         return parameters | {SUPPORT_FEATURES: self.features(parameters, inputs._replace(target="support"))[0]}, None
 

@@ -12,11 +12,8 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from trident.methods.base import Losses, Method, Model
+from trident.methods.base import Labels, Losses, Method, Model, Parameters, Task, setting
 from trident.nn.batch_norm import BatchNormStatistics
-from trident.nn.parameters import Parameters
-from trident.settings import setting
-from trident.tasks.task import Labels, Task
 
 Target = Literal["support", "query"]
 Encodings = Mapping[str, Tensor]  # what encoders make of all images of a task: (task, image, ...) each

@@ -6,13 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trident.backbones.base import Backbone
 from trident.backbones.conv4 import single_conv4
-from trident.methods.base import About, cross_entropy
+from trident.methods.base import About, Backbone, Parameters, cross_entropy
 from trident.methods.inner_loop.adapted_conv4 import SUPPORT_FEATURES, AdaptedConv4, AdaptedConv4Model
 from trident.methods.inner_loop.base import Evaluated, InnerState, Inputs
 from trident.nn.linear import Linear
-from trident.nn.parameters import Parameters
 from trident.nn.probabilities import mean_prediction
 from trident.settings import EpisodeSpec, require, setting
 

@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 
 from trident.backbones.conv4 import NAME
-from trident.methods.base import About
+from trident.methods.base import About, setting
 from trident.methods.inner_loop.adapted_conv4 import AdaptedConv4
-from trident.settings import setting
 
 
 @dataclass(frozen=True)

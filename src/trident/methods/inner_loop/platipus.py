@@ -6,16 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trident.backbones.base import Backbone
 from trident.backbones.conv4 import single_conv4
-from trident.methods.base import About
+from trident.methods.base import About, Backbone, EpisodeSpec, NoiseShapes, Task, setting
 from trident.methods.inner_loop.base import Evaluated, Inputs
 from trident.methods.inner_loop.variational_weights import LOG_VAR, RandomWeights, RandomWeightsModel, with_total
 from trident.nn.gaussian import Gaussian
 from trident.nn.parameters import Parameters, joined
-from trident.settings import EpisodeSpec, setting
-from trident.tasks.source import NoiseShapes
-from trident.tasks.task import Task
 
 QUERY_LOG_VAR = "query_log_var."
 SUPPORT_RATE, QUERY_RATE = "support_rate", "query_rate"

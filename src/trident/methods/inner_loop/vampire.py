@@ -2,14 +2,8 @@
 
 from dataclasses import dataclass
 
-from trident.backbones.base import Backbone
-from trident.backbones.conv4 import single_conv4
-from trident.methods.base import About, Losses
-from trident.methods.inner_loop.base import Target
-from trident.methods.inner_loop.variational_weights import VariationalWeights, VariationalWeightsModel
-from trident.nn.gaussian import Gaussian
-from trident.nn.parameters import Parameters
-from trident.settings import EpisodeSpec
+from trident.methods.base import About
+from trident.methods.inner_loop.variational_weights import VariationalWeights
 
 
 @dataclass(frozen=True)
@@ -32,12 +26,3 @@ class Vampire(VariationalWeights):
         "Uncertainty in Model-Agnostic Meta-Learning using Variational Inference",
         any_way=False,
     )
-
-    def model(self, backbone: Backbone, episode: EpisodeSpec) -> "VampireModel":
-        return VampireModel(self, single_conv4(backbone, self.about.title), episode)
-
-
-@dataclass(frozen=True)
-class VampireModel(VariationalWeightsModel):
-    def penalties(self, parameters: Parameters, posterior: Gaussian, target: Target) -> Losses:
-        return {"kl": self.method.kl_weight * posterior.kl_to_standard_normal()[:, 0]}

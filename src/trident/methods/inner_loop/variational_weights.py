@@ -12,15 +12,14 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from trident.methods.base import Losses
+from trident.backbones.conv4 import single_conv4
+from trident.methods.base import Backbone, Losses, NoiseShapes, Task
 from trident.methods.inner_loop.adapted_conv4 import AdaptedConv4, AdaptedConv4Model
 from trident.methods.inner_loop.base import Encodings, Evaluated, Inputs, Target
 from trident.nn.gaussian import Gaussian
 from trident.nn.parameters import Parameters, count, joined, split_as
 from trident.nn.probabilities import mean_prediction
 from trident.settings import EpisodeSpec, require_at_least, setting
-from trident.tasks.source import NoiseShapes
-from trident.tasks.task import Task
 
 LOG_VAR = "log_var."
 
@@ -90,14 +89,17 @@ class VariationalWeights(RandomWeights):
         2, "samples of the weights in each inner step, and in the training loss", True, most=100, least=1
     )
 
+    def model(self, backbone: Backbone, episode: EpisodeSpec) -> "VariationalWeightsModel":
+        return VariationalWeightsModel(self, single_conv4(backbone, self.about.title), episode)
+
 
 @dataclass(frozen=True)
 class VariationalWeightsModel(RandomWeightsModel):
     method: VariationalWeights
 
-    @abstractmethod
     def penalties(self, parameters: Parameters, posterior: Gaussian, target: Target) -> Losses:
-        """What is added to the cross-entropy, (task,) each."""
+        """What is added to the cross-entropy, (task,) each: by default the divergence from a standard normal."""
+        return {"kl": self.method.kl_weight * posterior.kl_to_standard_normal()[:, 0]}
 
     def posterior(self, parameters: Parameters) -> Gaussian:
         return Gaussian(self.joined(parameters), self.joined(parameters, LOG_VAR))

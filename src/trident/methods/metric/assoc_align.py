@@ -7,13 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About, Losses
+from trident.methods.base import About, Labels, Losses, Parameters, Task
 from trident.methods.metric.baseline_plus_plus import BaselinePlusPlus, cosines
 from trident.nn.classes import members_of
 from trident.nn.fitted_classifiers import balanced_targets, fit_cosine
-from trident.nn.parameters import Parameters
 from trident.settings import require, setting
-from trident.tasks.task import Labels, Task
 
 SUMS = "class_features"  # the mean feature of each training class, times the class's share of the training images
 DISTANCE_SCALE = 2.0  # ||a - b||^2 of unit vectors is 2 - 2 cos(a, b)

@@ -4,11 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from trident.methods.base import About, ClassifierHead
+from trident.methods.base import About, ClassifierHead, Parameters, Task, setting
 from trident.nn.fitted_classifiers import balanced_targets, fit_linear
-from trident.nn.parameters import Parameters
-from trident.settings import setting
-from trident.tasks.task import Task
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About, ClassifierHead
+from trident.methods.base import About, ClassifierHead, Parameters, Task, setting
 from trident.nn.classes import members_of
 from trident.nn.fitted_classifiers import balanced_targets, fit_cosine
 from trident.nn.linear import Linear
-from trident.nn.parameters import Parameters
-from trident.settings import setting
-from trident.tasks.task import Task
 
 
 @dataclass(frozen=True)

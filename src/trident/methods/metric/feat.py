@@ -8,11 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About, HeadOnFeatures, Losses, Method, cross_entropy
+from trident.methods.base import About, HeadOnFeatures, Losses, Method, Parameters, cross_entropy, setting
 from trident.nn.classes import class_means, members_of, squared_distances, weighted_means
 from trident.nn.linear import Linear
-from trident.nn.parameters import Parameters
-from trident.settings import setting
 from trident.tasks.task import Labels, Task, all_labels
 
 PROJECTIONS = ("asks", "answers", "values")  # the parameter names of the query, key and value projections

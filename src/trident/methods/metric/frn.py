@@ -6,11 +6,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from trident.methods.base import About, HeadOnFeatures, Losses
+from trident.methods.base import About, HeadOnFeatures, Labels, Losses, Parameters, Task, setting
 from trident.nn.classes import members_of
-from trident.nn.parameters import Parameters
-from trident.settings import setting
-from trident.tasks.task import Labels, Task
 
 
 @dataclass(frozen=True)

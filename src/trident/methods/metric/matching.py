@@ -6,11 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About, HeadOnFeatures
+from trident.methods.base import About, HeadOnFeatures, Parameters, Task, setting
 from trident.nn.classes import members_of
-from trident.nn.parameters import Parameters
-from trident.settings import setting
-from trident.tasks.task import Task
 
 TINY = 1e-12  # keeps the logarithm finite where a class gets no attention at all
 

@@ -5,11 +5,8 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About, HeadOnFeatures
+from trident.methods.base import About, HeadOnFeatures, Parameters, Task, setting
 from trident.nn.classes import class_means
-from trident.nn.parameters import Parameters
-from trident.settings import setting
-from trident.tasks.task import Task
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About, HeadOnFeatures, Losses, cross_entropy
+from trident.methods.base import About, HeadOnFeatures, Labels, Losses, Task, cross_entropy, setting
 from trident.nn.classes import class_means
 from trident.nn.linear import Linear
 from trident.nn.parameters import Parameters, uniform
-from trident.settings import setting
-from trident.tasks.task import Labels, Task
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.backbones.base import Backbone
 from trident.backbones.conv4 import first_layer_input, single_conv4
-from trident.methods.base import About, HeadModel, TrainingStep, cross_entropy
+from trident.methods.base import About, Backbone, HeadModel, NoiseShapes, TrainingStep, cross_entropy
 from trident.methods.metric.baseline_plus_plus import BaselinePlusPlus
 from trident.nn.batch_norm import BatchNormStatistics
 from trident.nn.linear import Linear
 from trident.nn.parameters import Parameters, for_each_task
 from trident.settings import require, setting
-from trident.tasks.source import NoiseShapes
 from trident.tasks.task import Batch
 
 MIXING = "query/mixing"  # noise: three numbers for the share, one for the place

@@ -10,10 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trident.errors import TridentError
-from trident.methods.base import About, HeadOnFeatures
-from trident.nn.parameters import Parameters
-from trident.settings import setting
-from trident.tasks.task import Task
+from trident.methods.base import About, HeadOnFeatures, Parameters, Task, setting
 
 
 @dataclass(frozen=True)

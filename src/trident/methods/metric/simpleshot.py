@@ -4,12 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from trident.methods.base import About, ClassifierHead
-from trident.methods.metric.normalised import NormalisedHead
+from trident.methods.base import About, ClassifierHead, NormalisedHead, Parameters, Task, setting
 from trident.nn.classes import class_means, squared_distances
-from trident.nn.parameters import Parameters
-from trident.settings import setting
-from trident.tasks.task import Task
 
 
 @dataclass(frozen=True)
@@ -17,7 +13,7 @@ class SimpleShot(ClassifierHead, NormalisedHead):
     """Nearest class mean on features that were trained as an ordinary classifier of all training classes.
 
     Learned: the backbone, with a linear layer that is not used afterwards. At test nothing is adapted: features are
-    normalised (`normalised.py`), and a query belongs to the class whose mean support feature is nearest.
+    normalised (`NormalisedHead`), and a query belongs to the class whose mean support feature is nearest.
     """
 
     about = About(

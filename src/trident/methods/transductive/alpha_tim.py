@@ -5,12 +5,9 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About
+from trident.methods.base import About, Parameters, Task, setting
 from trident.methods.transductive.base import TransductiveHead
 from trident.nn.information import InformationLoss
-from trident.nn.parameters import Parameters
-from trident.settings import setting
-from trident.tasks.task import Task
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,10 @@
 """Bases of heads that classify the queries together."""
 
-from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-
-from trident.backbones.base import Backbone
-from trident.methods.base import HeadModel, HeadOnFeatures, Method
+from trident.methods.base import HeadOnFeatures, Method, NormalisedHead, setting
 from trident.methods.metric.nearest_mean import NearestMean
-from trident.methods.metric.normalised import NormalisedHead
-from trident.nn.parameters import Parameters
-from trident.settings import EpisodeSpec, setting
 
 
 @dataclass(frozen=True)
@@ -29,24 +22,3 @@ class FixedShapeHead(TransductiveHead, NormalisedHead):
     normalisation: Literal["UN", "L2N", "CL2N"] = setting(
         "L2N", "normalisation of features: none, unit length, or centred on the training images and unit length"
     )
-
-    @abstractmethod
-    def initial_for(self, n_features: int, episode: EpisodeSpec, generator: torch.Generator) -> Parameters:
-        """The head's own parameters, for tasks of this shape."""
-
-    @property
-    def any_way(self) -> bool:
-        return False
-
-    def model(self, backbone: Backbone, episode: EpisodeSpec) -> "FixedShapeModel":
-        return FixedShapeModel(self, backbone, episode)
-
-
-@dataclass(frozen=True)
-class FixedShapeModel(HeadModel):
-    method: FixedShapeHead
-    episode: EpisodeSpec
-
-    def initial(self, generator: torch.Generator) -> Parameters:
-        own = self.method.initial_for(self.n_features, self.episode, generator)
-        return self.backbone.initial(generator) | own

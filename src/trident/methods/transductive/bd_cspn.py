@@ -6,20 +6,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About
-from trident.methods.metric.normalised import NormalisedHead
+from trident.methods.base import About, NormalisedHead, Parameters, Task, setting
 from trident.methods.transductive.base import TransductiveHead
 from trident.nn.classes import class_means, squared_distances
-from trident.nn.parameters import Parameters
-from trident.settings import setting
-from trident.tasks.task import Task
 
 
 @dataclass(frozen=True)
 class BdCspn(TransductiveHead, NormalisedHead):
     """Queries are shifted onto the support set, and class means are rectified once with the queries nearest to them.
 
-    Nothing is learned. Features f are normalised (`normalised.py`). Then
+    Nothing is learned. Features f are normalised (`NormalisedHead`). Then
 
         shift              f'_i = f_i + mean of the support set - mean of the queries,   for queries
         probabilities      p_ic ~ exp(10 cos(f'_i, w_c)),   w_c the mean of the support images of class c

@@ -6,13 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About
+from trident.methods.base import About, Parameters, Task
 from trident.methods.transductive.base import TransductiveHead
 from trident.nn.classes import members_of
-from trident.nn.parameters import Parameters
 from trident.nn.propagation import pairwise_squared_distances, propagator
 from trident.settings import require, setting
-from trident.tasks.task import Task
 
 TINY = 1e-6  # keeps the logarithm finite where nothing of a class arrives
 

@@ -6,21 +6,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About
-from trident.methods.metric.normalised import NormalisedHead
+from trident.methods.base import About, NormalisedHead, Parameters, Task
 from trident.methods.transductive.base import TransductiveHead
 from trident.nn.classes import class_means
-from trident.nn.parameters import Parameters
 from trident.nn.propagation import nearest
 from trident.settings import require, setting
-from trident.tasks.task import Task
 
 
 @dataclass(frozen=True)
 class KReciprocal(TransductiveHead, NormalisedHead):
     """A query belongs to the class whose mean has the same neighbours as the query, and is near to it.
 
-    Nothing is learned. Features are normalised (`normalised.py`). The nodes of a graph are the class means of the
+    Nothing is learned. Features are normalised (`NormalisedHead`). The nodes of a graph are the class means of the
     support set and all queries. d_ij is the distance 1 - cosine, divided by the largest one of node i. N(i, k) are the
     k nearest nodes of i, and i.
 

@@ -5,22 +5,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trident.methods.base import About
-from trident.methods.metric.normalised import NormalisedHead
+from trident.methods.base import About, NormalisedHead, Parameters, Task, setting
 from trident.methods.transductive.base import TransductiveHead
 from trident.methods.transductive.bd_cspn import rectified_means, shifted_queries
 from trident.nn.classes import squared_distances
-from trident.nn.parameters import Parameters
 from trident.nn.propagation import nearest
-from trident.settings import setting
-from trident.tasks.task import Task
 
 
 @dataclass(frozen=True)
 class LaplacianShot(TransductiveHead, NormalisedHead):
     """Nearest class mean, with the wish that a query has the same class as the queries nearest to it.
 
-    Nothing is learned. Features f are normalised (`normalised.py`), queries are shifted, and class means w_c are
+    Nothing is learned. Features f are normalised (`NormalisedHead`), queries are shifted, and class means w_c are
     rectified with them (`bd_cspn.py`). W_ij is 1 if query j is one of the nearest neighbours of query i, otherwise 0.
     In each round
 

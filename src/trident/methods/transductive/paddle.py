@@ -7,11 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About
+from trident.methods.base import About, Parameters, Task, setting
 from trident.methods.transductive.base import TransductiveHead
-from trident.nn.parameters import Parameters
-from trident.settings import setting
-from trident.tasks.task import Task
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trident.errors import TaskSizeError
-from trident.methods.base import About
+from trident.methods.base import About, HeadModel, Parameters, Task, setting
 from trident.methods.transductive.base import FixedShapeHead
-from trident.nn.classes import class_means
+from trident.nn.classes import class_means, length_of, span_coordinates
 from trident.nn.linear import Linear
-from trident.nn.parameters import Parameters
-from trident.nn.vectors import length_of
-from trident.settings import EpisodeSpec, setting
-from trident.tasks.task import Task
 
 UPDATES = ("prototypes", "queries")  # each has a network of its own
 LAYERS = (0, 1, 2)
@@ -61,8 +57,8 @@ class SelfSupervisedReranking(FixedShapeHead):
     def any_queries(self) -> bool:
         return False
 
-    def initial_for(self, n_features: int, episode: EpisodeSpec, generator: torch.Generator) -> Parameters:
-        n, m = episode.n_way, episode.n_queries
+    def initial_on(self, model: HeadModel, generator: torch.Generator) -> Parameters:
+        n, m = model.episode.n_way, model.episode.n_queries
         size = (n + m) * (n + m + 1) // 2 - m * (m - 1) // 2
         sizes = [(size, self.width), (self.width, self.width), (self.width, size)]
         start = {"scale": torch.tensor(self.initial_scale)}
@@ -71,13 +67,12 @@ class SelfSupervisedReranking(FixedShapeHead):
                 name = f"{update}.{layer}"
                 start |= Linear(name, *sizes[layer]).initial(generator)
                 start |= {f"{name}.norm.weight": torch.tensor(1.0), f"{name}.norm.bias": torch.tensor(0.0)}
-        return start
+        return model.backbone.initial(generator) | start
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         n, features = task.n_way, self.normalised(parameters, features)
-        if not features.requires_grad and features.shape[1] < features.shape[2]:
-            # Only lengths and angles matter. Coordinates in the span of the task's images keep them, in fewer numbers.
-            features = torch.linalg.qr(features.mT, mode="r").R.mT
+        if not features.requires_grad:
+            features = span_coordinates(features)  # only lengths and angles matter
         vectors = [class_means(features[:, task.support], task.support_labels, n), features[:, task.queries]]
         for turn in range(len(UPDATES) * self.steps):
             own = turn % 2

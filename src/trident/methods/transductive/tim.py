@@ -7,14 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About
+from trident.methods.base import About, Parameters, Task, setting
 from trident.methods.transductive.base import TransductiveHead
-from trident.nn.classes import class_means
+from trident.nn.classes import class_means, span_coordinates
 from trident.nn.information import InformationLoss
-from trident.nn.parameters import Parameters
-from trident.nn.vectors import span_coordinates
-from trident.settings import setting
-from trident.tasks.task import Task
 
 PUBLISHED_STEPS = {"gradient": 1000, "alternating": 150}
 

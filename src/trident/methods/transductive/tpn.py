@@ -7,10 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About, Losses, cross_entropy
+from trident.methods.base import About, Losses, Parameters, cross_entropy
 from trident.methods.transductive.base import TransductiveHead
 from trident.nn.linear import Linear
-from trident.nn.parameters import Parameters
 from trident.nn.propagation import nearest, pairwise_squared_distances, propagator
 from trident.settings import require, setting
 from trident.tasks.task import Labels, Task, all_labels

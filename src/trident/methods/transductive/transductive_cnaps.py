@@ -6,13 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About
+from trident.methods.base import About, Parameters, Task, setting
 from trident.methods.transductive.base import TransductiveHead
-from trident.nn.classes import weighted_means
-from trident.nn.parameters import Parameters
-from trident.nn.vectors import span_coordinates
-from trident.settings import setting
-from trident.tasks.task import Task
+from trident.nn.classes import span_coordinates, weighted_means
 
 
 @dataclass(frozen=True)

@@ -9,20 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.backbones.base import Backbone
-from trident.methods.base import About, HeadModel, HeadOnFeatures, Losses, cross_entropy
+from trident.methods.base import About, HeadModel, HeadOnFeatures, Labels, Losses, NoiseShapes, Task, cross_entropy
 from trident.methods.metric.nearest_mean import NearestMean
 from trident.methods.metric.scikit_learn import LogisticRegressionHead
 from trident.methods.transductive.soft_kmeans import SoftKMeans
-from trident.nn.activation import activate
 from trident.nn.attfex import SetStatistics, TaskFeatures
 from trident.nn.gaussian import LOG_VAR_BOUND, Gaussian, GaussianHead
-from trident.nn.linear import Linear
+from trident.nn.linear import Linear, activate
 from trident.nn.parameters import Parameters, for_each_task
 from trident.nn.probabilities import mean_prediction
 from trident.settings import EpisodeSpec, require, setting
-from trident.tasks.source import NoiseShapes
-from trident.tasks.task import Labels, Task
 
 ACTIVATION = "leaky_relu"
 IMAGES_AT_ONCE = 4096
@@ -107,9 +103,6 @@ class TridentOnFeatures(HeadOnFeatures):
             f"method.trust_from is {self.trust_from}: it must be below method.trust_to, which is {self.trust_to}",
         )
 
-    def model(self, backbone: Backbone, episode: EpisodeSpec) -> "FeaturesModel":
-        return FeaturesModel(self, backbone)
-
     def for_few_queries(self) -> "TridentOnFeatures":
         return replace(self, classifier="nearest-mean", mask_from="support")
 
@@ -155,6 +148,11 @@ class TridentOnFeatures(HeadOnFeatures):
 
     def statistics(self, features: Tensor) -> Parameters:
         return {TRAINING_MEAN: F.normalize(features, dim=2).mean(1)}
+
+    def noise_on(self, model: HeadModel, episode: EpisodeSpec, predictions: int) -> NoiseShapes:
+        sizes = {"semantic": self.semantic_latents, "label": model.n_features}
+        draws = [("support", 0, episode.n_support)] + [("query", i, episode.n_queries) for i in range(predictions)]
+        return {f"{of}/{i}/{latent}": (n, size) for of, i, n in draws for latent, size in sizes.items()}
 
     # Inference, classification and reconstruction.
 
@@ -241,18 +239,6 @@ class TridentOnFeatures(HeadOnFeatures):
         }
         total = torch.stack([getattr(self, f"{name}_weight") * parts[name] for name in TERMS]).sum(0)
         return refined if self.classifier == "soft-kmeans" else alone, {"total": total} | parts
-
-
-@dataclass(frozen=True)
-class FeaturesModel(HeadModel):
-    """The head on a backbone. It knows how many numbers z_label has."""
-
-    method: TridentOnFeatures
-
-    def noise_shapes(self, episode: EpisodeSpec, predictions: int) -> NoiseShapes:
-        sizes = {"semantic": self.method.semantic_latents, "label": self.backbone.n_features}
-        draws = [("support", 0, episode.n_support)] + [("query", i, episode.n_queries) for i in range(predictions)]
-        return {f"{of}/{i}/{latent}": (n, size) for of, i, n in draws for latent, size in sizes.items()}
 
 
 def scaled(features: Tensor) -> Tensor:

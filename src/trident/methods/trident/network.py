@@ -18,18 +18,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.backbones.conv4 import first_layer_input
+from trident.backbones.conv4 import first_layer_input, single_conv4
+from trident.methods.base import About, Backbone, EpisodeSpec, Labels, Parameters, Task
 from trident.methods.inner_loop.base import Encodings, Evaluated, Inputs, Target
-from trident.methods.trident.latents import Inferred, Latents
-from trident.methods.trident.objective import negative_evidence_lower_bound
+from trident.methods.trident.objective import Inferred, Latents, negative_evidence_lower_bound
 from trident.methods.trident.parts import Parts, inner_draw
-from trident.nn.activation import activate
+from trident.methods.trident.settings import TridentSettings
 from trident.nn.attfex import TaskFeatures
 from trident.nn.batch_norm import BatchNormStatistics
 from trident.nn.classes import members_of, weighted_means
 from trident.nn.gaussian import Gaussian
-from trident.nn.parameters import Parameters
-from trident.tasks.task import Labels, Task
+from trident.nn.linear import activate
 
 
 @dataclass(frozen=True)
@@ -230,3 +229,27 @@ class Network(Parts):
 
     def _hidden(self, parameters: Parameters, z_label: Tensor) -> Tensor:
         return activate(self.classifier[0](parameters, z_label), self.backbone.activation)
+
+
+@dataclass(frozen=True)
+class Trident(TridentSettings):
+    """Two intertwined variational networks split an image into its class (z_label) and its looks (z_semantic).
+
+    Learned: two Conv4 encoders, AttFEX, a classifier and a decoder, so that a few gradient steps on the support set
+    adapt all of them to a task. At test the same steps are taken, then the queries are classified from z_label. With
+    refinements, the class prototypes are moved towards the queries, which makes the method transductive. With
+    attfex=positional, as published, weights are tied to the positions of images in a task.
+    """
+
+    about = About(
+        "TRIDENT",
+        "Singh & Jamali-Rad 2022",
+        "Transductive Decoupled Variational Inference for Few-Shot Classification",
+        transductive=True,
+        analyses=("latents", "reconstructions"),
+        any_way=False,
+        positional=True,
+    )
+
+    def model(self, backbone: Backbone, episode: EpisodeSpec) -> Network:
+        return Network(self, single_conv4(backbone, "TRIDENT"), episode)

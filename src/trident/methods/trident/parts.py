@@ -98,15 +98,9 @@ class Parts(InnerLoopModel):
 
     def initial(self, generator: torch.Generator) -> Parameters:
         """Random weights, without a task axis."""
-        start = self.semantic_encoder.initial(generator) | self.semantic_head.initial(generator)
-        start |= self.backbone.initial(generator) | self.label_head.initial(generator)
-        if self.attfex is not None:
-            start |= self.attfex.initial(generator)
-        for layer in self.classifier:
-            start |= layer.initial(generator)
-        if self.training_class_head is not None:
-            start |= self.training_class_head.initial(generator)
-        start |= self.decoder.initial(generator)
+        encoders = (self.semantic_encoder, self.semantic_head, self.backbone, self.label_head, self.attfex)
+        parts = (*encoders, *self.classifier, self.training_class_head, self.decoder)
+        start = {key: value for part in parts if part for key, value in part.initial(generator).items()}
         if self.method.classifier_start == "prototypes":
             del start["classifier.1.weight"], start["classifier.1.bias"]  # `prototype_classifier` makes them
             start[self._scale] = torch.tensor(UNIT_SCALE if self._unit else PROTOTYPE_SCALE)

@@ -116,10 +116,6 @@ class TridentSettings(InnerLoopMethod, ObjectiveSettings, ABC):
     def positional(self) -> bool:
         return self.attfex == "positional"
 
-    @property
-    def n_training_classes(self) -> int:
-        return self.training_classes
-
     def in_training(self) -> Self:
         rounds = self.refinements if self.training_refinements is None else self.training_refinements
         return replace(self, refinements=rounds)
