@@ -73,20 +73,6 @@ def require(condition: bool, message: str) -> None:
         raise TridentError(message)
 
 
-def require_positive(settings: Any, section: str, *names: str) -> None:
-    """Check that these settings are finite numbers above 0."""
-    for name in names:
-        value = getattr(settings, name)
-        require(math.isfinite(value) and value > 0, f"{section}.{name} is {value}: it must be above 0, and finite")
-
-
-def require_finite(settings: Any, section: str, *names: str) -> None:
-    """Check that these settings are finite; 'none' is allowed."""
-    for name in names:
-        value = getattr(settings, name)
-        require(value is None or math.isfinite(value), f"{section}.{name} is {value}: it must be finite")
-
-
 def require_at_least(settings: Any, section: str, least: float, *names: str) -> None:
     """Check that these settings are finite and not too small; 'none' is allowed."""
     for name in names:

@@ -43,7 +43,7 @@ class MethodComparison:
     def __repr__(self) -> str:
         rows, first = self.rows(), next(iter(self.accuracies))
         width = max(len(name) for name in self.accuracies)
-        lines = [f"{'':{width}}  {'accuracy, %':>14}  minus {first}"]
+        lines = [f"{'':{width}}  {'accuracy, %':>14}" + (f"  minus {first}" if rows[1:] else "")]
         for row in rows:
             difference = f"{row['difference']:+.2f} ± {row['difference_ci95']:.2f}" if "difference" in row else ""
             accuracy = f"{row['accuracy']:.2f} ± {row['ci95']:.2f}"
@@ -63,7 +63,7 @@ class MethodComparison:
 
 
 def compare(
-    methods: Sequence[Any],
+    methods: Any,
     features_by_class: Mapping[Any, Any],
     *,
     n_way: int = 5,
@@ -76,17 +76,29 @@ def compare(
 ) -> MethodComparison:
     """Measure methods on the same tasks, whose queries are shuffled.
 
-    `methods`: names, heads made by `few_shot`, or functions (support, support_labels, queries) -> probabilities or
-    labels. `features_by_class`: the features of each class, (image, feature) or (image, cell, channel).
+    `methods`: a list of names, heads made by `few_shot`, or functions (support, support_labels, queries) ->
+    probabilities or labels. `features_by_class`: of each class, (image, feature) or (image, cell, channel).
     `queries`: of each class, or on average with `balance="dirichlet"`, as in piles of unequal classes.
     `device`: where to compute; by default where the features are.
     """
+    if not isinstance(features_by_class, Mapping):
+        raise BadValueError("features_by_class must be a dict with the features of each class")
+    for name, value in {"n_way": n_way, "n_shot": n_shot, "queries": queries, "tasks": tasks, "seed": seed}.items():
+        checked(int, value, name)
     by_class = {str(name): as_rows(features) for name, features in features_by_class.items()}
+    if len(by_class) < len(features_by_class):
+        raise BadValueError("two classes have the same name when written as text")
+    if n_way < 2 or len(by_class) < n_way:
+        raise BadValueError(f"{n_way}-way tasks need {max(n_way, 2)} classes or more, and {len(by_class)} were given")
     shapes = {tuple(rows.shape[1:]) for rows in by_class.values()}
-    if len(shapes) != 1 or len(by_class) < len(features_by_class):
-        raise BadValueError(f"classes need names of their own and features of one shape, not {sorted(shapes)}")
+    if len(shapes) != 1:
+        raise BadValueError(f"the features of all classes must have one shape, not {sorted(shapes)}")
+    methods = [methods] if isinstance(methods, str | Head) else methods
     if not methods or tasks < 2:
         raise BadValueError("compare at least one method, on at least two tasks: an interval needs them")
+    for method in methods:
+        if not (isinstance(method, str | Head) or callable(method)) or isinstance(method, type):
+            raise BadValueError(f"{method!r} is neither a method's name, nor a head of few_shot, nor a function")
     some = next(iter(by_class.values()))
     images = torch.cat([rows.cpu() for rows in by_class.values()]).flatten(1).numpy()
     table = class_table((name, "test", len(rows)) for name, rows in by_class.items())
@@ -120,7 +132,9 @@ def _with_probabilities(function: Classify, name: str, n_way: int, shape: Sequen
     def classify(support: np.ndarray, labels: np.ndarray, queries: np.ndarray) -> Any:
         found = function(support.reshape(-1, *shape), labels, queries.reshape(-1, *shape))
         found = found.detach().cpu().numpy() if isinstance(found, Tensor) else np.asarray(found)
-        if found.ndim == 1 and np.isin(found, np.arange(n_way)).all():
+        if found.ndim == 1:
+            if not np.isin(found, np.arange(n_way)).all():
+                raise BadValueError(f"{name} must return probabilities, or labels from 0 to {n_way - 1}")
             return np.eye(n_way)[found.astype(int)]
         return found  # checked by `PredictFunction`
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from trident.backbones.frozen import FrozenBackbone
 from trident.engines.execution import Execution
-from trident.errors import BadValueError, TridentError
+from trident.errors import BadValueError, NotFiniteError, TridentError
 from trident.learning.checkpoint import Checkpoint, load_checkpoint
 from trident.measuring.subject import TrainedModel
 from trident.methods.base import HeadOnFeatures, Method
@@ -17,7 +17,7 @@ from trident.methods.registry import METHODS, method_class, method_name
 from trident.nn.parameters import on_device
 from trident.recipes.loading import after_training, method_from, recipe_values
 from trident.recipes.recipe import Recipe
-from trident.settings import EpisodeSpec, Protocol, Views
+from trident.settings import EpisodeSpec, Protocol, Views, require
 from trident.tasks.task import Task
 
 OWN = "own features"  # where a recipe names the network that computed them
@@ -33,6 +33,7 @@ class Head:
     classes_: np.ndarray  # all labels, sorted
 
     def __init__(self, method: str, weights: str | Path | None, settings: dict[str, Any]):
+        require("name" not in settings, "'name' is not a setting: give the method's name first")
         changed = ", ".join(f"{key}={value}" for key, value in settings.items())
         self.name = f"{method}({changed})" if settings else method
         if not issubclass(method_class(method), HeadOnFeatures):
@@ -53,15 +54,21 @@ class Head:
 
     def fit(self, features: Any, labels: Any) -> Self:
         """Take the labelled images. Labels may be anything that can be sorted: texts, numbers."""
-        support = as_rows(features)
-        self._tensor_labels = isinstance(labels, Tensor)
-        self.classes_, indices = np.unique(
-            labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels), return_inverse=True
-        )
+        support, given = as_rows(features), labels.detach().cpu() if isinstance(labels, Tensor) else labels
+        try:
+            values = np.asarray(given)
+            if values.dtype.kind == "U" and not all(isinstance(label, str) for label in given):
+                raise TypeError("some labels are texts and some are not")
+            classes, indices = np.unique(values, return_inverse=True)
+        except (TypeError, ValueError) as error:
+            raise BadValueError(f"the labels cannot be sorted: {error}") from error
         if len(support) == 0 or indices.shape != (len(support),):
             raise BadValueError(f"{len(support)} images came with {indices.size} labels: give one for each image")
+        if len(classes) < 2 or (classes.dtype.kind == "f" and not np.isfinite(classes).all()):
+            raise BadValueError(f"labels of at least two classes are needed, not {classes.tolist()}")
         order = np.argsort(indices, kind="stable")  # sorted by class, as in all tasks
         self._support, self._labels = support[torch.from_numpy(order).to(support.device)], indices[order]
+        self.classes_, self._tensor_labels = classes, isinstance(labels, Tensor)  # set only if nothing failed
         return self
 
     def predict_proba(self, queries: Any) -> Any:
@@ -92,7 +99,10 @@ class Head:
         images = torch.cat([self._support.to(device), rows]).flatten(1)[None]
         task = Task(images, torch.from_numpy(self._labels)[None].to(device), n_way)  # no noise: the means of latents
         learner = model.learner(Execution(str(device)))
-        return learner.log_probabilities(on_device(model.parameters, device), task)[0].exp()
+        probabilities = learner.log_probabilities(on_device(model.parameters, device), task)[0].exp()
+        if not probabilities.isfinite().all():
+            raise NotFiniteError(f"{self.name} gives probabilities that are not finite: are the features very large?")
+        return probabilities
 
     def model(self, rows: Tensor, episode: EpisodeSpec, protocol: Protocol) -> TrainedModel:
         """The method for features like these, in tasks of this shape."""
@@ -127,12 +137,20 @@ def ready_methods() -> list[str]:
 
 def as_rows(features: Any) -> Tensor:
     """Features (image, feature) or (image, cell, channel) as a float32 tensor, where they are."""
-    rows = features.detach() if isinstance(features, Tensor) else torch.from_numpy(np.array(features, np.float32))
+    if not isinstance(features, Tensor):
+        try:
+            with np.errstate(over="ignore"):  # an error below
+                features = torch.from_numpy(np.array(features, np.float32))
+        except (TypeError, ValueError) as error:
+            raise BadValueError(f"features must be numbers, equally many for each image: {error}") from error
+    if features.is_complex():
+        raise BadValueError("features must be real numbers")
+    rows: Tensor = features.detach().float()
     if rows.dim() not in (2, 3) or 0 in rows.shape[1:]:
         raise BadValueError(f"features are (image, feature) or (image, cell, channel), not {tuple(rows.shape)}")
     if not rows.isfinite().all():
         raise BadValueError("some features are NaN or infinite")
-    return rows.float()
+    return rows
 
 
 def _needs_weights(method: Method) -> bool:
