@@ -85,19 +85,21 @@ def require_at_least(settings: Any, section: str, least: float, *names: str) -> 
 class EpisodeSpec:
     """An N-way K-shot task with Q queries for each class."""
 
-    n_way: int = setting(5, "classes in a task", most=10_000)
-    n_shot: int = setting(1, "labelled images of each class", most=10_000)
-    n_query: int = setting(10, "images to label, of each class (on average, if unbalanced)", most=10_000)
+    n_way: int = setting(5, "classes in a task", most=10_000, least=1)
+    n_shot: int = setting(1, "labelled images of each class", most=10_000, least=1)
+    n_query: int = setting(10, "images to label, of each class (on average, if unbalanced)", most=10_000, least=1)
     n_unlabelled: int = setting(
         0,
         "further images of each class in a measured task: a method sees them as it sees queries, but they do not count",
         most=10_000,
+        least=0,
     )
-    distractors: int = setting(0, "further classes of a measured task, with unlabelled images only", most=10_000)
+    distractors: int = setting(
+        0, "further classes of a measured task, with unlabelled images only", most=10_000, least=0
+    )
 
     def __post_init__(self) -> None:
-        require_at_least(self, "episode", 1, "n_way", "n_shot", "n_query")
-        require_at_least(self, "episode", 0, "n_unlabelled", "distractors")
+        check_bounds(self, "episode")
         require(
             self.n_unlabelled > 0 or self.distractors == 0,
             f"episode.distractors is {self.distractors}: it needs episode.n_unlabelled, their images",
@@ -150,14 +152,14 @@ class Protocol:
     latents: Literal["sample", "mean", "average"] = setting(
         "mean", "latents at test: one sample, the mean, or the average of many predictions"
     )
-    latent_samples: int = setting(10, "number of samples for latents=average", most=10_000)
+    latent_samples: int = setting(10, "number of samples for latents=average", most=10_000, least=1)
 
     def __post_init__(self) -> None:
         require(
             0 < self.dirichlet_alpha < 1e6,
             f"protocol.dirichlet_alpha is {self.dirichlet_alpha}: it must be above 0 and below 1e6",
         )
-        require_at_least(self, "protocol", 1, "latent_samples")
+        check_bounds(self, "protocol")
 
     def describe(self, latents: bool = True, batch_norm: bool = True) -> str:
         """In words. Latents and batch norm are omitted if the method has none."""
@@ -208,21 +210,21 @@ class Views:
 class TrainingSettings:
     """The outer loop."""
 
-    steps: int = setting(82_000, "number of meta-updates", most=1_000_000_000)
+    steps: int = setting(82_000, "number of meta-updates", most=1_000_000_000, least=1)
     tasks_per_step: int = setting(
-        20, "tasks in a meta-update, the paper's B (methods trained on episodes)", most=100_000
+        20, "tasks in a meta-update, the paper's B (methods trained on episodes)", most=100_000, least=1
     )
     images_per_step: int = setting(
-        256, "images in an update (methods trained on batches of all training classes)", most=1_000_000
+        256, "images in an update (methods trained on batches of all training classes)", most=1_000_000, least=1
     )
     start_from: str | None = setting(
         None,
         "trained weights to start from, where the networks match: a name that 'trident weights' lists, a path, or "
         "recipe:NAME to train that recipe first, as the first stage of the run",
     )
-    rate: float = setting(1e-4, "learning rate of Adam in the outer loop, the paper's beta")
-    backbone_rate: float = setting(1.0, "learning rate of the backbone, as a multiple of the rate")
-    weight_decay: float = setting(0.0, "decoupled weight decay (AdamW) in the outer loop")
+    rate: float = setting(1e-4, "learning rate of Adam in the outer loop, the paper's beta", above=0)
+    backbone_rate: float = setting(1.0, "learning rate of the backbone, as a multiple of the rate", least=0)
+    weight_decay: float = setting(0.0, "decoupled weight decay (AdamW) in the outer loop", least=0)
     schedule: Literal["constant", "cosine"] = setting("constant", "rate over time: constant, or cosine to zero")
     augmentation: Literal["none", "flip", "flip_shift", "crop_colour"] = setting(
         "none", "training images are mirrored; mirrored and shifted; or mirrored, cropped and recoloured"
@@ -234,11 +236,12 @@ class TrainingSettings:
         None,
         "classes in a training task; 'none' takes episode.n_way. Others need a method for any number of classes",
         most=10_000,
+        least=1,
     )
     task_queries: int | None = setting(
-        None, "queries of each class in a training task; 'none' takes episode.n_query", most=10_000
+        None, "queries of each class in a training task; 'none' takes episode.n_query", most=10_000, least=1
     )
-    clip_norm: float | None = setting(1.0, "largest norm of the meta-gradient; 'none' does not clip")
+    clip_norm: float | None = setting(1.0, "largest norm of the meta-gradient; 'none' does not clip", above=0)
     clip_applies_to: Literal["sum", "mean"] = setting(
         "sum", "clip the sum over tasks, then divide by B (released code), or clip their mean"
     )
@@ -246,29 +249,20 @@ class TrainingSettings:
         0.1,
         "largest share of a step's tasks that may be left out because their loss or gradient is not finite: at least "
         "one task, unless it is 0. For methods with inner steps; others stop at the first such task",
+        least=0,
     )
     tasks_per_chunk: int | None = setting(
-        None, "tasks computed at once; fewer need less memory. 'none' takes all", most=100_000
+        None, "tasks computed at once; fewer need less memory. 'none' takes all", most=100_000, least=1
     )
-    seed: int = setting(0, "random seed of the initial weights, the tasks and the noise", most=2**63 - 1)
-    validate_every: int = setting(1000, "steps between two validations", most=1_000_000_000)
-    validation_tasks: int = setting(200, "tasks in one validation", most=1_000_000)
-    save_every: int = setting(100, "steps between two checkpoints", most=1_000_000_000)
-    log_every: int = setting(10, "steps between two lines of the log", most=1_000_000_000)
+    seed: int = setting(0, "random seed of the initial weights, the tasks and the noise", most=2**63 - 1, least=0)
+    validate_every: int = setting(1000, "steps between two validations", most=1_000_000_000, least=1)
+    validation_tasks: int = setting(
+        200, "tasks in one validation, which needs two for an interval", most=1_000_000, least=2
+    )
+    save_every: int = setting(100, "steps between two checkpoints", most=1_000_000_000, least=1)
+    log_every: int = setting(10, "steps between two lines of the log", most=1_000_000_000, least=1)
 
     def __post_init__(self) -> None:
-        counts = ("steps", "tasks_per_step", "images_per_step", "validate_every", "save_every", "log_every")
-        require_at_least(self, "training", 1, *counts, "task_ways", "task_queries", "tasks_per_chunk")
-        few = f"training.validation_tasks is {self.validation_tasks}: an interval needs at least 2"
-        require(self.validation_tasks >= 2, few)
-        require(self.rate > 0 and math.isfinite(self.rate), f"training.rate is {self.rate}: it must be above 0")
-        require(
-            self.clip_norm is None or self.clip_norm > 0,
-            f"training.clip_norm is {self.clip_norm}: it must be above 0, or 'none'",
-        )
-        require(
-            0 <= self.most_left_out < 1,
-            f"training.most_left_out is {self.most_left_out}: it must be 0 or more, and below 1",
-        )
-        require_at_least(self, "training", 0, "weight_decay", "backbone_rate")
-        require(0 <= self.seed < 2**63, f"training.seed is {self.seed}: it must be from 0 to 2**63 - 1")
+        check_bounds(self, "training")
+        left_out = self.most_left_out
+        require(left_out < 1, f"training.most_left_out is {left_out}: it must be 0 or more, and below 1")

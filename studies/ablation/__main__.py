@@ -7,11 +7,10 @@ import typer
 
 from trident.cli.app import main
 from trident.files import atomic_file
-from trident.grids.grid import load_grid
+from trident.grids.grid import load_grid, read_results
 from trident.grids.plot import grid_chart
-from trident.grids.results import read_results
 from trident.grids.tables import as_markdown
-from trident.measuring.results_file import FILE_NAME, write_lines
+from trident.measuring.record import FILE_NAME, write_lines
 from trident.report.figures import save_figure
 
 FOLDER = Path(__file__).parent

@@ -22,8 +22,7 @@ from trident.data.store import open_store
 from trident.errors import TridentError
 from trident.learning.checkpoint import load_checkpoint
 from trident.measuring.evaluate import evaluate
-from trident.measuring.record import Record, difference, plus_minus
-from trident.measuring.results_file import change_line, read_lines
+from trident.measuring.record import Record, change_line, difference, plus_minus, read_lines
 from trident.recipes.loading import with_overrides
 from trident.recipes.plain_values import checked
 

@@ -18,8 +18,7 @@ from trident.grids.tables import markdown_table
 from trident.learning.checkpoint import load_checkpoint
 from trident.learning.frozen_weights import with_conv4
 from trident.measuring.audit import PROTOCOLS, audit
-from trident.measuring.record import plus_minus
-from trident.measuring.results_file import FILE_NAME, change_line, read_lines
+from trident.measuring.record import FILE_NAME, change_line, plus_minus, read_lines
 from trident.settings import require
 from trident.weights import weight_names
 

@@ -7,15 +7,14 @@ import typer
 
 from studies.leaderboard.document import introduction_of, whole_document
 from studies.leaderboard.page import page as make_page
-from studies.leaderboard.plot import unequal_counts
+from studies.leaderboard.plot import plotted_boards, unequal_counts
 from trident.cli.app import main
 from trident.cli.console import stderr
 from trident.cli.leaderboard import Results
 from trident.errors import TridentError
 from trident.files import atomic_file, check_writable
-from trident.leaderboard.lines import plotted_boards
 from trident.leaderboard.results import FOLDER
-from trident.measuring.results_file import FILE_NAME
+from trident.measuring.record import FILE_NAME
 from trident.report.figures import check_figure_path, save_figure
 
 study = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)

@@ -4,10 +4,8 @@ from pathlib import Path
 
 from studies.documents import introduction_before
 from trident.grids.tables import markdown_table
-from trident.leaderboard.boards import BOARDS, TITLES, Board
-from trident.leaderboard.lines import REFERENCE, Line, lines_of, missing, tasks_by_condition
-from trident.leaderboard.results import FOLDER
-from trident.leaderboard.rows import Row, absent
+from trident.leaderboard.results import FOLDER, REFERENCE, Line, lines_of, missing, tasks_by_condition
+from trident.leaderboard.rows import BOARDS, TITLES, Board, Row, absent
 
 LAST_HEADING = "## Not in the table"
 HEADINGS = {

@@ -3,11 +3,9 @@
 from pathlib import Path
 
 from studies.leaderboard.document import HEADINGS
-from studies.leaderboard.plot import unequal_counts
-from trident.leaderboard.boards import BOARDS, TITLES
-from trident.leaderboard.lines import REFERENCE, lines_of, missing, plotted_boards, tasks_by_condition
-from trident.leaderboard.results import FOLDER
-from trident.leaderboard.rows import absent
+from studies.leaderboard.plot import plotted_boards, unequal_counts
+from trident.leaderboard.results import FOLDER, REFERENCE, lines_of, missing, tasks_by_condition
+from trident.leaderboard.rows import BOARDS, TITLES, absent
 from trident.report.figures import to_svg
 from trident.report.page import render
 

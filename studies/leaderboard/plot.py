@@ -1,10 +1,18 @@
 """What unequal class counts do to each transductive method, in one figure."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from trident.leaderboard.lines import Line
+from trident.leaderboard.results import FOLDER, Line, lines_of
+from trident.leaderboard.rows import BOARDS
 from trident.report.figures import COLOURS, new_figure, styled
+
+
+def plotted_boards(folder: Path = FOLDER) -> list[list[Line]]:
+    """The lines of each board on miniImageNet that has both balanced and unequal class counts."""
+    boards = [board for board in BOARDS.values() if board.data == "mini" and "dirichlet" in board.conditions]
+    return [lines for lines in (lines_of(board, folder) for board in boards) if lines]
 
 
 @styled

@@ -25,7 +25,7 @@ from trident.learning.checkpoint import Checkpoint
 from trident.measuring.calibration import calibration, fit_temperature
 from trident.measuring.decoupling import LATENTS, Decoupling, davies_bouldin, decoupling
 from trident.measuring.evaluate import Evaluation, evaluate
-from trident.measuring.reconstruction import reconstructions
+from trident.measuring.latents import reconstructions
 from trident.measuring.record import mean_and_interval
 from trident.progress import Progress
 from trident.report.figures import picture

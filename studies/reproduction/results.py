@@ -7,8 +7,7 @@ from typing import Any
 
 import trident
 from trident.errors import TridentError, errors_in
-from trident.measuring.record import Record, in_todays_form
-from trident.measuring.results_file import FILE_NAME, change_line, read_json, read_lines
+from trident.measuring.record import FILE_NAME, Record, change_line, in_todays_form, read_json, read_lines
 from trident.recipes.plain_values import checked
 
 FOLDER = Path(__file__).parent

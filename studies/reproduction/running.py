@@ -13,13 +13,12 @@ from studies.reproduction.states import is_complete
 from trident.data.store import ImageStore
 from trident.files import short_digest
 from trident.grids.files import Paper
-from trident.grids.grid import Cell, Grid
-from trident.grids.results import RESULT, read_results
+from trident.grids.grid import RESULT, Cell, Grid, read_results
 from trident.grids.running import GridRun
 from trident.learning.checkpoint import BEST, LAST, Checkpoint, load_checkpoint
 from trident.learning.run_log import read_log
 from trident.learning.training import Observer
-from trident.measuring.results_file import FILE_NAME, change_line, read_lines
+from trident.measuring.record import FILE_NAME, change_line, read_lines
 from trident.nn.parameters import count
 from trident.progress import Progress
 from trident.recipes.loading import load_recipe

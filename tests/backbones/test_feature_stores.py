@@ -22,7 +22,7 @@ from trident.data.glyphs import open_glyphs
 from trident.data.images import ImageFile, Target
 from trident.data.store import ImageStore, class_table, open_store
 from trident.errors import TridentError
-from trident.leaderboard.subjects import Features
+from trident.leaderboard.measuring import Features
 from trident.learning.checkpoint import untrained
 from trident.learning.frozen_weights import with_conv4
 from trident.learning.run_start import restart_run, start_run

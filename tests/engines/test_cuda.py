@@ -19,7 +19,7 @@ from trident.engines.plain.inner_loop import InnerLoopLearner
 from trident.learning.run_start import start_run
 from trident.learning.step_gradient import training_source
 from trident.learning.training import train
-from trident.measuring.validation import validate
+from trident.measuring.evaluate import validate
 from trident.nn.parameters import on_device
 from trident.recipes.loading import load_recipe
 from trident.tasks.source import ClassSource, Source

@@ -20,8 +20,8 @@ from trident.engines.plain.inner_loop import InnerLoopLearner
 from trident.learning.checkpoint import LAST, Checkpoint, load_checkpoint
 from trident.learning.run_start import start_run
 from trident.learning.training import train
+from trident.measuring.evaluate import validate
 from trident.measuring.prediction import predict
-from trident.measuring.validation import validate
 from trident.nn.parameters import Parameters, on_device
 from trident.recipes.loading import load_recipe
 from trident.recipes.recipe import Recipe

@@ -10,9 +10,8 @@ import pytest
 from ablation_grids import TINY_GRID, TINY_RECIPE, Ablate_command, grid_file, modified
 from commands import assert_one_line_error
 from trident.grids.files import MeasuredOn, grid_names
-from trident.grids.grid import Grid, load_grid
+from trident.grids.grid import Grid, Result, load_grid, read_results
 from trident.grids.plot import grid_chart
-from trident.grids.results import Result, read_results
 from trident.grids.tables import as_values, footnotes, table_rows
 from trident.measuring.record import Record, packed
 from trident.recipes.loading import setting_of

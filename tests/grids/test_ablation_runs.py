@@ -33,8 +33,7 @@ from trident.cli import main
 from trident.cli.console import TrainingProgress
 from trident.errors import TridentError
 from trident.learning.checkpoint import LAST, load_checkpoint
-from trident.measuring.record import unpacked
-from trident.measuring.results_file import read_lines
+from trident.measuring.record import read_lines, unpacked
 
 
 def start(folder: Path, *arguments: object) -> subprocess.Popen[str]:

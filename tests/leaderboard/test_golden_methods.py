@@ -8,9 +8,8 @@ import pytest
 
 from trident.data.glyphs import open_glyphs
 from trident.data.store import ImageStore
-from trident.leaderboard.boards import CONDITIONS, board_called
-from trident.leaderboard.rows import rows
-from trident.leaderboard.subjects import Features, checkpoint_of, under_condition, with_features
+from trident.leaderboard.measuring import Features, checkpoint_of, under_condition, with_features
+from trident.leaderboard.rows import CONDITIONS, board_called, rows
 from trident.measuring.evaluate import evaluate
 from trident.recipes.loading import with_overrides
 from trident.weights import weight_names

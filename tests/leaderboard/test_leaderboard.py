@@ -16,17 +16,20 @@ from trident.data.glyphs import open_glyphs
 from trident.data.store import class_table, store_in_memory
 from trident.errors import TridentError
 from trident.files import short_digest
-from trident.leaderboard.boards import BOARDS, board_called
-from trident.leaderboard.lines import Line, lines_of, missing, tasks_by_condition
-from trident.leaderboard.measuring import fingerprint_of_test_classes, measure
-from trident.leaderboard.results import add, read
-from trident.leaderboard.rows import Row, absent, row_called, rows
-from trident.leaderboard.subjects import Features, checkpoint_of, under_condition, with_features
+from trident.leaderboard.measuring import (
+    Features,
+    checkpoint_of,
+    fingerprint_of_test_classes,
+    measure,
+    under_condition,
+    with_features,
+)
+from trident.leaderboard.results import Line, add, lines_of, missing, read, tasks_by_condition
+from trident.leaderboard.rows import BOARDS, Row, absent, board_called, row_called, rows
 from trident.learning.checkpoint import load_checkpoint
 from trident.learning.frozen_weights import with_conv4
 from trident.measuring.evaluate import evaluate
-from trident.measuring.record import difference, packed, unpacked
-from trident.measuring.results_file import FILE_NAME
+from trident.measuring.record import FILE_NAME, difference, packed, unpacked
 from trident.methods.registry import method_class, method_paths
 from trident.recipes.files import recipe_names
 from trident.recipes.loading import RETIRED

@@ -11,8 +11,7 @@ from trident.data.glyphs import open_glyphs
 from trident.learning.checkpoint import load_checkpoint
 from trident.learning.run_start import start_run
 from trident.learning.training import train
-from trident.measuring.evaluate import evaluate
-from trident.measuring.validation import validate
+from trident.measuring.evaluate import evaluate, validate
 from trident.recipes.files import recipe_names
 from trident.recipes.loading import load_recipe
 

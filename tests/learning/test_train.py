@@ -19,9 +19,8 @@ from trident.errors import TridentError
 from trident.learning.checkpoint import BEST, LAST, load_checkpoint
 from trident.learning.run_start import check_same_data, start_run
 from trident.learning.training import train
-from trident.measuring.evaluate import evaluate
+from trident.measuring.evaluate import evaluate, validate
 from trident.measuring.subject import subject_of
-from trident.measuring.validation import validate
 from trident.recipes.recipe import Recipe
 
 

@@ -5,7 +5,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -122,9 +122,9 @@ def test_all_get_the_same_tasks(balance: str) -> None:
         (lambda: few_shot.compare(["tim"], BY_CLASS, balance="no"), "balance is 'no': it must be one of balanced"),
         (lambda: few_shot.compare([], BY_CLASS), "at least one method"),
         (lambda: few_shot.compare([3], BY_CLASS), "3 is neither a method's name"),
-        (lambda: few_shot.compare(["tim"], BY_CLASS, tasks=5.5), "tasks is 5.5: it must be a whole number"),
+        (lambda: few_shot.compare(["tim"], BY_CLASS, tasks=cast(Any, 5.5)), "tasks is 5.5: it must be a whole number"),
         (lambda: few_shot.compare([lambda *_: ["a"]], BY_CLASS), "labels from 0 to 4"),
-        (lambda: few_shot.compare(["tim"], [FEATURES]), "must be a dict"),
+        (lambda: few_shot.compare(["tim"], cast(Any, [FEATURES])), "must be a dict"),
         (lambda: few_shot("tim", name="protonet"), "'name' is not a setting"),
         (lambda: few_shot("tim", rectify=True), "unknown setting 'method.rectify'"),
         (lambda: few_shot("tim").fit(FEATURES, [0] * 4), "at least two classes"),

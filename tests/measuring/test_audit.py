@@ -21,10 +21,9 @@ from trident.learning.checkpoint import Checkpoint, load_checkpoint, save_checkp
 from trident.learning.run_start import start_run
 from trident.learning.training import train
 from trident.measuring.audit import DEFAULT, PROTOCOLS, SORTED, Audit, AuditRow, audit
-from trident.measuring.evaluate import Evaluation, evaluate
+from trident.measuring.evaluate import Evaluation, evaluate, validate
 from trident.measuring.prediction import predict, predict_one_by_one
 from trident.measuring.subject import Function, PredictFunction, TrainedModel
-from trident.measuring.validation import validate
 from trident.methods.base import Method
 from trident.methods.metric.protonet import ProtoNet
 from trident.recipes.loading import load_recipe
@@ -110,7 +109,7 @@ def untrained(method: Method = TINY_METHOD, **protocol: object) -> Checkpoint:
 def learner_and_source(checkpoint: Checkpoint) -> tuple[Learner, TaskSource]:
     """What measures these weights, and the test tasks they are measured on."""
     model = TrainedModel(checkpoint.recipe, checkpoint.parameters, checkpoint.running)
-    prepared = model.prepare(tiny_store(), "test", 0, "cpu", "plain", "fp32", None)
+    prepared = model.prepare(tiny_store(), {"split": "test", "tasks": 1, "seed": 0})
     return model.learner(Execution()), prepared.source
 
 

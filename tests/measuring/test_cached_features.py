@@ -16,9 +16,8 @@ from trident.errors import TridentError
 from trident.learning.checkpoint import Checkpoint, load_checkpoint
 from trident.measuring import subject
 from trident.measuring.audit import audit
-from trident.measuring.cached_features import CachedFeatures, can_be_cached
 from trident.measuring.evaluate import evaluate
-from trident.measuring.subject import subject_of
+from trident.measuring.subject import CachedFeatures, can_be_cached, subject_of
 from trident.settings import Protocol, Views
 from trident.tasks.images import Images
 
@@ -39,7 +38,7 @@ def log_probabilities(model: Checkpoint, store: ImageStore) -> np.ndarray:
 
 def images_of(model: Checkpoint, store: ImageStore = GLYPHS) -> Images:
     """Those that its tasks are drawn from."""
-    return subject_of(model).prepare(store, "test", 0, "cpu", "auto", "auto", None).source.images
+    return subject_of(model).prepare(store, {"split": "test", "tasks": 1, "seed": 0}).source.images
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -23,8 +23,8 @@ from trident.measuring.decoupling import (
     latent_means,
     projected_panels,
 )
-from trident.measuring.latents import query_latents, set_up
-from trident.measuring.reconstruction import reconstructions
+from trident.measuring.latents import query_latents, reconstructions, set_up
+from trident.measuring.subject import Sample
 from trident.methods.base import Method
 from trident.methods.inner_loop.base import Inputs
 from trident.methods.metric.protonet import ProtoNet
@@ -39,6 +39,7 @@ from trident.report.figures import (
 )
 
 METHOD = replace(TINY_METHOD, inner_rate=0.02, inner_steps=3)
+SAMPLE: Sample = {"split": "test", "tasks": 1, "seed": 0}
 
 
 def weights_of(recipe: Recipe) -> Checkpoint:
@@ -77,7 +78,7 @@ def test_davies_bouldin_score() -> None:
 @pytest.mark.parametrize("batch_norm", ["transductive", "support"])
 def test_latents_before_and_after_adaptation(batch_norm: str) -> None:
     checkpoint, store = untrained(batch_norm), tiny_store()
-    learner, parameters, source, _ = set_up(checkpoint, store, "test", 0, "cpu")
+    learner, parameters, source, _ = set_up(checkpoint, store, SAMPLE)
     batch = source.batch([0, 1])
     found = latent_means(learner, parameters, batch)
     assert found.before.label.shape == (2, 6, METHOD.label_latents)
@@ -95,7 +96,7 @@ def test_latents_before_and_after_adaptation(batch_norm: str) -> None:
 def test_the_change_of_the_score_over_many_tasks() -> None:
     checkpoint, store = untrained(), tiny_store()
     result = decoupling(checkpoint, store, split="test", tasks=7, seed=0, tasks_per_chunk=3)
-    learner, parameters, source, _ = set_up(checkpoint, store, "test", 0, "cpu")
+    learner, parameters, source, _ = set_up(checkpoint, store, SAMPLE)
     found = latent_means(learner, parameters, source.batch(range(7)))
     for name in ("label", "semantic"):
         scores = [
@@ -208,7 +209,7 @@ def test_queries_are_decoded_as_in_training(batch_norm: str) -> None:
     """Refinement takes in the support images too, but the decoder's batch norm must not see them for that."""
     refined = replace(METHOD, classifier_start="prototypes", attfex="set", refinements=2, decoder_batch_norm=True)
     checkpoint, store = untrained(batch_norm, refined), tiny_store()
-    learner, parameters, source, recipe = set_up(checkpoint, store, "test", 0, "cpu", "plain", "fp32")
+    learner, parameters, source, recipe = set_up(checkpoint, store, SAMPLE)
     task = source.batch([0]).task
     adapted, _ = learner.adapt(parameters, task)[-1]
     latents = query_latents(learner, adapted, task)

@@ -20,9 +20,8 @@ from trident.learning.checkpoint import load_checkpoint
 from trident.learning.run_start import start_run
 from trident.learning.step_gradient import training_source
 from trident.learning.training import train
-from trident.measuring.evaluate import evaluate
+from trident.measuring.evaluate import evaluate, validate
 from trident.measuring.prediction import predict_one_by_one
-from trident.measuring.validation import validate
 from trident.methods.inner_loop.abml import Abml
 from trident.methods.inner_loop.base import Inputs
 from trident.methods.inner_loop.bmaml import BayesianMaml

@@ -17,8 +17,8 @@ from trident.learning.run_start import start_run
 from trident.learning.training import train
 from trident.measuring.audit import audit
 from trident.measuring.decoupling import decoupling
+from trident.measuring.evaluate import validate
 from trident.measuring.prediction import predict
-from trident.measuring.validation import validate
 from trident.methods.metric.protonet import ProtoNet
 from trident.tasks.task import Task
 

@@ -17,8 +17,7 @@ from trident.errors import TridentError
 from trident.learning.checkpoint import Checkpoint, load_checkpoint
 from trident.learning.run_start import start_run
 from trident.learning.training import train
-from trident.measuring.evaluate import evaluate
-from trident.measuring.validation import validate
+from trident.measuring.evaluate import evaluate, validate
 from trident.methods.metric.nearest_mean import NearestMean
 from trident.methods.metric.scikit_learn import LogisticRegressionHead
 from trident.methods.transductive.soft_kmeans import SoftKMeans

@@ -26,10 +26,10 @@ from studies.reproduction.results import (
 from studies.reproduction.running import _newer
 from trident.data.glyphs import open_glyphs
 from trident.errors import TridentError
-from trident.grids.results import RESULT
+from trident.grids.grid import RESULT
 from trident.learning.checkpoint import LAST, load_checkpoint, save_checkpoint
 from trident.measuring.calibration import calibrate
-from trident.measuring.results_file import FILE_NAME
+from trident.measuring.record import FILE_NAME
 from trident.weights import weight_names
 
 Reproduce = Callable[..., Answer]

@@ -14,7 +14,7 @@ from trident.data.store import ImageStore
 from trident.learning.checkpoint import LAST, Checkpoint, load_checkpoint
 from trident.learning.run_start import check_same_data, start_run
 from trident.learning.training import Observer, train
-from trident.measuring.validation import validate
+from trident.measuring.evaluate import validate
 from trident.recipes.recipe import Recipe
 
 

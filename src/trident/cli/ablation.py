@@ -116,7 +116,7 @@ def _run(grid: "Grid", source: str, out: Path, device: str, cluster: str | None)
 def _report(grid: "Grid", out: Path, as_json: bool, show: bool) -> None:
     """Print the finished cells. If all are finished, or with --show, also write the table and the plot."""
     from trident.files import atomic_file
-    from trident.grids.results import read_results
+    from trident.grids.grid import read_results
     from trident.grids.tables import as_markdown
 
     results = read_results(grid, out)

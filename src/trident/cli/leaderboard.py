@@ -12,7 +12,7 @@ from trident.errors import TridentError
 
 if TYPE_CHECKING:
     from trident.data.store import ImageStore
-    from trident.leaderboard.boards import Board
+    from trident.leaderboard.rows import Board
 
 Results = Annotated[Path | None, typer.Option("--results", help="Folder of results; default: the included ones.")]
 SHOWN = "mini-1-shot"  # the board that is shown by default
@@ -39,7 +39,7 @@ def leaderboard(
         return
     from tempfile import TemporaryDirectory
 
-    from trident.leaderboard.boards import board_called
+    from trident.leaderboard.rows import board_called
 
     shown = board_called("glyphs" if quick else board or SHOWN)  # a wrong name is told before torch is imported
     from trident.leaderboard.results import FOLDER
@@ -62,7 +62,7 @@ def leaderboard(
 @leaderboard_app.command()
 def boards(as_json: opt.Json = False) -> None:
     """List the boards: which tasks methods are measured on."""
-    from trident.leaderboard.boards import BOARDS
+    from trident.leaderboard.rows import BOARDS
 
     if as_json:
         opt.print_json([asdict(board) for board in BOARDS.values()])
@@ -87,7 +87,7 @@ def measure(
     'trident leaderboard --results FOLDER' shows them. A method needs a [[row]] in leaderboard/rows.toml and, unless it
     runs on frozen features, trained weights.
     """
-    from trident.leaderboard.boards import BOARDS, board_called
+    from trident.leaderboard.rows import BOARDS, board_called
 
     if results.exists() and not results.is_dir():
         raise TridentError(f"--results {results} is a file: it must be a folder")
@@ -115,10 +115,9 @@ def _measure(
     quiet: bool = False,
 ) -> None:
     from trident.cli.console import counting, say
-    from trident.leaderboard.measuring import measure
+    from trident.leaderboard.measuring import Features, measure
     from trident.leaderboard.results import add
     from trident.leaderboard.rows import row_called, rows
-    from trident.leaderboard.subjects import Features
     from trident.progress import Progress
 
     chosen = [row_called(name) for name in names] or list(rows().values())
@@ -152,7 +151,7 @@ def _measure(
 
 
 def _show(board: "Board", folder: Path, as_json: bool) -> None:
-    from trident.leaderboard.lines import REFERENCE, lines_of, missing, tasks_by_condition
+    from trident.leaderboard.results import REFERENCE, lines_of, missing, tasks_by_condition
 
     lines = lines_of(board, folder)
     if not lines:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from trident.data.store import ImageStore
     from trident.distributed.processes import Processes
     from trident.learning.checkpoint import Checkpoint
-    from trident.measuring.evaluate import Evaluation, Sample
+    from trident.measuring.evaluate import Evaluation
+    from trident.measuring.subject import Sample
 
 TASKS, AUDIT_TASKS, DECOUPLING_TASKS = 600, 200, 100  # by default
 
@@ -227,7 +228,7 @@ def _decoupling(job: Job) -> Part:
 
 
 def _reconstructions(job: Job) -> Part:
-    from trident.measuring.reconstruction import reconstructions
+    from trident.measuring.latents import reconstructions
     from trident.report.figures import reconstruction_plot
 
     sample = job.sample(TASKS)

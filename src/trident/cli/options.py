@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from trident.data.store import ImageStore
     from trident.distributed.processes import Processes
     from trident.learning.checkpoint import Checkpoint
-    from trident.measuring.evaluate import Sample
+    from trident.measuring.subject import Sample
     from trident.recipes.recipe import Recipe
 
 SETTINGS = {"ignore_unknown_options": True}  # --training.steps=5 is read as a setting

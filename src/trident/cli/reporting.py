@@ -81,7 +81,7 @@ def compare(
         check_run(run)
     from trident.cli.console import counting
     from trident.files import atomic_file, check_writable
-    from trident.report.comparison import compare as measure
+    from trident.report.content import compare as measure
     from trident.report.page import check_extras, comparison_page
 
     if out is not None:

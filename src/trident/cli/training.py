@@ -266,7 +266,7 @@ def _train(start: "Checkpoint", store: "ImageStore", out: Path, here: opt.ThisPr
     from trident.cli.console import TrainingProgress, say
     from trident.learning.checkpoint import BEST
     from trident.learning.training import train as run_training
-    from trident.measuring.validation import validate
+    from trident.measuring.evaluate import validate
 
     steps = start.recipe.training.steps
     if start.best and not (out / BEST).is_file():

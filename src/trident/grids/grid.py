@@ -1,14 +1,21 @@
-"""A grid: the cells of a grid file, each with its own recipe."""
+"""A grid: the cells of a grid file, each with its own recipe, and the results of the finished ones.
+
+Results are `result.json` in each cell's folder, or all in one file, to be kept.
+"""
 
 import itertools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import trident
 from trident.errors import did_you_mean, errors_in
 from trident.grids.files import GridFile, MeasuredOn, Paper, read_grid
+from trident.measuring.record import FILE_NAME, Record, read_json, read_lines
 from trident.recipes.loading import (
+    flat_values,
     formatted,
     full_key,
     load_recipe,
@@ -142,3 +149,68 @@ def _changed(base: Recipe, settings: dict[str, Any], where: str) -> Recipe:
         section, name = key.split(".")
         values[section][name] = value
     return recipe_from(values, where)
+
+
+RESULT = "result.json"
+# These do not change a run's result, so it may be resumed with other values, for example on a smaller machine.
+FREE = ("training.tasks_per_chunk", "training.save_every", "training.log_every")
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished cell: a measurement, or the error that ended its training."""
+
+    settings: dict[str, Any]  # those that vary in the grid
+    recipe: dict[str, Any]
+    steps: int  # trained
+    best_step: int | None  # whose weights were measured: the best on the validation classes
+    parameters: int
+    evaluation: Record | None
+    error: str | None
+    device: str
+    trident: str = trident.__version__
+
+    def to_json(self) -> dict[str, Any]:
+        return vars(self) | {"evaluation": self.evaluation and self.evaluation.to_json()}
+
+
+def read_results(grid: Grid, out: Path) -> dict[str, Result]:
+    """The results of finished cells, by cell. Results with other settings are an error."""
+    results: dict[str, Result] = {}
+    kept = read_lines(out / FILE_NAME)
+    for cell in grid.cells:
+        folder = out / cell.name
+        path = folder / RESULT if (folder / RESULT).is_file() else out / FILE_NAME
+        if path.name == RESULT or cell.name in kept:
+            with errors_in(f"{path} is damaged"):
+                values = read_json(path) if path.name == RESULT else kept[cell.name]
+                result = results[cell.name] = checked(Result, _in_todays_form(values))
+            check_same(recipe_from(result.recipe, str(path)), cell.recipe, folder)
+            if grid.evaluation is None or result.evaluation is None:
+                continue
+            before = result.evaluation.protocol
+            for key, value in asdict(grid.evaluation).items():
+                require(before.get(key) == value, f"{folder} was measured with {key}={before.get(key)}, not {value}")
+    return results
+
+
+def _in_todays_form(values: Any) -> Any:
+    """In older files, the protocol in words and the right answers stand beside the measurement."""
+    if not isinstance(values, dict) or "protocol" not in values:
+        return values
+    rest = {key: value for key, value in values.items() if key not in ("protocol", "hits")}
+    measured = rest.get("evaluation")
+    if isinstance(measured, dict) and isinstance(protocol := measured.get("protocol"), dict):
+        beside = {"described": values["protocol"], "hits": values.get("hits"), "trident": values.get("trident")}
+        beside |= {"tasks": protocol.get("tasks"), "data": protocol.get("fingerprint")}
+        rest["evaluation"] = measured | beside | {"queries": protocol.get("n_way", 0) * protocol.get("n_query", 0)}
+    return rest
+
+
+def check_same(before: Recipe, after: Recipe, folder: Path) -> None:
+    """Raise an error if the folder holds a run with other settings."""
+    old, new = flat_values(before), flat_values(after)
+    for key in old | new:
+        same = old.get(key) == new.get(key) or key in FREE
+        change = f"{key} is {formatted(old.get(key))} there, not {formatted(new.get(key))}"
+        require(same, f"{folder} holds another run: {change}; choose another folder, or delete this one")

@@ -10,7 +10,7 @@ from trident.grids.grid import Grid
 from trident.grids.tables import Results, differences_of, footnotes, groups_of
 from trident.measuring.record import mean_and_interval
 from trident.recipes.loading import formatted
-from trident.report.figures import COLOURS, MARKERS, new_figure, styled
+from trident.report.figures import COLOURS, MARKERS, new_figure, style_of, styled
 
 
 def grid_chart(grid: Grid, results: Results) -> Any:
@@ -64,10 +64,7 @@ def accuracies_chart(grid: Grid, results: Results) -> Any:
         if points:
             x, y, intervals = zip(*points, strict=True)
             shift = 0.08 * (row_number - len(lines) / 4 + 0.5)  # so that intervals do not hide each other
-            style: dict[str, Any] = {
-                "color": COLOURS[row_number % len(COLOURS)],
-                "marker": MARKERS[row_number % len(MARKERS)],
-            }
+            style: dict[str, Any] = {**style_of(row_number)}
             style |= {"mfc": "none", "alpha": 0.6, "linestyle": "--"} if of_paper else {}
             style |= {} if first else {"linestyle": "none"}
             axes.errorbar([place + shift for place in x], y, intervals, label=label, capsize=3, **style)

@@ -15,13 +15,11 @@ from pathlib import Path
 from trident.data.store import ImageStore
 from trident.errors import NotFiniteError, errors_in
 from trident.files import atomic_file
-from trident.grids.grid import Cell, Grid
-from trident.grids.results import RESULT, Result, check_same, read_results
+from trident.grids.grid import RESULT, Cell, Grid, Result, check_same, read_results
 from trident.learning.checkpoint import LAST, Checkpoint, load_checkpoint
 from trident.learning.run_start import check_run, check_same_data, start_run
 from trident.learning.training import Observer, train
-from trident.measuring.evaluate import evaluate
-from trident.measuring.validation import validate
+from trident.measuring.evaluate import evaluate, validate
 from trident.nn.parameters import count
 from trident.progress import Progress
 from trident.recipes.loading import recipe_values

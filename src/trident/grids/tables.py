@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from trident.grids.grid import Cell, Grid
-from trident.grids.results import Result
+from trident.grids.grid import Cell, Grid, Result
 from trident.measuring.record import mean_and_interval, plus_minus
 from trident.recipes.loading import formatted
 

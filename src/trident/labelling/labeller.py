@@ -25,9 +25,9 @@ from trident.errors import TridentError
 from trident.labelling.labelled import Labelled, check_labels
 from trident.learning.checkpoint import Checkpoint, Temperatures
 from trident.measuring.calibration import fit_temperature, softmax
-from trident.measuring.evaluate import Sample, evaluate
+from trident.measuring.evaluate import evaluate
 from trident.measuring.prediction import encode_support, predict, predict_one_by_one
-from trident.measuring.subject import default_chunk
+from trident.measuring.subject import Sample, default_chunk
 from trident.methods.base import Method
 from trident.methods.inner_loop.base import Encodings
 from trident.nn.parameters import Parameters, on_device

@@ -2,9 +2,8 @@
 
 import itertools
 
-from trident.leaderboard.boards import BOARDS
 from trident.leaderboard.results import read
-from trident.leaderboard.rows import rows
+from trident.leaderboard.rows import BOARDS, rows
 from trident.learning.checkpoint import Temperatures, load_checkpoint
 from trident.measuring.record import plus_minus
 from trident.measuring.subject import protocol_in_words

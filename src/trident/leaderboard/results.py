@@ -1,12 +1,22 @@
-"""The kept results: one file, with a line for each row on each board."""
+"""The kept results: one file, with a line for each row on each board. Text, document and page show them as `Line`s."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trident.errors import errors_in
-from trident.leaderboard.boards import BOARDS
-from trident.measuring.record import Record, in_todays_form
-from trident.measuring.results_file import FILE_NAME, change_line, read_json, read_lines
+from trident.leaderboard.rows import BOARDS, Board, Row, rows
+from trident.measuring.record import (
+    FILE_NAME,
+    Record,
+    change_line,
+    difference,
+    in_todays_form,
+    plus_minus,
+    read_json,
+    read_lines,
+)
+from trident.recipes.files import recipe_names
 from trident.recipes.plain_values import checked
 
 FOLDER = Path(__file__).parent
@@ -36,3 +46,99 @@ def add(row: str, board: str, found: Results, folder: Path) -> None:
     """Keep what was measured of a row on one board."""
     conditions = {condition: record.to_json() for condition, record in found.items()}
     change_line(folder / FILE_NAME, f"{row} on {board}", lambda _: {"conditions": conditions})
+
+
+REFERENCE = "simpleshot"  # differences are to this row: nearest class means on the features that most rows share
+
+
+@dataclass(frozen=True)
+class Line:
+    row: Row
+    board: Board
+    measured: Results  # by condition
+    against: tuple[float, float] | None  # points above the reference on the same balanced tasks, and the interval
+
+    @property
+    def balanced(self) -> Record:
+        return self.measured["balanced"]
+
+    @property
+    def ece(self) -> str:
+        return f"{self.balanced.calibration['validation'].ece:.4f}"
+
+    @property
+    def above(self) -> str:
+        """Points above the reference; empty for the reference itself."""
+        return "" if self.against is None else plus_minus(*self.against, sign="+")
+
+    def figure(self, condition: str) -> str:
+        return self.measured[condition].figure if condition in self.measured else ""
+
+    @property
+    def published(self) -> str:
+        """The published figure with what it was measured on; empty if there is none."""
+        theirs = None if self.board.data != "mini" else self.row.published_at(self.board.episode.n_shot)
+        if theirs is None:
+            return ""
+        interval = "" if theirs.ci95 is None else f" ± {theirs.ci95:g}"
+        return f"{theirs.accuracy:g}{interval} ({theirs.network}; {theirs.protocol}; {theirs.source})"
+
+    @property
+    def together(self) -> bool:
+        """Whether it classifies queries together."""
+        return self.row.together or self.row.batch_norm == "transductive"
+
+    @property
+    def network(self) -> str:
+        """What its network was before training, and what differs from most others."""
+        from trident.backbones.conv4 import Conv4Backbone
+        from trident.backbones.frozen import FrozenBackbone
+        from trident.learning.stages import PREFIX as STAGE
+
+        recipe = self.row.recipe_on(self.board)
+        if isinstance(recipe.backbone, FrozenBackbone):
+            return "frozen"
+        start = recipe.training.start_from
+        own = start is None or start.startswith(STAGE)  # an earlier stage of the same training is its own
+        told = ["own" if own else f"own, from {start}"]
+        if isinstance(recipe.backbone, Conv4Backbone) and recipe.backbone.activation == "leaky_relu":
+            told.append("LeakyReLU")
+        if self.row.batch_norm == "transductive":
+            told.append("batch norm of the task's images")
+        return ", ".join(told)
+
+
+def lines_of(board: Board, folder: Path = FOLDER) -> list[Line]:
+    """The measured rows of a board, best first."""
+    results = read(board.name, folder)
+    beside = results.get(REFERENCE, {}).get("balanced")
+    lines = []
+    for name, row in rows().items():
+        measured = results.get(name, {})
+        if "balanced" in measured:
+            against = difference(measured["balanced"], beside) if beside and name != REFERENCE else None
+            lines.append(Line(row, board, measured, against))
+    return sorted(lines, key=lambda line: -line.balanced.accuracy)
+
+
+def missing(board: Board, folder: Path = FOLDER) -> list[str]:
+    """Rows that have no result on this board, but could have one."""
+    measured = read(board.name, folder)
+    return [name for name, row in rows().items() if name not in measured and _can_be_measured(row, board)]
+
+
+def tasks_by_condition(lines: list[Line]) -> dict[str, str]:
+    """How many tasks were measured, for people. Not every row has all conditions, or as many tasks as the others."""
+    counts: dict[str, set[int]] = {}
+    for line in lines:
+        for name, measured in line.measured.items():
+            counts.setdefault(name, set()).add(measured.tasks)
+    return {name: " to ".join(f"{n:,}" for n in sorted({min(own), max(own)})) for name, own in counts.items()}
+
+
+def _can_be_measured(row: Row, board: Board) -> bool:
+    """Whether a recipe trains weights for the board, and they can classify as many queries."""
+    if not row.recipe and row.weights_on(board) not in recipe_names():
+        return False
+    trained = row.recipe_on(board).episode
+    return row.method_on(board).any_queries or trained.n_queries == board.episode.n_queries

@@ -30,7 +30,7 @@ from trident.progress import Progress, StoppedError
 from trident.recipes.recipe import Recipe
 from trident.settings import TrainingSettings
 
-# Measures weights (parameters and running statistics) on validation classes; implemented in `measuring/validation.py`.
+# Measures weights (parameters and running statistics) on validation classes; implemented in `measuring/evaluate.py`.
 Validate = Callable[[Recipe, Parameters, Parameters, ImageStore, Execution, Progress, Processes], Validated]
 
 

@@ -10,10 +10,10 @@ from typing import Any, Unpack
 from trident.data.store import ImageStore
 from trident.distributed.processes import ALONE, Processes
 from trident.errors import NotFiniteError, TaskSizeError
-from trident.measuring.evaluate import Evaluation, Sample, evaluate
+from trident.measuring.evaluate import Evaluation, evaluate
 from trident.measuring.record import plus_minus
-from trident.measuring.subject import Measurable, subject_of
-from trident.progress import StageProgress
+from trident.measuring.subject import Measurable, Sample, subject_of
+from trident.progress import StageProgress, part_of
 from trident.settings import Protocol
 
 DEFAULT = Protocol()
@@ -64,19 +64,17 @@ class Audit:
 
     @property
     def depends_on_query_order(self) -> bool:
-        row = self.row(SORTED)
-        if row is None:
-            return False
-        far = abs(row.difference) > STANDARD_ERRORS / 1.96 * row.difference_ci95
-        return far and row.evaluation.tasks >= ENOUGH_TASKS
+        row = self._sorted_on_enough_tasks()
+        return row is not None and abs(row.difference) > STANDARD_ERRORS / 1.96 * row.difference_ci95
 
     @property
     def no_dependence_found(self) -> bool:
+        row = self._sorted_on_enough_tasks()
+        return row is not None and abs(row.difference) <= row.difference_ci95 <= NARROW
+
+    def _sorted_on_enough_tasks(self) -> AuditRow | None:
         row = self.row(SORTED)
-        if row is None:
-            return False
-        near = abs(row.difference) <= row.difference_ci95 <= NARROW
-        return near and row.evaluation.tasks >= ENOUGH_TASKS
+        return row if row and row.evaluation.tasks >= ENOUGH_TASKS else None
 
     def verdict(self) -> str:
         row, default = self.row(SORTED), self.rows[0].evaluation
@@ -126,11 +124,7 @@ def audit(
     rows: list[AuditRow] = []
     without_result: dict[str, str] = {}
     for place, (name, protocol) in enumerate(chosen.items()):
-
-        def report(done: int, total: int, name: str = name, place: int = place) -> None:
-            if progress:
-                progress(name, place * total + done, len(chosen) * total)
-
+        report = part_of(progress, name, place, len(chosen))
         # One engine for all rows: the fused engine does not support all protocols.
         try:
             result = evaluate(model, store, protocol, report, processes, **sample | {"engine": "plain"})
@@ -160,10 +154,9 @@ def protocols_for(model: Measurable) -> dict[str, Protocol]:
 def _distinct(model: Measurable, protocols: dict[str, Protocol]) -> dict[str, Protocol]:
     """The protocols that make a difference to the model."""
     subject = subject_of(model)
-    effective = subject.effective
     found: dict[Protocol, str] = {}
     for name, protocol in protocols.items():
         if subject.episode.n_unlabelled and protocol.queries_at_once == "one":
             continue  # a query that is alone has no unlabelled images
-        found.setdefault(effective(protocol), name)
+        found.setdefault(subject.effective(protocol), name)
     return {name: protocols[name] for name in found.values()}

@@ -10,9 +10,9 @@ from typing import Any, Literal, Unpack
 import numpy as np
 
 from trident.data.store import ImageStore
-from trident.measuring.evaluate import Evaluation, Predictions, Sample, evaluate
+from trident.measuring.evaluate import Evaluation, Predictions, evaluate
 from trident.measuring.record import CalibrationFigures
-from trident.measuring.subject import Measurable, subject_of
+from trident.measuring.subject import Measurable, Sample, subject_of
 from trident.progress import Progress
 from trident.tasks.episodes import EpisodeSampler
 

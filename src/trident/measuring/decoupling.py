@@ -5,12 +5,10 @@ z_label and z_semantic: lower means better separated classes. If the latents are
 adaptation improves the score of z_label and does not change that of z_semantic. The change is averaged over many tasks.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
-import torch
 
 from trident.data.store import ImageStore
 from trident.engines.workers import parallel_map
@@ -20,8 +18,9 @@ from trident.learning.checkpoint import Checkpoint
 from trident.measuring.evaluate import chunks_of
 from trident.measuring.latents import LatentLearner, as_array, query_latents, set_up
 from trident.measuring.record import mean_and_interval
-from trident.measuring.subject import default_chunk, protocol_in_words
+from trident.measuring.subject import Sample, default_chunk, protocol_in_words
 from trident.nn.parameters import Parameters
+from trident.progress import Progress
 from trident.tasks.task import Batch
 
 LATENTS = ("label", "semantic")
@@ -106,20 +105,14 @@ def davies_bouldin(points: np.ndarray, labels: np.ndarray) -> float:
 def decoupling(
     checkpoint: Checkpoint,
     store: ImageStore,
-    *,
-    split: str,
-    tasks: int,
-    seed: int,
-    device: torch.device | str = "cpu",
-    engine: str = "auto",
-    precision: str = "auto",
-    tasks_per_chunk: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
+    **sample: Unpack[Sample],
 ) -> Decoupling:
-    learner, parameters, source, recipe = set_up(checkpoint, store, split, seed, device, engine, precision)
+    learner, parameters, source, recipe = set_up(checkpoint, store, sample)
+    split, tasks, device = sample["split"], sample["tasks"], source.device
     shown: TaskLatents | None = None
     scores = []  # of each task that has them: (latent, 2), before and after
-    chunks = chunks_of(tasks, tasks_per_chunk or default_chunk(recipe, device))
+    chunks = chunks_of(tasks, sample.get("tasks_per_chunk") or default_chunk(recipe, device))
 
     def means(indices: range) -> TaskLatents:
         return latent_means(learner, parameters, source.batch(indices))
@@ -144,7 +137,7 @@ def decoupling(
     label, semantic = np.array(scores).swapaxes(0, 1)  # (task, 2) each
     changes = {name: _change(one) for name, one in zip(LATENTS, (label, semantic), strict=True)}
     difference = mean_and_interval(label[:, 1] - semantic[:, 1])
-    protocol = protocol_in_words(store.dataset, split, recipe, scored, seed)
+    protocol = protocol_in_words(store.dataset, split, recipe, scored, sample["seed"])
     return Decoupling(shown, changes, difference, scored, tasks - scored, protocol)
 
 

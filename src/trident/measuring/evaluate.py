@@ -2,20 +2,22 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from typing import Any, NotRequired, TypedDict, Unpack
+from typing import Any, Unpack
 
 import numpy as np
-import torch
 
 import trident
 from trident.data.store import ImageStore
 from trident.distributed.processes import ALONE, Processes, shared
 from trident.engines.execution import Execution
+from trident.engines.fused import why_not_fused
 from trident.engines.workers import parallel_map
 from trident.errors import NotFiniteError, TridentError
 from trident.measuring.record import Record, mean_and_interval, packed
-from trident.measuring.subject import Measurable, Prepared, Subject, protocol_in_words, subject_of
+from trident.measuring.subject import Measurable, Prepared, Sample, Subject, TrainedModel, protocol_in_words, subject_of
+from trident.nn.parameters import Parameters
 from trident.progress import Progress, StoppedError
+from trident.recipes.recipe import Recipe
 from trident.settings import EpisodeSpec, Protocol
 from trident.tasks.episodes import UNLABELLED
 from trident.tasks.task import Batch
@@ -98,18 +100,6 @@ class Evaluation:
         return {"accuracy": self.accuracy, "ci95": self.ci95, "protocol": protocol, "execution": execution}
 
 
-class Sample(TypedDict):
-    """Which tasks a model is measured on, and on which device. These are passed on to `evaluate`."""
-
-    split: str
-    tasks: int
-    seed: int
-    device: NotRequired[torch.device | str]
-    engine: NotRequired[str]
-    precision: NotRequired[str]
-    tasks_per_chunk: NotRequired[int | None]
-
-
 def evaluate(
     model: Measurable,
     store: ImageStore,
@@ -127,9 +117,7 @@ def evaluate(
     """
     subject = subject_of(model, protocol)
     split, tasks, seed = sample["split"], sample["tasks"], sample["seed"]
-    device = str(sample.get("device", "cpu"))
-    engine, precision = sample.get("engine", "auto"), sample.get("precision", "auto")
-    prepared = processes.on_each(lambda: subject.prepare(store, split, seed, device, engine, precision, stream))
+    prepared = processes.on_each(lambda: subject.prepare(store, sample, stream))
     execution = prepared.execution
     processes.check_same({"the engine": execution.engine, "the precision": execution.precision})
     predictions = _predictions(prepared, split, tasks, sample.get("tasks_per_chunk"), progress, processes)
@@ -199,3 +187,31 @@ def _counted(log_probabilities: np.ndarray, labels: np.ndarray) -> ChunkPredicti
 
 def chunks_of(tasks: int, at_once: int) -> list[range]:
     return [range(start, min(start + at_once, tasks)) for start in range(0, tasks, at_once)]
+
+
+def validate(
+    recipe: Recipe,
+    parameters: Parameters,
+    running: Parameters,
+    store: ImageStore,
+    execution: Execution,
+    progress: Progress,
+    processes: Processes = ALONE,
+) -> Evaluation:
+    """Accuracy on validation tasks that no later measurement uses, on the engine of training if possible."""
+    same = execution.engine == "plain" or why_not_fused(execution.device, recipe, execution.precision) is None
+    own = recipe.training
+    return evaluate(
+        TrainedModel(recipe, parameters, running),
+        store,
+        progress=progress,
+        processes=processes,
+        stream="selection",
+        split="val",
+        tasks=own.validation_tasks,
+        seed=own.seed,
+        device=execution.device,
+        engine=execution.engine if same else "plain",
+        precision=execution.precision if same else "auto",
+        tasks_per_chunk=own.tasks_per_chunk,
+    )

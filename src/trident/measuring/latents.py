@@ -1,4 +1,4 @@
-"""Access to the latents of models that have them."""
+"""The latents of models that have them, and the images that they decode to."""
 
 from dataclasses import replace
 from typing import NamedTuple, Protocol, cast
@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from trident.data.store import ImageStore
-from trident.engines.execution import execution_for
 from trident.engines.learner import Learner
-from trident.errors import TridentError
+from trident.errors import NotFiniteError, TridentError
 from trident.learning.checkpoint import Checkpoint
-from trident.measuring.subject import TrainedModel
+from trident.measuring.subject import Sample, TrainedModel, execution_of, protocol_in_words
 from trident.methods.base import Method
 from trident.methods.inner_loop.base import InnerState, Inputs
 from trident.methods.trident.network import Network
@@ -22,7 +21,7 @@ from trident.nn.parameters import Parameters, on_device
 from trident.recipes.recipe import Recipe
 from trident.settings import require
 from trident.tasks.source import TaskSource
-from trident.tasks.task import Task
+from trident.tasks.task import Batch, Task
 
 
 class LatentLearner(Protocol):
@@ -59,15 +58,7 @@ def with_latents(learner: Learner) -> LatentLearner:
     return cast(LatentLearner, learner)
 
 
-def set_up(
-    checkpoint: Checkpoint,
-    store: ImageStore,
-    split: str,
-    seed: int,
-    device: torch.device | str,
-    engine: str = "auto",
-    precision: str = "auto",
-) -> Setup:
+def set_up(checkpoint: Checkpoint, store: ImageStore, sample: Sample) -> Setup:
     """The model and the tasks of a split, with latent means."""
     recipe = checkpoint.recipe
     check_latents(recipe.method)
@@ -75,9 +66,10 @@ def set_up(
     require(not recipe.episode.n_unlabelled, "episode.n_unlabelled must be 0 here: unlabelled images have no class")
     recipe = replace(recipe, protocol=replace(recipe.protocol, latents="mean"))
     model = TrainedModel(recipe, checkpoint.parameters, checkpoint.running)
-    learner = with_latents(model.learner(execution_for(device, engine, precision, recipe)))
-    source = model.source(store, split, seed, str(device))
-    return Setup(learner, on_device(checkpoint.parameters, device), source, recipe)
+    execution = execution_of(sample, recipe)
+    source = model.source(store, sample["split"], sample["seed"], execution.device)
+    parameters = on_device(checkpoint.parameters, execution.device)
+    return Setup(with_latents(model.learner(execution)), parameters, source, recipe)
 
 
 def query_latents(learner: LatentLearner, adapted: Parameters, task: Task) -> Latents:
@@ -99,3 +91,80 @@ def latents_and_images(learner: LatentLearner, parameters: Parameters, task: Tas
             z_label, codes = torch.cat([support.z_label, z_label], 1), torch.cat([model.codes(support), codes], 1)
         images, _ = model.decoder(adapted, codes, statistics)
     return z_label, images
+
+
+class Reconstructions(NamedTuple):
+    """Decoded queries of one task after adaptation, from latent means; values in 0 .. 1."""
+
+    images: np.ndarray  # (query, h, w, c)
+    reconstructed: np.ndarray  # (query, h, w, c)
+    labels: np.ndarray  # (query,)
+    swapped: np.ndarray  # (chosen, chosen, h, w, c): z_label of the row's image, z_semantic of the column's
+    chosen: np.ndarray  # (chosen,) which queries: the first of each class
+    squared_error: float  # summed over an image, mean over the queries
+    squared_error_of_mean: float  # if every image is replaced by the mean query image, for comparison
+    protocol: str = ""
+
+    def describe(self) -> str:
+        better = "better" if self.squared_error < self.squared_error_of_mean else "worse"
+        return (
+            f"Squared error of an image, summed over its pixels: {self.squared_error:.1f} on average over this task's "
+            f"queries. Replacing each by the mean query image gives {self.squared_error_of_mean:.1f}, "
+            f"so the decoder does {better} than that"
+        )
+
+
+def reconstruct_task(learner: LatentLearner, parameters: Parameters, batch: Batch) -> Reconstructions:
+    """For the first task of a batch."""
+    task = batch.task
+    adapted, _ = learner.adapt(parameters, task)[-1]
+    labels = batch.labels.queries[0].cpu().numpy()
+    chosen = np.sort(np.unique(labels, return_index=True)[1])
+    found = query_latents(learner, adapted, task)
+    context, n = found.n_context, len(chosen)
+
+    def decode(label: Tensor, semantic: Tensor) -> Tensor:
+        """Decode latents (task, image, latent) of queries."""
+        whole = found._replace(
+            z_label=torch.cat([found.z_label[:, :context], label], 1),
+            z_semantic=torch.cat([found.z_semantic[:, :context], semantic], 1),
+        )
+        with torch.no_grad():
+            images, _ = learner.model.decode(adapted, whole, learner.statistics(task))
+        return images[0]
+
+    z_label, z_semantic = found.z_label[:, context:], found.z_semantic[:, context:]
+    rows, columns = np.repeat(chosen, n), np.tile(chosen, n)
+    reconstructed = decode(z_label, z_semantic)
+    swapped = decode(z_label[:, rows], z_semantic[:, columns])
+    images = task.pixels[0, task.queries]
+    return Reconstructions(
+        as_array(images),
+        as_array(reconstructed),
+        labels,
+        as_array(swapped.reshape(n, n, *swapped.shape[1:])),
+        chosen,
+        _squared_error(images, reconstructed),
+        _squared_error(images, images.mean(0, keepdim=True)),
+    )
+
+
+def reconstructions(
+    checkpoint: Checkpoint,
+    store: ImageStore,
+    *,
+    split: str,
+    seed: int,
+    task: int = 0,
+    device: torch.device | str = "cpu",
+) -> Reconstructions:
+    sample = Sample(split=split, tasks=1, seed=seed, device=device, engine="plain", precision="fp32")
+    learner, parameters, source, recipe = set_up(checkpoint, store, sample)
+    found = reconstruct_task(learner, parameters, source.batch([task]))
+    if not np.isfinite(found.squared_error):
+        raise NotFiniteError(f"{split} task {task}: the reconstruction is not finite")
+    return found._replace(protocol=protocol_in_words(store.dataset, split, recipe))
+
+
+def _squared_error(images: Tensor, other: Tensor) -> float:
+    return float((images - other).square().sum((1, 2, 3)).mean())

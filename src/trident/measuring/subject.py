@@ -2,28 +2,31 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from trident.backbones.conv4 import Conv4Backbone
 from trident.backbones.frozen import FrozenBackbone
+from trident.backbones.pretrained import BATCH, Compute, in_batches
 from trident.data.store import ImageStore, positions_of
 from trident.engines.execution import Execution, execution_for, make_learner
 from trident.engines.learner import Learner
 from trident.errors import TridentError, one_line
 from trident.learning.checkpoint import Checkpoint
 from trident.learning.frozen_weights import PREFIX, conv4_features, without_conv4
-from trident.measuring.cached_features import CachedFeatures, can_be_cached
 from trident.measuring.prediction import predict, predict_one_by_one
-from trident.methods.base import HeadModel
+from trident.methods.base import HeadModel, HeadOnFeatures
 from trident.nn.parameters import Parameters, on_device
 from trident.recipes.recipe import Recipe
-from trident.settings import EpisodeSpec, Protocol
+from trident.settings import EpisodeSpec, Protocol, Views
 from trident.tasks.episodes import EpisodeSampler
+from trident.tasks.images import Images
 from trident.tasks.source import NoiseShapes, TaskSource
 from trident.tasks.task import Task, queries_alone
+from trident.tasks.views import views_of
 
 # Support images (n_support, height, width, channel) uint8, their labels (n_support,) from 0 to n_way - 1, and query
 # images (n_query, height, width, channel) uint8 -> probabilities (n_query, n_way).
@@ -33,6 +36,23 @@ NUMBERS_AT_ONCE = 400_000  # pixels or features in a chunk of tasks, on a CPU
 TASKS_AT_ONCE = 16
 IMAGES_AT_ONCE = 1_760  # in a chunk of tasks on a GPU: 16 tasks of up to 110 images, fewer larger ones, to save memory
 FEATURE_TASKS_AT_ONCE = 128  # tasks on a GPU: features are small, and starting a kernel takes longer than running it
+
+
+class Sample(TypedDict):
+    """Which tasks a model is measured on, and on which device. These are passed on to `evaluate`."""
+
+    split: str
+    tasks: int
+    seed: int
+    device: NotRequired[torch.device | str]
+    engine: NotRequired[str]
+    precision: NotRequired[str]
+    tasks_per_chunk: NotRequired[int | None]
+
+
+def execution_of(sample: Sample, recipe: Recipe) -> Execution:
+    device, engine = str(sample.get("device", "cpu")), sample.get("engine", "auto")
+    return execution_for(device, engine, sample.get("precision", "auto"), recipe)
 
 
 class Prepared(NamedTuple):
@@ -86,12 +106,11 @@ class TrainedModel:
         shapes = self.recipe.model.noise_shapes(self.episode, predictions)
         return task_source(self, store, split, seed, device, stream, shapes)
 
-    def prepare(
-        self, store: ImageStore, split: str, seed: int, device: str, engine: str, precision: str, stream: str | None
-    ) -> Prepared:
-        recipe, protocol = self.recipe, self.recipe.protocol
-        execution = execution_for(device, engine, precision, recipe)
-        source = self.source(store, split, seed, device, stream)
+    def prepare(self, store: ImageStore, sample: Sample, stream: str | None = None) -> Prepared:
+        recipe, protocol, split = self.recipe, self.recipe.protocol, sample["split"]
+        execution = execution_of(sample, recipe)
+        device = execution.device
+        source = self.source(store, split, sample["seed"], device, stream)
         complete = replace(self, running=self.running or training_statistics(recipe, store))
         if can_be_cached(recipe, execution, sum(entry.count for entry in store.classes_of(split))):
             complete, source.images = complete._with_cached_features(store, split)
@@ -105,7 +124,7 @@ class TrainedModel:
 
         return Prepared(source, log_probabilities, at_once, execution, in_parallel=True)
 
-    def _with_cached_features(self, store: ImageStore, split: str) -> tuple["TrainedModel", CachedFeatures]:
+    def _with_cached_features(self, store: ImageStore, split: str) -> "tuple[TrainedModel, CachedFeatures]":
         """The method without its Conv4, and a cache of the features that this Conv4 computes."""
         whole = Checkpoint(self.recipe, self.parameters, self.running, 0)
         method = without_conv4(whole, f"{PREFIX}{self.recipe.name}")
@@ -138,10 +157,8 @@ class PredictFunction:
     def settings_json(self) -> dict[str, Any]:
         return {"function": self.name}
 
-    def prepare(
-        self, store: ImageStore, split: str, seed: int, device: str, engine: str, precision: str, stream: str | None
-    ) -> Prepared:
-        source = task_source(self, store, split, seed, "cpu", stream, {})
+    def prepare(self, store: ImageStore, sample: Sample, stream: str | None = None) -> Prepared:
+        source = task_source(self, store, sample["split"], sample["seed"], "cpu", stream, {})
         return Prepared(source, self._log_probabilities, 1, Execution(), in_parallel=False)
 
     def _log_probabilities(self, task: Task) -> Tensor:
@@ -244,3 +261,53 @@ def default_chunk(recipe: Recipe, device: torch.device | str) -> int:
         return max(1, min(TASKS_AT_ONCE, IMAGES_AT_ONCE // recipe.episode.n_images))
     numbers = recipe.episode.n_images * recipe.backbone.numbers_per_image
     return max(1, min(TASKS_AT_ONCE, NUMBERS_AT_ONCE // numbers))
+
+
+MOST_BYTES = 2 * 2**30  # of the features of all images
+BYTES_PER_NUMBER = 4
+
+
+def can_be_cached(recipe: Recipe, execution: Execution, n_images: int) -> bool:
+    """Whether an image has the same features in every task, and caching those of `n_images` images pays off.
+
+    On a GPU it does not: computing them again is as fast as looking them up.
+    """
+    backbone = recipe.backbone
+    # In a backbone of another package, an image's features may depend on the task.
+    if type(backbone) is not Conv4Backbone or not isinstance(recipe.method, HeadOnFeatures):
+        return False
+    size = BYTES_PER_NUMBER * n_images * recipe.views.number * backbone.n_features
+    on_cpu = torch.device(execution.device).type == "cpu"
+    return recipe.protocol.batch_norm == "running" and on_cpu and size <= MOST_BYTES
+
+
+class CachedFeatures(Images):
+    """The features of the images of one split, in some views. Each is computed at its first use, then cached.
+
+    Several threads may use it at the same time. Two of them may compute the same features; the results are equal.
+    """
+
+    def __init__(self, store: ImageStore, split: str, compute: Compute, n_features: int, views: Views):
+        super().__init__(store, "cpu")
+        self.compute = compute
+        self.views = views
+        positions = positions_of(store.classes_of(split))
+        self._row_of = np.full(len(store.images), len(positions))  # of `_features`; too large in other splits
+        self._row_of[positions] = np.arange(len(positions))
+        self._known = np.zeros(len(store.images), bool)
+        self._features = np.empty((len(positions), views.number * n_features), np.float32)
+
+    def at(self, positions: np.ndarray) -> Tensor:
+        """(...) -> (..., view * feature) float32."""
+        needed = np.unique(positions)
+        missing = needed[~self._known[needed]]
+        for start in range(0, len(missing), BATCH):
+            part = missing[start : start + BATCH]
+            self.store.check(part)
+            self._features[self._row_of[part]] = self._computed(np.asarray(self.store.images[part]))
+            self._known[part] = True
+        return torch.from_numpy(self._features[self._row_of[positions]])
+
+    def _computed(self, images: np.ndarray) -> np.ndarray:
+        shown = views_of(torch.from_numpy(images)[None], self.views)  # (1, image, size, size, channel) each
+        return np.concatenate([in_batches(self.compute, view[0].numpy()) for view in shown], 1)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from trident.backbones import BACKBONES
-from trident.errors import TridentError, did_you_mean
+from trident.errors import TridentError, did_you_mean, errors_in
 from trident.importing import imported
 from trident.methods.base import Method
 from trident.methods.registry import method_class, method_name
@@ -37,10 +37,8 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
 
 def recipe_from(values: dict[str, Any], source: str) -> Recipe:
     """A recipe from nested plain values, as in TOML or in a checkpoint; every key and type is checked."""
-    try:
+    with errors_in(source):
         return _sized(typing.cast(Recipe, checked(Recipe, values, "", _class_and_values)))
-    except TridentError as error:
-        raise TridentError(f"{source}: {error}") from None
 
 
 def recipe_values(recipe: Recipe) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Measures everything that a report shows about a run."""
+"""Measures everything that a report about a run shows, or a comparison of runs on the same tasks."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -10,10 +10,12 @@ from trident.learning.run_log import LOG, read_log
 from trident.measuring.audit import Audit, audit, default_protocol
 from trident.measuring.calibration import Calibration, CalibrationResult, calibrate, calibration, fit_temperature
 from trident.measuring.decoupling import Decoupling, Panel, decoupling, projected_panels
-from trident.measuring.evaluate import Sample
-from trident.measuring.reconstruction import Reconstructions, reconstructions
-from trident.nn.parameters import count_by_part
-from trident.progress import StageProgress
+from trident.measuring.evaluate import Evaluation, evaluate
+from trident.measuring.latents import Reconstructions, reconstructions
+from trident.measuring.subject import Sample
+from trident.nn.parameters import count, count_by_part
+from trident.progress import StageProgress, part_of
+from trident.recipes.loading import recipe_values
 
 
 @dataclass(frozen=True)
@@ -91,3 +93,72 @@ def run_name(checkpoint: Checkpoint) -> str:
     if path is None:
         return checkpoint.recipe.name
     return path.resolve().parent.name if (path.parent / LOG).is_file() else path.stem
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    name: str
+    checkpoint: Checkpoint
+    evaluation: Evaluation
+    calibration: Calibration
+    parameters: int
+    log: tuple[dict[str, Any], ...]
+    difference: tuple[float, float] | None  # from the first run, in points, paired by task; None if the tasks differ
+
+
+@dataclass(frozen=True)
+class Comparison:
+    runs: tuple[ComparedRun, ...]
+
+    def differing_settings(self) -> dict[str, list[Any]]:
+        """The settings that differ between the runs."""
+        tables = [recipe_values(run.checkpoint.recipe) for run in self.runs]
+        found: dict[str, list[Any]] = {"recipe": [table["name"] for table in tables]}
+        sections = [section for section, values in tables[0].items() if isinstance(values, dict)]
+        for section in sections:
+            for key in dict.fromkeys(key for table in tables for key in table[section]):
+                found[f"{section}.{key}"] = [table[section].get(key, "-") for table in tables]
+        return {key: values for key, values in found.items() if any(value != values[0] for value in values)}
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "runs": [
+                {
+                    "name": run.name,
+                    **run.evaluation.record(weights=run.checkpoint.summary(), parameters=run.parameters).to_json(),
+                    "calibration": run.calibration.to_json(),
+                    "difference": run.difference and dict(zip(("points", "ci95"), run.difference, strict=True)),
+                }
+                for run in self.runs
+            ],
+            "differing_settings": self.differing_settings(),
+        }
+
+
+def compare(
+    checkpoints: list[Checkpoint],
+    stores: list[ImageStore],
+    progress: StageProgress | None = None,
+    **sample: Unpack[Sample],
+) -> Comparison:
+    """Measure each run under the default protocol. Runs with the same data and episodes get the same tasks."""
+    runs: list[ComparedRun] = []
+    for place, (checkpoint, store, name) in enumerate(zip(checkpoints, stores, _names(checkpoints), strict=True)):
+        report = part_of(progress, name, place, len(checkpoints))
+        result = evaluate(checkpoint, store, default_protocol(checkpoint), report, **sample)
+        first = runs[0].evaluation if runs else None
+        same = first is not None and (first.fingerprint, first.episode) == (result.fingerprint, result.episode)
+        difference = result.points_above(first) if first is not None and same else None
+        counted, log = count(checkpoint.parameters), read_log(checkpoint.path)
+        scores = calibration(result.predictions)
+        runs.append(ComparedRun(name, checkpoint, result, scores, counted, log, difference))
+    return Comparison(tuple(runs))
+
+
+def _names(checkpoints: list[Checkpoint]) -> list[str]:
+    """The runs' names; runs with the same name also get their file's name."""
+    names = [run_name(checkpoint) for checkpoint in checkpoints]
+    return [
+        f"{name}/{checkpoint.path.name}" if names.count(name) > 1 and checkpoint.path else name
+        for name, checkpoint in zip(names, checkpoints, strict=True)
+    ]

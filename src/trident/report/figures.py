@@ -16,7 +16,7 @@ from trident.importing import needed
 if TYPE_CHECKING:
     from trident.measuring.audit import Audit
     from trident.measuring.calibration import Calibration
-    from trident.measuring.reconstruction import Reconstructions
+    from trident.measuring.latents import Reconstructions
 
 # Based on Okabe and Ito's colours for colour-blind people; visible on white and on dark pages.
 COLOURS = ("#1F83C4", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#7F7F7F")
@@ -57,6 +57,10 @@ def styled(draw: Callable[_Arguments, Any]) -> Callable[_Arguments, Any]:
             return draw(*arguments, **options)
 
     return in_style
+
+
+def style_of(place: int) -> dict[str, str]:
+    return {"color": COLOURS[place % len(COLOURS)], "marker": MARKERS[place % len(MARKERS)]}
 
 
 def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Any, Any]:
@@ -113,7 +117,7 @@ def learning_curves(lines: Sequence[dict[str, Any]]) -> Any:
     steps = [line["step"] for line in train]
     top.plot(steps, [line["accuracy"] for line in train], color=COLOURS[0], alpha=0.7, label="training queries")
     if any(line["kind"] == "validation" for line in lines):
-        _validation_curve(top, lines, "validation classes", COLOURS[1], MARKERS[0])
+        _validation_curve(top, lines, "validation classes", {"color": COLOURS[1], "marker": MARKERS[0]})
     top.set_ylabel("accuracy, %")
     top.legend(loc="lower right")
     names = dict.fromkeys(name for line in train for name in line["losses"])
@@ -137,18 +141,17 @@ def compared_curves(runs: Sequence[tuple[str, Sequence[dict[str, Any]]]]) -> Any
     """Validation accuracy over the steps of some runs."""
     figure, axes = new_figure(5.2, 3.2)
     for place, (name, lines) in enumerate(runs):
-        _validation_curve(axes, lines, name, COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)])
+        _validation_curve(axes, lines, name, style_of(place))
     axes.set_xlabel("training steps")
     axes.set_ylabel("validation accuracy, %")
     axes.legend(loc="lower right")
     return figure
 
 
-def _validation_curve(axes: Any, lines: Sequence[dict[str, Any]], label: str, colour: str, marker: str) -> None:
+def _validation_curve(axes: Any, lines: Sequence[dict[str, Any]], label: str, style: dict[str, str]) -> None:
     points = [(line["step"], line["accuracy"], line["ci95"]) for line in lines if line["kind"] == "validation"]
     steps, accuracies, intervals = zip(*points, strict=True) if points else ([], [], [])
-    style = {"color": colour, "marker": marker, "markersize": 4, "capsize": 2}
-    axes.errorbar(steps, accuracies, intervals, label=label, **style)
+    axes.errorbar(steps, accuracies, intervals, label=label, markersize=4, capsize=2, **style)
 
 
 @styled
@@ -202,8 +205,7 @@ def latent_plot(panels: Sequence[tuple[str, np.ndarray]], labels: np.ndarray, co
         axes.set_visible(False)
     for (title, points), axes in zip(panels, grid.flat, strict=False):
         for place, label in enumerate(np.unique(labels)):
-            style = {"color": COLOURS[place % len(COLOURS)], "marker": MARKERS[place % len(MARKERS)]}
-            axes.scatter(*points[labels == label].T, s=26, alpha=0.85, linewidths=0, **style)
+            axes.scatter(*points[labels == label].T, s=26, alpha=0.85, linewidths=0, **style_of(place))
         axes.set_title(title, fontsize=9)
         axes.set_xticks([])
         axes.set_yticks([])

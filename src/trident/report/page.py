@@ -15,16 +15,15 @@ import trident
 from trident.data.store import describe
 from trident.errors import TridentError
 from trident.recipes.loading import formatted, setting_help, setting_of
-from trident.recipes.recipe import Recipe
 from trident.report import figures
-from trident.report.comparison import Comparison
-from trident.report.content import Report
+from trident.report.content import Comparison, Report
 
 
 def report_page(report: Report) -> str:
     checkpoint, evaluation = report.checkpoint, report.calibration.evaluation
     curves = [line for line in report.log if line["kind"] == "train"]
-    decoded = report.reconstructions
+    decoded, recipe = report.reconstructions, checkpoint.recipe
+    spec, tasks = recipe.episode, recipe.training.validation_tasks
     return render(
         "report.html",
         report=report,
@@ -42,21 +41,14 @@ def report_page(report: Report) -> str:
         )
         if report.decoupling
         else None,
-        curves_protocol=_validation_protocol(report),
+        curves_protocol=f"{spec.describe()}, {recipe.describe_protocol()}, {tasks} tasks, 95 % interval",
         pairs=decoded and _data_uri(figures.reconstruction_pairs(decoded, columns=5)),
         swaps=decoded and _data_uri(figures.swap_grid(decoded)),
         total_parameters=sum(report.parameters.values()),
-        settings=_settings(checkpoint.recipe),
+        settings=[(key, formatted(setting_of(recipe, key)), meaning) for key, meaning in setting_help(recipe).items()],
         environment=_environment(checkpoint.provenance),
         data=describe(report.store),
     )
-
-
-def _validation_protocol(report: Report) -> str:
-    """The protocol of the validation accuracies in the run's log."""
-    recipe = report.checkpoint.recipe
-    tasks = recipe.training.validation_tasks
-    return f"{recipe.episode.describe()}, {recipe.describe_protocol()}, {tasks} tasks, 95 % interval"
 
 
 def comparison_page(comparison: Comparison) -> str:
@@ -95,11 +87,6 @@ def _data_uri(pixels: np.ndarray) -> str:
     buffer = io.BytesIO()
     Image.fromarray(figures.picture(pixels)).save(buffer, "PNG", optimize=True)
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
-
-
-def _settings(recipe: Recipe) -> list[tuple[str, str, str]]:
-    """Name, value and meaning of each setting."""
-    return [(key, formatted(setting_of(recipe, key)), meaning) for key, meaning in setting_help(recipe).items()]
 
 
 def _environment(provenance: dict[str, Any]) -> list[tuple[str, str]]:
