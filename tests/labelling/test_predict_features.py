@@ -85,7 +85,7 @@ def test_a_pile_is_labelled_in_a_process_of_its_own(folders: Path) -> None:
         assert sum(shares) == pytest.approx(1, abs=2e-3)
         assert float(row["probability"]) == max(shares) >= float(row["runner_up_probability"])
         assert float(row["typicality"]) > 0.65 and row["none_of_these"] == row["correction"] == ""
-    assert found.stderr.strip() == f"features of efficientnet-lite0, TRIDENT's label latents, {SOFT_KMEANS}"
+    assert found.stderr.strip() == f"features of efficientnet-lite0, {SOFT_KMEANS}"
     assert (folders / "cache" / "features.sqlite").stat().st_mode & 0o077 == 0
     again = run_trident(folders, *call)
     assert (again.stdout, again.returncode) == (found.stdout, 0)

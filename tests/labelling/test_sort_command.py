@@ -53,12 +53,13 @@ def test_sorting_is_announced_first_and_writes_over_nothing(trident_here: Here, 
     assert tree(".") == before
     Path("sorted/dog").mkdir(parents=True)
     Path("sorted/dog/1.png").write_bytes(b"mine")
-    done = trident_here(*SORT, *move, "--yes")
+    assert_one_line_error(trident_here(*SORT, *move, "--yes"), "sorted/dog/1.png is not in labels.csv", "--add")
+    done = trident_here(*SORT, *move, "--yes", "--add")
     assert done.returncode == 0, done.stderr
     assert tree() == {"cat/0.png", "cat/0-2.png", "cat/3.png", "dog/1.png", "dog/1-2.png", "dog/1-3.png", "dog/4.png"}
     assert Path("sorted/dog/1.png").read_bytes() == b"mine"
     assert tree("pile") == ({"2.png", "5.png"} if move else {path.removeprefix("pile/") for path in pile})
-    again = trident_here(*SORT, *move, "--yes")
+    again = trident_here(*SORT, *move, "--yes", "--add")
     assert (again.returncode, len(tree())) == (0, 7), again.stderr
     assert "0 pictures into sorted; 6 were there already" in again.stderr
 
@@ -142,7 +143,8 @@ def test_a_pile_is_sorted_in_place_and_what_is_in_class_folders_stays(trident_he
         found = trident_here("sort", "labels.csv", "--to", "pile", "--move", "--yes")
         assert done in found.stderr and tree("pile") == places
     Path("labels.csv").write_text("path,label,correction\npile/cat/0.png,dog,\npile/dog/4.png,cat,\n")
-    assert "2 were there already" in trident_here("sort", "labels.csv", "--to", "pile", "--move", "--yes").stderr
+    corrected = trident_here("sort", "labels.csv", "--to", "pile", "--move", "--yes").stderr
+    assert "sorted under another label than now: 2, the first is pile/cat/0.png; they stay there" in corrected
     assert tree("pile") == places
 
 

@@ -30,7 +30,7 @@ from trident.learning.checkpoint import load_checkpoint
 from trident.learning.frozen_weights import with_conv4
 from trident.measuring.evaluate import evaluate
 from trident.measuring.record import FILE_NAME, difference, packed, unpacked
-from trident.methods.registry import method_class, method_paths
+from trident.methods.registry import method_class, method_name, method_paths
 from trident.recipes.files import recipe_names
 from trident.recipes.loading import RETIRED
 from trident.settings import EpisodeSpec, Protocol
@@ -130,7 +130,7 @@ def test_kept_results_are_those_of_the_rows_as_they_are_now() -> None:
                 # A setting that came later had its default.
                 kept = {entry.name: entry.default for entry in fields(now)} | one.weights["method"]
                 # One that is gone had the only value that it could have.
-                gone = {key for key in kept.keys() - method if RETIRED.get(f"method.{key}", ...) == kept[key]}
+                gone = {key for key in kept.keys() - method if RETIRED.get(method_name(now), {}).get(key, ...) == kept[key]}
                 kept = {key: value for key, value in kept.items() if key not in gone}
                 # Settings of training alone do not change what is measured.
                 differ = {key for key, value in method.items() if kept[key] != value}

@@ -65,7 +65,7 @@ def pictures_to_sort(table: Path, target: Path, moving: bool, progress: Progress
             marks[path] = marks.get(path) or row.mark
     to_sort = ToSort({}, [], [], [])
     sorted_before = _by_name(target)
-    folders = {Path(os.path.realpath(target), label) for label in labels.values()}
+    folders = {Path(os.path.realpath(target), label) for label in labels.values() if label not in ("", NONE)}
     labelled: dict[Path, str] = {}  # and those of no class, whose copies may be somewhere
     for number, (path, label) in enumerate(labels.items(), 1):
         mark, kept, folder = marks[path], label not in ("", NONE), Path(os.path.realpath(path)).parent

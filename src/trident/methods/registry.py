@@ -98,13 +98,11 @@ def check_method(name: str) -> None:
 def method_class(name: str) -> Any:
     paths = method_paths()
     check_method(name)
-    from trident.methods.base import Method
-
     try:
         found = imported(paths[name])
     except Exception as error:  # whatever another package does when it is imported
         raise TridentError(f"method '{name}' cannot be imported from {paths[name]}: {error!r}") from error
-    if not (isinstance(found, type) and issubclass(found, Method)):
+    if not (isinstance(found, type) and isinstance(getattr(found, "about", None), About)):
         raise TridentError(f"method '{name}': {paths[name]} is not a subclass of Method")
     return found
 
