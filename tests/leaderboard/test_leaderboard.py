@@ -130,7 +130,8 @@ def test_kept_results_are_those_of_the_rows_as_they_are_now() -> None:
                 # A setting that came later had its default.
                 kept = {entry.name: entry.default for entry in fields(now)} | one.weights["method"]
                 # One that is gone had the only value that it could have.
-                gone = {key for key in kept.keys() - method if RETIRED.get(method_name(now), {}).get(key, ...) == kept[key]}
+                retired = RETIRED.get(method_name(now), {})
+                gone = {key for key in kept.keys() - method if retired.get(key, ...) == kept[key]}
                 kept = {key: value for key, value in kept.items() if key not in gone}
                 # Settings of training alone do not change what is measured.
                 differ = {key for key, value in method.items() if kept[key] != value}
