@@ -1,7 +1,7 @@
 # `make demo` and `make test` do everything from a fresh clone: they make .venv and install what they need into it.
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 # Three processes for every two cores, because many tests wait for other programs.
 WORKERS := $(shell $(PYTHON) -c 'import os; print(-(-os.cpu_count() * 3 // 2))')
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
@@ -50,18 +50,23 @@ bench: .venv/.installed
 clean:
 	rm -rf .venv build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.venv/.installed: pyproject.toml constraints.txt
+# Installs the package with the extras that are named, and marks it by the target's file.
+define install
 	@echo "Installing into .venv (about a minute, longer if torch must be downloaded) ..." >&2
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "trident needs Python 3.11 or newer: make PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv .venv
 	$(PIP) torch
-	$(PIP) --editable '.[analysis]'
+	$(PIP) --editable '.[$(1)]'
 	@touch $@
+endef
 
-.venv/.installed-dev: .venv/.installed
-	$(PIP) --editable '.[dev]'
-	@touch $@
+.venv/.installed: pyproject.toml constraints.txt
+	$(call install,analysis)
 
-.venv/.installed-cluster: .venv/.installed-dev
-	$(PIP) --editable '.[cluster]'
-	@touch $@
+.venv/.installed-dev: pyproject.toml constraints.txt
+	$(call install,analysis,dev)
+	@touch .venv/.installed
+
+.venv/.installed-cluster: pyproject.toml constraints.txt
+	$(call install,analysis,dev,cluster)
+	@touch .venv/.installed .venv/.installed-dev
