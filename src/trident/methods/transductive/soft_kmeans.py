@@ -1,5 +1,6 @@
 """Soft k-means on features, for piles whose class sizes nobody knows."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -68,6 +69,11 @@ class SoftKMeans(TransductiveHead):
         return f"{self.rounds} rounds, {self.class_sizes} class sizes{typical}"
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
+        *_, logits = self.rounds_of(features, task)
+        return logits
+
+    def rounds_of(self, features: Tensor, task: Task) -> Iterator[Tensor]:
+        """The logits (task, query, n_way) before the first round, and after each."""
         features = F.normalize(features, dim=2)
         one_hot = F.one_hot(task.support_labels, task.n_way).to(features)  # (task, n_support, n_way)
         support = self.support_weight * one_hot
@@ -87,10 +93,10 @@ class SoftKMeans(TransductiveHead):
             logits = self.scale * cosines[:, task.queries]
             if step and self.class_sizes == "learned":
                 logits = logits + expected_shares(counts).log()[:, None]
+            yield logits
             probabilities = logits.softmax(2)
             counts = probabilities.sum(1)
             belongs = torch.cat([support, probabilities * self._typical(cosines[:, task.queries])], 1)
-        return logits
 
     def _typical(self, cosines: Tensor) -> Tensor | float:
         """Whether a query (task, query, n_way) may move a class mean: 1 or 0."""

@@ -1,0 +1,1 @@
+"""Evidence: several heads are judged by labelled images that are left out, and averaged."""
