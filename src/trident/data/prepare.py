@@ -15,8 +15,7 @@ from trident.data.images import Target, UnreadableImageError
 from trident.data.readers import Dataset, refuse_links_outside
 from trident.data.registry import READERS, WITH_SPLIT_FILE
 from trident.data.resuming import check_new_store, write_resumable_store
-from trident.data.store import ImageStore, open_store
-from trident.data.store_writer import StoreWriter
+from trident.data.store import ImageStore, StoreWriter, open_store
 from trident.errors import TridentError
 from trident.importing import imported
 from trident.progress import Progress

@@ -15,7 +15,7 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from trident.data.store_writer import StoreWriter, check_space
+from trident.data.store import StoreWriter
 from trident.errors import ResumableError, TridentError
 from trident.files import check_new, check_writable, locked, replace_file
 
@@ -134,3 +134,11 @@ def _taken_over(file: BinaryIO, new_writer: NewWriter, saved: list[Saved]) -> St
         writer.take_over(intact)
     writer.cut()
     return writer
+
+
+def check_space(file: BinaryIO, name: object, n_bytes: int) -> None:
+    """Check that the file can grow to this size."""
+    free = os.fstatvfs(file.fileno())
+    have = free.f_bavail * free.f_frsize + os.fstat(file.fileno()).st_size
+    if have < n_bytes:
+        raise TridentError(f"cannot write {name}: it needs {n_bytes / 1e6:.1f} MB, and {have / 1e6:.1f} MB are free")
