@@ -12,7 +12,6 @@ from trident.data.readers import (
     image_files,
     ordered_classes,
     read_split_file,
-    refuse_unlisted,
     split_folders,
     subfolders,
 )
@@ -41,10 +40,7 @@ def hashed_split(names: Iterable[str]) -> dict[str, str]:
 
 def _classes(source: Path, split_file: Path | None) -> list[ClassImages]:
     if split_file is not None:
-        split_of = read_split_file(split_file)
-        folders = class_folders(source)
-        refuse_unlisted(folders, split_of, split_file)
-        return classes_by_split(folders, split_of, split_file, source)
+        return classes_by_split(source, read_split_file(split_file), split_file)
     by_split = split_folders(source)
     if by_split:
         stray = [folder for folder in subfolders(source) if folder.name not in by_split]
@@ -58,4 +54,4 @@ def _classes(source: Path, split_file: Path | None) -> list[ClassImages]:
     folders = class_folders(source)
     if len(folders) < 3:
         raise TridentError(f"{source} has {len(folders)} class folders: at least 3 are needed for train, val and test")
-    return classes_by_split(folders, hashed_split(folders), source, source)
+    return classes_by_split(source, hashed_split(folders), source)

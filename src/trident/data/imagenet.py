@@ -10,11 +10,18 @@ from typing import Any
 import numpy as np
 
 from trident.data.images import ImageFile
-from trident.data.pickles import Images, PickleCache, as_text, image_numbers, load_fields, pixel_array
+from trident.data.pickles import (
+    Images,
+    PickleCache,
+    as_text,
+    class_name,
+    image_numbers,
+    load_fields,
+    pickled_classes,
+)
 from trident.data.readers import (
     ClassImages,
     Dataset,
-    class_folders,
     classes_by_split,
     file_inside,
     ordered_classes,
@@ -41,11 +48,11 @@ def read_mini_imagenet(source: Path, split_file: Path | None = None) -> Dataset:
     if split_file is None and any((source / name).is_file() for name in _LISTS):
         classes = _from_lists(source)
     elif split_file is None and any((source / name).is_file() for name in _CACHES):
-        classes = _from_caches(source)
+        classes = pickled_classes(source, _CACHES, "image_data", "class_dict", _class_table)
     elif split_file is not None or default_split.is_file():
         listed_in = split_file or default_split
         # Folders outside the split are fine: it uses 100 of the 1000 ImageNet classes.
-        classes = classes_by_split(class_folders(source), read_split_file(listed_in), listed_in, source)
+        classes = classes_by_split(source, read_split_file(listed_in), listed_in, lists_all=False)
     else:
         raise TridentError(
             f"{source} has none of the forms of miniImageNet: images/ with {', '.join(_LISTS)}; "
@@ -88,21 +95,8 @@ def _rows(path: Path) -> list[tuple[str, str]]:
     return [(file_name, label) for file_name, label in rows[1:]]
 
 
-def _from_caches(source: Path) -> list[ClassImages]:
-    # Each pickle is read twice, now for its class table and later for its images, so that one is in memory at a time.
-    cache = PickleCache(lambda path: pixel_array(path, load_fields(path, "image_data")["image_data"]))
-    classes: list[ClassImages] = []
-    for split, path in zip(SPLITS, require_files(source, _CACHES), strict=True):
-        for name, numbers in _class_table(path).items():
-            classes.append(ClassImages(name, split, cache.sources(path, numbers)))
-    return classes
-
-
-def _class_table(path: Path) -> dict[str, list[int]]:
+def _class_table(path: Path, class_dict: Any, n_images: int) -> dict[str, list[int]]:
     """The image numbers of each class of one pickle, checked."""
-    fields = load_fields(path, "image_data", "class_dict")
-    n_images = len(pixel_array(path, fields["image_data"]))
-    class_dict: Any = fields["class_dict"]
     if not isinstance(class_dict, dict):
         raise TridentError(f"{path}: its class_dict is a {type(class_dict).__name__}, not a dict of image numbers")
     table: dict[str, list[int]] = {}
@@ -148,7 +142,7 @@ def _class_names(path: Path, split: str, fields: dict[str, Any], grouped: dict[i
     """The name of each label: its string if the pickle has one, else the split and the number."""
     strings = fields.get("label_specific_str")
     if strings is None:
-        return {label: f"{split}-{label:03d}" for label in grouped}
+        return {label: class_name(split, label) for label in grouped}
     if not isinstance(strings, list | tuple | np.ndarray):
         raise TridentError(f"{path}: its label_specific_str is a {type(strings).__name__}, not a list of class names")
     names = [as_text(path, string) for string in strings]

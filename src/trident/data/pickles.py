@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from trident.data.images import DatasetImage
+from trident.data.readers import ClassImages, require_files
+from trident.data.store import SPLITS
 from trident.data.unpickle import load_pickle
 from trident.errors import TridentError
 
@@ -54,6 +56,34 @@ def image_numbers(path: Path, labels: Any, n_images: int) -> dict[int, list[int]
     for number, label in enumerate(array.tolist()):
         grouped.setdefault(label, []).append(number)
     return grouped
+
+
+def class_name(split: str, label: int) -> str:
+    """The name of a class for which the pickle has none."""
+    return f"{split}-{label:03d}"
+
+
+def pickled_classes(
+    source: Path,
+    names: Sequence[str],
+    images: str,
+    table: str,
+    numbers_of: Callable[[Path, Any, int], Mapping[Any, Sequence[int]]],
+) -> list[ClassImages]:
+    """The classes of a pickle for each split, which holds a dict with pixels, `images`, and their classes, `table`.
+
+    `numbers_of` takes a path, the table and the number of images, and returns the image numbers of each class, by name
+    or label. Each pickle is read twice, now and later for its images, so that one is in memory at a time.
+    """
+    cache = PickleCache(lambda path: pixel_array(path, load_fields(path, images)[images]))
+    classes: list[ClassImages] = []
+    for split, path in zip(SPLITS, require_files(source, names), strict=True):
+        fields = load_fields(path, images, table)
+        n_images = len(pixel_array(path, fields[images]))
+        for key, numbers in numbers_of(path, fields[table], n_images).items():
+            name = key if isinstance(key, str) else class_name(split, key)
+            classes.append(ClassImages(name, split, cache.sources(path, numbers)))
+    return classes
 
 
 class PickleCache:

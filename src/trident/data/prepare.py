@@ -10,10 +10,10 @@ import numpy as np
 import PIL
 
 import trident
+from trident.data import READERS, WITH_SPLIT_FILE
 from trident.data.decoding_process import decoded
 from trident.data.images import Target, UnreadableImageError
 from trident.data.readers import Dataset, refuse_links_outside
-from trident.data.registry import READERS, WITH_SPLIT_FILE
 from trident.data.resuming import check_new_store, write_resumable_store
 from trident.data.store import ImageStore, StoreWriter, open_store
 from trident.errors import TridentError

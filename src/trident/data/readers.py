@@ -172,18 +172,15 @@ def split_table(listed: Iterable[tuple[str, str, Path]]) -> dict[str, str]:
 
 
 def classes_by_split(
-    folders: Mapping[str, Sequence[Path]], split_of: Mapping[str, str], listed_in: Path, root: Path
+    root: Path, split_of: Mapping[str, str], listed_in: Path, lists_all: bool = True
 ) -> list[ClassImages]:
-    """The classes of a split, with the images in their folders."""
+    """The classes of a split, with the images in their folders. `lists_all`: other class folders are an error."""
+    folders = class_folders(root)
+    unlisted = [name for name in folders if lists_all and name not in split_of]
+    if unlisted:
+        raise TridentError(f"{listed_in} has no split for class '{unlisted[0]}': list each class folder in one split")
     missing = [name for name in split_of if name not in folders]
     if missing:
         count = f"{len(missing)} classes have" if len(missing) > 1 else "1 class has"
         raise TridentError(f"{listed_in}: {count} no folder in {root}, the first is '{missing[0]}'")
     return [ClassImages(name, split, image_files(folders[name])) for name, split in split_of.items()]
-
-
-def refuse_unlisted(folders: Iterable[str], split_of: Mapping[str, str], listed_in: Path) -> None:
-    """Check that a split lists every class."""
-    unlisted = [name for name in folders if name not in split_of]
-    if unlisted:
-        raise TridentError(f"{listed_in} has no split for class '{unlisted[0]}': list each class folder in one split")
