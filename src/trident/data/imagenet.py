@@ -10,15 +10,7 @@ from typing import Any
 import numpy as np
 
 from trident.data.images import ImageFile
-from trident.data.pickles import (
-    Images,
-    PickleCache,
-    as_text,
-    class_name,
-    image_numbers,
-    load_fields,
-    pickled_classes,
-)
+from trident.data.pickles import Images, PickleCache, as_text, class_name, image_numbers, load_fields, pickled_classes
 from trident.data.readers import (
     ClassImages,
     Dataset,

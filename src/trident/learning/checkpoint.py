@@ -133,8 +133,7 @@ def untrained(recipe: Recipe) -> Checkpoint:
         raise TridentError(f"{recipe.name} must be trained first: trident train {recipe.name} --out RUN")
     if recipe.shapes():
         raise TridentError(f"{recipe.name} has a backbone without weights: backbone.name must be frozen")
-    provenance = {"data": None, "dataset": None, "fingerprint": ""}
-    return Checkpoint(recipe, {}, {}, 0, provenance=provenance)
+    return Checkpoint(recipe, {}, {}, 0, provenance={"data": None, "dataset": None, "fingerprint": ""})
 
 
 def load_checkpoint(path: Path | str) -> Checkpoint:
@@ -150,11 +149,10 @@ def load_checkpoint(path: Path | str) -> Checkpoint:
     if path.suffix == ".toml" or (not path.exists() and str(path) in recipe_names()):
         return untrained(load_recipe(str(path)))
     if path.is_dir():
-        found = [path / name for name in (BEST, LAST) if (path / name).is_file()]
-        if not found:
+        if not (path / BEST).is_file() and not (path / LAST).is_file():
             raise TridentError(f"{path} is not a run: it holds neither {BEST} nor {LAST}")
-        without_best = found[0].name == LAST
-        path = found[0]
+        without_best = not (path / BEST).is_file()
+        path = path / (LAST if without_best else BEST)
     metadata, tensors = _content(path)
     try:
         loaded = _checkpoint_from(metadata, tensors, path)
@@ -199,18 +197,17 @@ def _checkpoint_from(metadata: dict[str, str], tensors: Parameters, path: Path) 
 def recipe_of_weights(name: str) -> Recipe:
     """The recipe of installed weights, without reading the weights."""
     path = weights_file(name)
-    metadata, _ = _content(path, with_tensors=False)
-    return recipe_from(json.loads(metadata["trident"])["recipe"], str(path))
+    return recipe_from(weights_header.read_header(path)[0]["recipe"], str(path))
 
 
-def _content(path: Path, with_tensors: bool = True) -> tuple[dict[str, str], Parameters]:
+def _content(path: Path) -> tuple[dict[str, str], Parameters]:
     """The metadata and the tensors of a weights file."""
     try:
         weights_header.check_file(path)
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
             # Copied, because they are parts of the file: if somebody wrote into it, they would change while in use.
-            tensors = {key: file.get_tensor(key).clone() for key in file.keys()} if with_tensors else {}  # noqa: SIM118
+            tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, MemoryError, *_DAMAGE) as error:
         raise TridentError(f"{path} is damaged or no safetensors file: {str(error)[:_MOST_CHARACTERS]}") from error
     if metadata.get("format") != _FORMAT:
@@ -265,19 +262,19 @@ def _without_paths(provenance: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _checked_tensors(expected: Parameters, found: Parameters, path: Path) -> Parameters:
-    """The tensors that were found, if they are those expected, in the model's order. Half precision becomes float32.
+def _checked_tensors(expected: Parameters, tensors: Parameters, path: Path) -> Parameters:
+    """The tensors of a file, if they are those expected, in the model's order. Half precision becomes float32.
 
     The order matters: it decides the last bit of sums over all parameters.
     """
-    found = {key: value.float() if value.dtype == torch.float16 else value for key, value in found.items()}
-    for key in sorted(expected.keys() | found.keys()):
-        actual, needed = _kind(found.get(key)), _kind(expected.get(key))
+    tensors = {key: value.float() if value.dtype == torch.float16 else value for key, value in tensors.items()}
+    for key in sorted(expected.keys() | tensors.keys()):
+        actual, needed = _kind(tensors.get(key)), _kind(expected.get(key))
         if actual != needed:
             raise TridentError(
                 f"{path} holds weights of another architecture: '{key}' is {actual}, its settings need {needed}"
             )
-    return {key: found[key] for key in expected}
+    return {key: tensors[key] for key in expected}
 
 
 def _kind(tensor: Tensor | None) -> str:

@@ -31,11 +31,10 @@ def checkpoint_from_first(processes: Processes, make: Callable[[], Checkpoint]) 
         return make()
 
     def packed() -> dict[str, object]:
-        found = make()
+        made = make()
         # Plain values instead of the recipe: its backbone may hold what cannot be sent, such as an open model.
-        return {entry.name: getattr(found, entry.name) for entry in fields(found)} | {
-            "recipe": recipe_values(found.recipe)
-        }
+        values = {entry.name: getattr(made, entry.name) for entry in fields(made)}
+        return values | {"recipe": recipe_values(made.recipe)}
 
     values = processes.from_first(packed)
     recipe = recipe_from(values["recipe"], "the first process")  # type: ignore[arg-type]

@@ -53,15 +53,12 @@ def _frozen_ensemble(checkpoint: Checkpoint, device: str, name: str) -> Pretrain
     kept |= {key: value for key, value in sorted(checkpoint.parameters.items()) if not key.startswith("classes.")}
     maps_of, parameters = _maps(checkpoint, device), on_device(kept, device)
 
-    def compute(pixels: np.ndarray) -> np.ndarray:
-        images = torch.from_numpy(pixels).to(device)[None]  # (1, image, size, size, channel)
-        with torch.no_grad():
-            seen = [method.image_features(parameters, maps_of(view)) for view in views_of(images, views)]
-            features = method.damped_features(parameters, torch.stack(seen).mean(0))
-        return np.asarray(features[0].cpu().numpy())
+    def features_of(images: Tensor) -> Tensor:
+        seen = [method.image_features(parameters, maps_of(view)) for view in views_of(images, views)]
+        return method.damped_features(parameters, torch.stack(seen).mean(0))
 
     settings = f"{views.mirrored} {views.corners} {views.shifted} {method.damping}".encode()
-    return _frozen(checkpoint, name, _bytes_of(kept) + settings, compute, device)
+    return _frozen(checkpoint, name, _bytes_of(kept) + settings, _on_arrays(features_of, device), device)
 
 
 def without_conv4(checkpoint: Checkpoint, name: str) -> Checkpoint:
@@ -106,11 +103,15 @@ def with_conv4(checkpoint: Checkpoint) -> Checkpoint:
 
 def conv4_features(checkpoint: Checkpoint, device: str = "cpu") -> Compute:
     """A function that computes features with the Conv4 of these weights, with running statistics in batch norm."""
-    maps_of = _maps(checkpoint, device)
+    return _on_arrays(_maps(checkpoint, device), device)
+
+
+def _on_arrays(features_of: Callable[[Tensor], Tensor], device: str) -> Compute:
+    """A function of arrays without a task axis, from one of tensors with it."""
 
     def compute(pixels: np.ndarray) -> np.ndarray:
         with torch.no_grad():
-            return np.asarray(maps_of(torch.from_numpy(pixels).to(device)[None])[0].cpu().numpy())
+            return np.asarray(features_of(torch.from_numpy(pixels).to(device)[None])[0].cpu().numpy())
 
     return compute
 

@@ -4,8 +4,7 @@ import importlib.util
 import json
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 from trident.errors import TridentError
 from trident.files import atomic_file, read_regular
@@ -83,12 +82,7 @@ class RunLog:
             except OSError as error:
                 raise TridentError(f"cannot write the TensorBoard files: {error.strerror}") from error
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         with suppress(OSError):  # a full disk was already reported
             self._file.close()
         with suppress(OSError):

@@ -1,4 +1,8 @@
-"""Starts or resumes a run: checks, the run's folder and its first checkpoint."""
+"""Starts or resumes a run: checks, the run's folder and its first checkpoint.
+
+A recipe with `training.start_from = "recipe:NAME"` has stages: it starts from the weights that recipe NAME makes. The
+first stage is an ordinary run in the folder `start` of the run, and may have a first stage of its own.
+"""
 
 import platform
 from contextlib import suppress
@@ -17,10 +21,30 @@ from trident.errors import TridentError
 from trident.learning.checkpoint import BEST, LAST, Checkpoint, load_checkpoint, save_checkpoint
 from trident.learning.run_lock import run_lock
 from trident.learning.run_log import LOG
-from trident.learning.stages import FOLDER, first_stage
 from trident.nn.parameters import Parameters
+from trident.recipes.loading import load_recipe
 from trident.recipes.recipe import Recipe
 from trident.tasks.episodes import EpisodeSampler
+
+STAGE_PREFIX = "recipe:"
+STAGE_FOLDER = "start"
+_MOST_STAGES = 10
+
+
+def first_stage(recipe: Recipe) -> Recipe | None:
+    """The recipe to be trained first, if there is one."""
+    start = recipe.training.start_from
+    return load_recipe(start.removeprefix(STAGE_PREFIX)) if start and start.startswith(STAGE_PREFIX) else None
+
+
+def stages_of(recipe: Recipe, out: Path) -> list[tuple[Recipe, Path]]:
+    """All stages with their folders, the first one first; the last one is the recipe itself."""
+    stages = [(recipe, out)]
+    while (before := first_stage(stages[0][0])) is not None:
+        if len(stages) == _MOST_STAGES:
+            raise TridentError(f"{recipe.name} has more than {_MOST_STAGES} stages: one starts from itself")
+        stages.insert(0, (before, stages[0][1] / STAGE_FOLDER))
+    return stages
 
 
 def check_run(recipe: Recipe, store: ImageStore) -> None:
@@ -117,19 +141,19 @@ def _starting_weights(recipe: Recipe, out: Path) -> Path | str:
     assert recipe.training.start_from is not None
     if first_stage(recipe) is None:
         return recipe.training.start_from
-    if not (out / FOLDER).is_dir():
+    if not (out / STAGE_FOLDER).is_dir():
         raise TridentError(
             f"{recipe.name} starts from {recipe.training.start_from}, which is not trained yet: only 'trident train' "
             "trains both"
         )
-    return out / FOLDER
+    return out / STAGE_FOLDER
 
 
 def _check_empty(out: Path) -> None:
     """What a run without weights leaves may be there: the stage before, a lock, a log."""
     if (out / LAST).exists() or (out / BEST).exists():
         raise TridentError(f"{out} already holds a run: continue it with --resume {out}, or choose another folder")
-    others = [path.name for path in out.glob("[!.]*") if path.name not in (FOLDER, "lock", LOG, "tensorboard")]
+    others = [path.name for path in out.glob("[!.]*") if path.name not in (STAGE_FOLDER, "lock", LOG, "tensorboard")]
     if others:
         raise TridentError(f"{out} holds other files, such as {min(others)}: choose a new or an empty folder")
 

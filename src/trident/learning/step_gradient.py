@@ -11,7 +11,6 @@ from trident.engines.learner import Gradient
 from trident.learning.distributed import sum_over_processes
 from trident.nn.parameters import Parameters
 from trident.recipes.recipe import Recipe
-from trident.settings import TrainingSettings
 from trident.tasks.episodes import EpisodeSampler
 from trident.tasks.source import ClassSource, Source, TaskSource
 from trident.tasks.task import Batch
@@ -22,31 +21,39 @@ class StepGradient:
 
     def __init__(self, recipe: Recipe, store: ImageStore, device: str, execution: Execution, processes: Processes):
         self.learner = make_learner(recipe.in_training(), execution)
+        self.source = training_source(recipe, store, device)
+        self.settings = recipe.training
         self.processes = processes
-        self.n_tasks = tasks_per_step(recipe)
+        # A batch of single images counts as one task.
+        self.n_tasks = recipe.training.tasks_per_step if recipe.method.about.trained_on == "episodes" else 1
         self.places = processes.block(range(self.n_tasks))
-        # A process without a task computes the first one, for the shapes of the results. It is not counted.
-        source, own = training_source(recipe, store, device), self.places or range(1)
-        self.batches = Batches(source, self.n_tasks, own, recipe.training)
+        self._drawn: dict[int, list[Callable[[], Batch]]] = {}
 
     def of(
         self, step: int, parameters: Parameters, interrupted: Callable[[], bool]
     ) -> tuple[Gradient, Callable[[], bool]]:
         """The gradient, and whether any process was interrupted; asking that waits until the GPU is done."""
-        own = _sum_of_chunks([self.learner.gradient(parameters, batch) for batch in self.batches.of(step)])
+        own = _sum_of_chunks([self.learner.gradient(parameters, batch) for batch in self.batches(step)])
         if self.processes.alone:
             return own, lambda: False
         whole, stops = sum_over_processes(self.processes, own, self.places, self.n_tasks, interrupted())
         return whole, lambda: bool(stops)
 
+    def batches(self, step: int) -> list[Batch]:
+        """This process's tasks of a step, in chunks."""
+        self.prefetch(step)
+        return [ready() for ready in self._drawn.pop(step)]
+
     def prefetch(self, step: int) -> None:
-        """Draw the tasks of a later step, while the GPU is busy."""
-        self.batches.draw(step)
-
-
-def tasks_per_step(recipe: Recipe) -> int:
-    """A batch of single images counts as one task."""
-    return recipe.training.tasks_per_step if recipe.method.about.trained_on == "episodes" else 1
+        """Draw the tasks of a step, perhaps a later one, while the GPU is busy."""
+        if step in self._drawn or step >= self.settings.steps:
+            return
+        # A process without a task computes the first one, for the shapes of the results. It is not counted.
+        own = self.places or range(1)
+        indices = range(step * self.n_tasks + own.start, step * self.n_tasks + own.stop)
+        at_once = self.settings.tasks_per_chunk or len(own)
+        chunks = [indices[start : start + at_once] for start in range(0, len(own), at_once)]
+        self._drawn[step] = [self.source.prefetch(chunk) for chunk in chunks]
 
 
 def training_source(recipe: Recipe, store: ImageStore, device: torch.device | str) -> Source:
@@ -66,32 +73,6 @@ def training_source(recipe: Recipe, store: ImageStore, device: torch.device | st
         augmentation=settings.augmentation,
         with_training_classes=recipe.method.n_training_classes > 0,
     )
-
-
-class Batches:
-    """Each step's tasks for this process, in chunks. Those of the next step can be drawn ahead.
-
-    `places` are those of this process among the `n_tasks` of a step.
-    """
-
-    def __init__(self, source: Source, n_tasks: int, places: range, settings: TrainingSettings):
-        self.source = source
-        self.n_tasks = n_tasks
-        self.places = places
-        self.settings = settings
-        self.drawn: dict[int, list[Callable[[], Batch]]] = {}
-
-    def of(self, step: int) -> list[Batch]:
-        self.draw(step)
-        return [ready() for ready in self.drawn.pop(step)]
-
-    def draw(self, step: int) -> None:
-        if step not in self.drawn and step < self.settings.steps:
-            first, n_own = step * self.n_tasks + self.places.start, len(self.places)
-            indices = range(first, first + n_own)
-            at_once = self.settings.tasks_per_chunk or n_own
-            chunks = [indices[start : start + at_once] for start in range(0, n_own, at_once)]
-            self.drawn[step] = [self.source.prefetch(chunk) for chunk in chunks]
 
 
 def _sum_of_chunks(chunks: list[Gradient]) -> Gradient:

@@ -9,7 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -66,7 +66,7 @@ def train(
     state = RunState(start, out, device, _provenance(start, device, execution, processes), processes)
     with (
         held_by_first(out, processes),
-        RunLog(out, state.step, state.validated_step) if processes.first else nullcontext() as log,
+        closing(RunLog(out, state.step, state.validated_step)) if processes.first else nullcontext() as log,
         watch_for_interrupts(announce=processes.alone) as interrupted,
         state.saved_if_a_process_is_lost(),
     ):
