@@ -48,10 +48,11 @@ def open_regular(path: Path, most_bytes: int = MOST_TEXT) -> BufferedReader:
     except OSError as error:
         raise UnopenedError(path, str(error.strerror)) from error
     about = os.fstat(file.fileno())
-    if stat.S_ISREG(about.st_mode) and about.st_size <= most_bytes:
+    regular = stat.S_ISREG(about.st_mode)
+    if regular and about.st_size <= most_bytes:
         return file
     file.close()
-    raise UnopenedError(path, _large(most_bytes) if stat.S_ISREG(about.st_mode) else "it is not an ordinary file")
+    raise UnopenedError(path, _too_large(most_bytes) if regular else "it is not an ordinary file")
 
 
 def read_regular(path: Path, most_bytes: int = MOST_TEXT) -> bytes:
@@ -59,11 +60,11 @@ def read_regular(path: Path, most_bytes: int = MOST_TEXT) -> bytes:
     with open_regular(path, most_bytes) as file:
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:  # it grew meanwhile
-        raise UnopenedError(path, _large(most_bytes))
+        raise UnopenedError(path, _too_large(most_bytes))
     return content
 
 
-def _large(most_bytes: int) -> str:
+def _too_large(most_bytes: int) -> str:
     return f"it has more than {most_bytes} bytes, the most that can be read"
 
 
@@ -108,7 +109,6 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def replace_file(complete: Path, path: Path) -> None:
-    """Give a complete file its final name."""
     complete.replace(path)
     flush(path.parent)
 

@@ -55,9 +55,8 @@ def _from_lists(root: Path) -> list[ClassImages]:
     for image, name in image_names.items():
         label = int(labels[image]) if labels[image].isdecimal() and len(labels[image]) <= _MOST_DIGITS else 0
         if label not in class_names:
-            raise TridentError(
-                f"{labels_path}: image {image} has class {labels[image][:80]}, which is not in {classes_path}"
-            )
+            of_class = f"image {image} has class {labels[image][:80]}"
+            raise TridentError(f"{labels_path}: {of_class}, which is not in {classes_path}")
         paths.setdefault(label, []).append(file_inside(root / "images", name, images_path))
     require_images((path for listed in paths.values() for path in listed), images_path)
     # Classes without images are omitted: classes.txt lists all 200 even if only some are present.

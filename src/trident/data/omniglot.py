@@ -54,9 +54,8 @@ def read_omniglot(source: Path) -> Dataset:
     held_out = max(1, len(alphabets) // 6)
     n_parts = 2 if evaluation else 3
     if len(alphabets) < n_parts:
-        raise TridentError(
-            f"{source} has {len(alphabets)} background alphabets: at least {n_parts} are needed to split"
-        )
+        present = f"{source} has {len(alphabets)} background alphabets"
+        raise TridentError(f"{present}: at least {n_parts} are needed to split")
     split_of = dict.fromkeys(alphabets, "train")
     if not evaluation:
         split_of |= dict.fromkeys(alphabets[-held_out:], "test")
@@ -80,9 +79,8 @@ def _find(source: Path) -> tuple[Alphabets, Alphabets]:
         return _read_folder(source), {}
     background = next((alphabets for name in _BACKGROUNDS if (alphabets := _read_set(source, name))), None)
     if background is None:
-        raise TridentError(
-            f"{source} has no images_background.zip, nor a folder images_background: expected Omniglot's files"
-        )
+        missing = "no images_background.zip, nor a folder images_background"
+        raise TridentError(f"{source} has {missing}: expected Omniglot's files")
     return background, _read_set(source, _EVALUATION)
 
 
@@ -94,10 +92,9 @@ def _read_set(source: Path, name: str) -> Alphabets:
 
 
 def _read_folder(folder: Path) -> Alphabets:
+    png = frozenset({".png"})
     return {
-        alphabet.name: {
-            character.name: list(image_files([character], frozenset({".png"}))) for character in subfolders(alphabet)
-        }
+        alphabet.name: {character.name: [*image_files([character], png)] for character in subfolders(alphabet)}
         for alphabet in subfolders(folder)
     }
 
@@ -115,9 +112,8 @@ def _read_zip(path: Path) -> tuple[str, Alphabets]:
         if member.is_dir() or not parts or parts[0] == "__MACOSX" or parts[-1].startswith("."):
             continue
         if len(parts) != 4 or ".." in parts or parts[0] == "/" or not parts[3].lower().endswith(".png"):
-            raise TridentError(
-                f"{path}: member {member.filename!r} is not of the form SET/ALPHABET/CHARACTER/IMAGE.png"
-            )
+            form = "SET/ALPHABET/CHARACTER/IMAGE.png"
+            raise TridentError(f"{path}: member {member.filename!r} is not of the form {form}")
         if member.file_size > _MAX_BYTES:
             raise TridentError(f"{path}: member {member.filename} has {member.file_size} bytes, too many for a drawing")
         if member.compress_type not in (ZIP_STORED, ZIP_DEFLATED):  # the others can be unpacked as a whole only

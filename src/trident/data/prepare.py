@@ -48,10 +48,9 @@ def prepare(
     dataset = read_dataset(name, source, split_file)
     size = image_size or dataset.image_size
     decoding = Target(size, dataset.channels, dataset.inverted)
-    shape = (size, size, dataset.channels)
     write_resumable_store(
         target,
-        lambda file: StoreWriter(file, dataset.name, dataset.table, shape),
+        lambda file: StoreWriter(file, dataset.name, dataset.table, (size, size, dataset.channels)),
         fingerprint_of_inputs(dataset, decoding),
         lambda first: _pixels(dataset, first, decoding, workers, progress),
         on_resume,
@@ -96,10 +95,9 @@ def fingerprint_of_inputs(dataset: Dataset, *options: object) -> str:
 
 def _size_and_time(file: Path) -> tuple[int, int]:
     try:
-        about = file.stat()
+        return file.stat().st_size, file.stat().st_mtime_ns
     except OSError:  # reported when it is decoded
         return -1, -1
-    return about.st_size, about.st_mtime_ns
 
 
 def _pixels(

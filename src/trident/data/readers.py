@@ -1,12 +1,12 @@
 """Shared by all readers: the `Dataset` they return, and functions for folders and split files.
 
-A reader checks all that can be checked without decoding an image: missing files, empty classes, classes in two splits,
-labels out of range.
+A reader checks all that can be checked without decoding an image.
 """
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from trident.data.images import IMAGE_SUFFIXES, DatasetImage, ImageFile
@@ -60,12 +60,12 @@ def ordered_classes(where: Path, classes: Iterable[ClassImages]) -> tuple[ClassI
 
 def require_files(folder: Path, names: Iterable[str]) -> list[Path]:
     """The paths of files. A missing one is an error."""
-    names = list(names)
-    missing = [name for name in names if not (folder / name).is_file()]
+    paths = [folder / name for name in names]
+    missing = [path.name for path in paths if not path.is_file()]
     if missing:
-        raise TridentError(f"{folder} has no {missing[0]}: expected {', '.join(names)}")
-    refuse_links_outside(folder, (folder / name for name in names))
-    return [folder / name for name in names]
+        raise TridentError(f"{folder} has no {missing[0]}: expected {', '.join(path.name for path in paths)}")
+    refuse_links_outside(folder, paths)
+    return paths
 
 
 def file_inside(folder: Path, name: str, listed_in: Path) -> Path:
@@ -77,20 +77,12 @@ def file_inside(folder: Path, name: str, listed_in: Path) -> Path:
 
 def refuse_links_outside(root: Path, files: Iterable[Path]) -> None:
     """Check that no link leads out of the folder: what lies elsewhere is not a part of the dataset."""
-    inside: dict[Path, bool] = {}
     top = root.resolve()
-
-    def is_inside(path: Path) -> bool:
-        real = path.resolve()
-        return real == top or top in real.parents
-
+    is_inside = cache(lambda folder: folder.resolve().is_relative_to(top))  # resolving takes time
     for file in files:
-        if file.parent not in inside:  # many files have the same folder, and resolving takes time
-            inside[file.parent] = is_inside(file.parent)
-        if not inside[file.parent] or (file.is_symlink() and not is_inside(file)):
-            raise TridentError(
-                f"{file} leads out of {root} through a link: copy what it leads to, or prepare that folder instead"
-            )
+        if not is_inside(file.parent) or (file.is_symlink() and not file.resolve().is_relative_to(top)):
+            todo = "copy what it leads to, or prepare that folder instead"
+            raise TridentError(f"{file} leads out of {root} through a link: {todo}")
 
 
 def require_images(paths: Iterable[Path], listed_in: Path) -> None:

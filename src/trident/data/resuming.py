@@ -9,7 +9,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Generator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -77,12 +77,8 @@ def check_new_store(path: Path) -> None:
 
 
 def _write(writer: StoreWriter, journal: BinaryIO, inputs: str, images_from: ImagesFrom) -> None:
-    def flush() -> None:
-        writer.file.flush()
-        os.fsync(writer.file.fileno())
-
     def save() -> None:
-        flush()
+        _flush(writer.file)
         _append(journal, Saved(writer.written, writer.running_digest)._asdict())
 
     journal.truncate(0)  # it may have entries for images that are not intact
@@ -100,26 +96,28 @@ def _write(writer: StoreWriter, journal: BinaryIO, inputs: str, images_from: Ima
             save()
             raise
     writer.finish()
-    flush()
+    _flush(writer.file)
 
 
 def _read_journal(journal: BinaryIO, inputs: str) -> list[Saved]:
     """What a run with the same inputs has saved. The last line may be incomplete."""
     journal.seek(0)
     saved: list[Saved] = []
-    try:
+    with suppress(ValueError, TypeError):
         if json.loads(journal.readline()) == {"inputs": inputs}:
             for line in journal:
                 saved.append(Saved(**json.loads(line)))
-    except (ValueError, TypeError):
-        pass
     return saved
 
 
 def _append(journal: BinaryIO, entry: dict[str, object]) -> None:
     journal.write(json.dumps(entry).encode() + b"\n")
-    journal.flush()
-    os.fsync(journal.fileno())
+    _flush(journal)
+
+
+def _flush(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def _taken_over(file: BinaryIO, new_writer: NewWriter, saved: list[Saved]) -> StoreWriter:

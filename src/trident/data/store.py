@@ -171,9 +171,8 @@ def _checked_classes(table: Any, n_images: int) -> tuple[ClassEntry, ...]:
     classes, start = tuple(ClassEntry(**entry) for entry in table), 0
     for entry in classes:
         if not isinstance(entry.name, str) or entry.split not in SPLITS:
-            raise ValueError(
-                f"its class table has a class without a name, or in a split other than {', '.join(SPLITS)}"
-            )
+            others = f"a split other than {', '.join(SPLITS)}"
+            raise ValueError(f"its class table has a class without a name, or in {others}")
         if type(entry.start) is not int or type(entry.count) is not int or entry.count < 1 or entry.start != start:
             raise ValueError("its class table does not fit its images: one class must begin where another ends")
         start += entry.count
@@ -221,10 +220,7 @@ def verify_fingerprint(store: ImageStore) -> bool:
 
 
 class StoreWriter:
-    """Writes a store into an open file.
-
-    The header comes first but contains the checksums, so it is written twice: with zeros, and at the end with them.
-    """
+    """Writes a store into an open file. The header comes first; its checksums are zeros until the end."""
 
     def __init__(
         self, file: BinaryIO, dataset: str, classes: Sequence[ClassEntry], shape: Sequence[int], *features_of: str
@@ -238,7 +234,7 @@ class StoreWriter:
         self.kind = "F32" if features_of else "U8"
         self.type: np.dtype[Any] = _TYPES[self.kind]
         self.total = sum(entry.count for entry in classes)
-        self.image_bytes = prod(self.shape) * self.type.itemsize
+        self.image_bytes: int = prod(self.shape) * self.type.itemsize
         self.per_block = max(1, BLOCK_BYTES // self.image_bytes)
         self.written = 0  # images
         self._all = new_hash(classes)
@@ -259,10 +255,8 @@ class StoreWriter:
     def add(self, image: np.ndarray) -> None:
         """Append the next image."""
         if image.shape != self.shape or image.dtype != self.type:
-            raise TridentError(
-                f"{self.dataset}: image {self.written} is {image.dtype} {image.shape}, "
-                f"expected {self.type} {self.shape}"
-            )
+            given = f"{self.dataset}: image {self.written} is {image.dtype} {image.shape}"
+            raise TridentError(f"{given}, expected {self.type} {self.shape}")
         pixels = np.ascontiguousarray(image)
         self.file.write(pixels.data)
         self._hash(pixels.data)

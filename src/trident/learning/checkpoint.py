@@ -5,7 +5,8 @@ state of random generators.
 """
 
 import json
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,15 +15,17 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+import trident
 from trident.data.checksums import digest_of
 from trident.data.store import ImageStore
+from trident.distributed.processes import Processes
 from trident.errors import TridentError, one_line
 from trident.files import atomic_file
 from trident.learning import weights_header
 from trident.methods.registry import method_name
 from trident.nn.parameters import Parameters
 from trident.recipes.files import recipe_names
-from trident.recipes.loading import load_recipe, method_from, recipe_from, recipe_values
+from trident.recipes.loading import flat_values, load_recipe, method_from, recipe_from, recipe_values
 from trident.recipes.recipe import Recipe
 from trident.weights import weight_names, weights_file
 
@@ -106,18 +109,14 @@ class Checkpoint:
 
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
-    groups = {"parameters": checkpoint.parameters, "running": checkpoint.running, "optimizer": checkpoint.optimizer}
     tensors: dict[str, Tensor] = {
         f"{group}/{key}": value.detach().cpu().contiguous()
-        for group, part in groups.items()
-        for key, value in part.items()
+        for group in ("parameters", "running", "optimizer")
+        for key, value in getattr(checkpoint, group).items()
     }
     about = {
         "recipe": recipe_values(checkpoint.recipe),
-        "step": checkpoint.step,
-        "best": checkpoint.best,
-        "provenance": checkpoint.provenance,
-        "validated_step": checkpoint.validated_step,
+        **{key: getattr(checkpoint, key) for key in ("step", "best", "provenance", "validated_step")},
         "temperatures": checkpoint.temperatures._asdict(),
     }
     text = json.dumps(about)
@@ -194,6 +193,31 @@ def _checkpoint_from(metadata: dict[str, str], tensors: Parameters, path: Path) 
     )
 
 
+def checkpoint_from_first(processes: Processes, make: Callable[[], Checkpoint]) -> Checkpoint:
+    """A checkpoint that only the first process makes or reads. The others need not see its files."""
+    if processes.alone:
+        return make()
+
+    def packed() -> dict[str, object]:
+        made = make()
+        # Plain values instead of the recipe: its backbone may hold what cannot be sent, such as an open model.
+        values = {entry.name: getattr(made, entry.name) for entry in fields(made)}
+        return values | {"recipe": recipe_values(made.recipe)}
+
+    values = processes.from_first(packed)
+    recipe = recipe_from(values["recipe"], "the first process")  # type: ignore[arg-type]
+    return Checkpoint(**values | {"recipe": recipe})  # type: ignore[arg-type]
+
+
+def check_same_inputs(processes: Processes, recipe: Recipe, store: ImageStore) -> None:
+    """Check that all processes run the same programs, on the same data, by the same recipe."""
+    if processes.alone:
+        return
+    processes.check_same({"the version of trident": trident.__version__, "the version of torch": torch.__version__})
+    processes.check_same({"the fingerprint of the data": f"{store.fingerprint[:12]} ({store.dataset})"})
+    processes.check_same({"the recipe": recipe.name, **flat_values(recipe)})
+
+
 def recipe_of_weights(name: str) -> Recipe:
     """The recipe of installed weights, without reading the weights."""
     path = weights_file(name)
@@ -235,14 +259,9 @@ def shareable(checkpoint: Checkpoint, half: bool = False) -> Checkpoint:
     recipe = checkpoint.recipe
     if recipe.training.start_from not in (None, *weight_names()):
         recipe = replace(recipe, training=replace(recipe.training, start_from=None))
-    return replace(
-        checkpoint,
-        recipe=recipe,
-        parameters=_halved(checkpoint.parameters) if half else checkpoint.parameters,
-        running=_halved(checkpoint.running) if half else checkpoint.running,
-        optimizer={},
-        provenance=_without_paths(checkpoint.provenance),
-    )
+    if half:
+        checkpoint = replace(checkpoint, parameters=_halved(checkpoint.parameters), running=_halved(checkpoint.running))
+    return replace(checkpoint, recipe=recipe, optimizer={}, provenance=_without_paths(checkpoint.provenance))
 
 
 def _halved(parameters: Parameters) -> Parameters:

@@ -33,9 +33,8 @@ def load(name: str, device: str = "cpu") -> Pretrained:
     if name == INCLUDED:  # never a file of the same name in the working directory, because nobody asked for that
         given = weights_file(str(given))
     checkpoint = load_checkpoint(given)
-    if isinstance(checkpoint.recipe.method, Ensemble):
-        return _frozen_ensemble(checkpoint, device, name)
-    return frozen_conv4(checkpoint, device, name)
+    of_kind = _frozen_ensemble if isinstance(checkpoint.recipe.method, Ensemble) else frozen_conv4
+    return of_kind(checkpoint, device, name)
 
 
 def frozen_conv4(checkpoint: Checkpoint, device: str = "cpu", name: str | None = None) -> Pretrained:
@@ -82,15 +81,14 @@ def with_conv4(checkpoint: Checkpoint) -> Checkpoint:
     backbone = checkpoint.recipe.backbone
     if not isinstance(backbone, FrozenBackbone):
         return checkpoint
+    name = checkpoint.recipe.name
     whole = load_checkpoint(backbone.of.removeprefix(PREFIX)) if backbone.of.startswith(PREFIX) else None
     if whole is None or isinstance(whole.recipe.method, Ensemble):
         raise TridentError(
-            f"weights of {checkpoint.recipe.name} classify stored features of {backbone.of}, not pictures: to label "
-            f"pictures by such features, give the backbone {backbone.of} instead of weights"
+            f"weights of {name} classify stored features of {backbone.of}, not pictures: to label pictures by such "
+            f"features, give the backbone {backbone.of} instead of weights"
         )
-    backbone.check_fingerprint(
-        frozen_conv4(whole).fingerprint, f"for weights of {checkpoint.recipe.name} there is only"
-    )
+    backbone.check_fingerprint(frozen_conv4(whole).fingerprint, f"for weights of {name} there is only")
     conv4 = conv4_of(whole.recipe.backbone, f"computing the features of {backbone.of}")
     protocol = replace(checkpoint.recipe.protocol, batch_norm="running")
     return replace(

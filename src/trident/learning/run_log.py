@@ -10,10 +10,7 @@ from trident.errors import TridentError
 from trident.files import atomic_file, read_regular
 
 LOG = "log.jsonl"
-_FIELDS = {
-    "train": ("step", "accuracy", "losses", "seconds"),
-    "validation": ("step", "accuracy", "ci95"),
-}  # that readers use
+_FIELDS = {"train": ("step", "accuracy", "losses", "seconds"), "validation": ("step", "accuracy", "ci95")}  # in use
 
 
 class Validated(Protocol):
@@ -75,10 +72,10 @@ class RunLog:
     def _draw(self, step: int, kind: str, values: dict[str, Any]) -> None:
         if self._board is not None:
             losses = {f"loss/{name}": value for name, value in values.get("losses", {}).items()}
+            drawn = {key: value for key, value in (values | losses).items() if key != "losses"}
             try:
-                for key, value in (values | losses).items():
-                    if key != "losses":
-                        self._board.add_scalar(f"{kind}/{key}", value, step)
+                for key, value in drawn.items():
+                    self._board.add_scalar(f"{kind}/{key}", value, step)
             except OSError as error:
                 raise TridentError(f"cannot write the TensorBoard files: {error.strerror}") from error
 

@@ -51,18 +51,17 @@ def check_run(recipe: Recipe, store: ImageStore) -> None:
     """Check that the recipe can be trained on these data."""
     about, training = recipe.method.about, recipe.in_training()
     if about.trained_on == "nothing":
-        raise TridentError(
-            f"{about.title} needs no training: measure it with 'trident evaluate {recipe.name} --data STORE'"
-        )
+        how = f"measure it with 'trident evaluate {recipe.name} --data STORE'"
+        raise TridentError(f"{about.title} needs no training: {how}")
     if recipe.protocol.queries_at_once == "one":
         raise TridentError("protocol.queries_at_once is 'one': it is for evaluation only; train with 'all'")
     if about.trained_on == "classes" and recipe.protocol.batch_norm == "support":
         raise TridentError("protocol.batch_norm is 'support': single images have no support set; train with 'running'")
     recipe.backbone.check_store(store)
     recipe.method.check_training(recipe.backbone)
-    known, found = recipe.method.n_training_classes, len(store.classes_of("train"))
-    if known not in (0, found):
-        raise TridentError(f"method.training_classes is {known}, but {store.dataset} has {found} training classes")
+    expected, stored = recipe.method.n_training_classes, len(store.classes_of("train"))
+    if expected not in (0, stored):
+        raise TridentError(f"method.training_classes is {expected}, but {store.dataset} has {stored} training classes")
     EpisodeSampler(store, "val", recipe.episode, recipe.protocol)
     if about.trained_on == "episodes":
         try:
@@ -108,7 +107,7 @@ def start_run(
     }
     parameters = recipe.initial(recipe.training.seed)
     if start_from is None and recipe.training.start_from is not None:
-        start_from = load_checkpoint(_starting_weights(recipe, out))
+        start_from = load_checkpoint(_starting_weights(recipe, recipe.training.start_from, out))
     if start_from is not None:
         provenance["start"] = start_from.summary() | {"provenance": start_from.provenance}
         parameters = _with_trained_values(parameters, recipe, start_from)
@@ -136,16 +135,13 @@ def _with_fingerprint(recipe: Recipe, store: ImageStore) -> Recipe:
     return recipe
 
 
-def _starting_weights(recipe: Recipe, out: Path) -> Path | str:
+def _starting_weights(recipe: Recipe, start_from: str, out: Path) -> Path | str:
     """The path or name of the weights that training starts from."""
-    assert recipe.training.start_from is not None
-    if first_stage(recipe) is None:
-        return recipe.training.start_from
+    if not start_from.startswith(STAGE_PREFIX):
+        return start_from
     if not (out / STAGE_FOLDER).is_dir():
-        raise TridentError(
-            f"{recipe.name} starts from {recipe.training.start_from}, which is not trained yet: only 'trident train' "
-            "trains both"
-        )
+        not_yet = f"{recipe.name} starts from {start_from}, which is not trained yet"
+        raise TridentError(f"{not_yet}: only 'trident train' trains both")
     return out / STAGE_FOLDER
 
 
@@ -164,14 +160,14 @@ def _with_trained_values(parameters: Parameters, recipe: Recipe, start_from: Che
     Between two methods only the backbone is copied: other parameters of the same name may mean something else.
     """
     same_method = type(recipe.method) is type(start_from.recipe.method)
-    found = {
+    copied = {
         key: value
         for key, value in start_from.parameters.items()
         if key in parameters and value.shape == parameters[key].shape and (same_method or key in recipe.backbone.names)
     }
-    if not any(key in recipe.backbone.names for key in found):
+    if not any(key in recipe.backbone.names for key in copied):
         raise TridentError(f"{start_from.path} cannot be started from: its backbone has another shape")
-    return parameters | found
+    return parameters | copied
 
 
 def check_same_data(checkpoint: Checkpoint, store: ImageStore, out: Path) -> None:

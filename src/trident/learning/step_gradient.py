@@ -1,14 +1,15 @@
 """The gradient of one step of training: its tasks are drawn, computed in chunks, and summed over all processes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import reduce
 
 import torch
+from torch import Tensor
 
 from trident.data.store import ImageStore
 from trident.distributed.processes import Processes
 from trident.engines.execution import Execution, make_learner
 from trident.engines.learner import Gradient
-from trident.learning.distributed import sum_over_processes
 from trident.nn.parameters import Parameters
 from trident.recipes.recipe import Recipe
 from trident.tasks.episodes import EpisodeSampler
@@ -36,7 +37,7 @@ class StepGradient:
         own = _sum_of_chunks([self.learner.gradient(parameters, batch) for batch in self.batches(step)])
         if self.processes.alone:
             return own, lambda: False
-        whole, stops = sum_over_processes(self.processes, own, self.places, self.n_tasks, interrupted())
+        whole, stops = _sum_over_processes(self.processes, own, self.places, self.n_tasks, interrupted())
         return whole, lambda: bool(stops)
 
     def batches(self, step: int) -> list[Batch]:
@@ -80,7 +81,7 @@ def _sum_of_chunks(chunks: list[Gradient]) -> Gradient:
     if len(chunks) == 1:
         return chunks[0]
 
-    def joined(parts: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    def joined(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
         return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
 
     return Gradient(
@@ -90,3 +91,46 @@ def _sum_of_chunks(chunks: list[Gradient]) -> Gradient:
         joined([chunk.statistics for chunk in chunks]),
         torch.cat([chunk.finite for chunk in chunks]),
     )
+
+
+def _sum_over_processes(
+    processes: Processes, own: Gradient, places: range, n_tasks: int, stop: bool
+) -> tuple[Gradient, Tensor]:
+    """One step's result from those of all processes, and how many of them ask to stop.
+
+    `own` is this process's result for the tasks at `places` among the step's `n_tasks`. With no places, it does not
+    count. All is summed in one exchange: the gradient, and a table with a row for each task, in which every process
+    fills its own rows and leaves zeros in the others. So the rows arrive unchanged, in the order of the tasks.
+    """
+    by_task = [*own.losses.values(), own.accuracy, own.finite, *own.statistics.values()]  # (task, ...) each
+    gradient = list(own.gradient.values())
+    kind = reduce(torch.promote_types, [part.dtype for part in (*gradient, *by_task)])
+    rows = torch.cat([part.reshape(len(part), -1).to(kind) for part in by_task], 1)  # (own task, number)
+    table = rows.new_zeros(n_tasks, rows.shape[1])
+    table[places.start : places.stop] = rows[: len(places)]
+    packed = torch.cat([*(part.reshape(-1).to(kind) for part in gradient), table.reshape(-1), table.new_zeros(1)])
+    if not places:
+        packed.zero_()
+    packed[-1:].fill_(float(stop))  # packed[-1] = ... would wait until the GPU is done
+    processes.sum(packed)
+    *sums, entries, stops = torch.split(packed, [*(part.numel() for part in gradient), table.numel(), 1])
+    table = entries.view_as(table)
+    columns = torch.split(table, [part[0].numel() for part in by_task], 1)
+    whole = iter(
+        column.reshape(n_tasks, *part.shape[1:]).to(part.dtype) for column, part in zip(columns, by_task, strict=True)
+    )
+
+    def next_of(names: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: next(whole) for name in names}
+
+    gathered = Gradient(
+        {
+            key: total.view_as(part).to(part.dtype)
+            for (key, part), total in zip(own.gradient.items(), sums, strict=True)
+        },
+        losses=next_of(own.losses),
+        accuracy=next(whole),
+        finite=next(whole),
+        statistics=next_of(own.statistics),
+    )
+    return gathered, stops[0]

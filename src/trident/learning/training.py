@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -63,7 +64,9 @@ def train(
     kind = torch.device(device).type
     processes.check_same({"the device": kind, "the engine": execution.engine, "the precision": execution.precision})
     gradient = StepGradient(recipe, store, device, execution, processes)
-    state = RunState(start, out, device, _provenance(start, device, execution, processes), processes)
+    here = {"device": device, "engine": execution.engine, "precision": execution.precision}
+    here |= {} if processes.alone else {"processes": processes.size}
+    state = RunState(replace(start, provenance=start.provenance | here), out, device, processes)
     with (
         held_by_first(out, processes),
         closing(RunLog(out, state.step, state.validated_step)) if processes.first else nullcontext() as log,
@@ -77,7 +80,8 @@ def train(
 
         stop = False
         while not stop and not (processes.alone and interrupted()):
-            if _validation_is_due(state, settings):
+            at_its_turn = state.step % settings.validate_every == 0 or state.step == settings.steps
+            if at_its_turn and state.step > state.validated_step:
                 # Save first: a run that is stopped during validation resumes with this validation.
                 state.save()
                 weights = {key: value.detach() for key, value in state.parameters.items()}
@@ -111,7 +115,7 @@ def _train_step(
     values = _summary(result)
     stop = asked_to_stop()
     norm, left_out = values["gradient_norm"], int(values["left_out"])
-    if left_out > _most_left_out(settings, gradient.n_tasks) or not math.isfinite(norm):
+    if left_out > _most_left_out(settings.most_left_out, gradient.n_tasks) or not math.isfinite(norm):
         state.save()
         raise shared(NotFiniteError(_not_finite_message(result, state)))
     rate = rate_at(settings, state.step)
@@ -134,17 +138,6 @@ def _execution(start: Checkpoint, device: str, engine: str, precision: str) -> E
     return execution_for(device, engine, precision, start.recipe.in_training())
 
 
-def _provenance(start: Checkpoint, device: str, execution: Execution, processes: Processes) -> dict[str, Any]:
-    """Where these weights come from, with what this part of the training runs on."""
-    here = {"device": device, "engine": execution.engine, "precision": execution.precision}
-    return start.provenance | here | ({} if processes.alone else {"processes": processes.size})
-
-
-def _validation_is_due(state: RunState, settings: TrainingSettings) -> bool:
-    at_its_turn = state.step % settings.validate_every == 0 or state.step == settings.steps
-    return state.step > state.validated_step and at_its_turn
-
-
 def _summary(result: Gradient) -> dict[str, Any]:
     """The logged values of a step, over its finite tasks. One transfer for all, because each waits for the GPU."""
     norm = torch.stack(torch._foreach_norm(list(result.gradient.values()))).norm()
@@ -160,22 +153,17 @@ def _summary(result: Gradient) -> dict[str, Any]:
     }
 
 
-def _most_left_out(settings: TrainingSettings, n_tasks: int) -> int:
+def _most_left_out(share: float, n_tasks: int) -> int:
     """How many tasks of a step may be left out: at least one, unless the setting is 0 or there is only one task."""
-    if settings.most_left_out == 0:
-        return 0
-    return min(max(1, int(settings.most_left_out * n_tasks)), n_tasks - 1)
+    return min(max(1, int(share * n_tasks)), n_tasks - 1) if share else 0
 
 
 def _not_finite_message(result: Gradient, state: RunState) -> str:
     """Says what is not finite, a part of the loss if possible, and what can be done."""
     bad = [name for name, part in result.losses.items() if not part.isfinite().all()]
     loss = f"{next((name for name in bad if name != 'total'), 'total')} loss" if bad else "meta-gradient"
-    bf16 = (
-        "fp16 holds numbers up to 65,504 only, so it may help to resume this run with --precision bf16; otherwise "
-        if state.start.provenance["precision"] == "fp16"
-        else ""
-    )
+    bf16 = "fp16 holds numbers up to 65,504 only, so it may help to resume this run with --precision bf16; otherwise "
+    bf16 = bf16 if state.start.provenance["precision"] == "fp16" else ""
     return (
         f"step {state.step + 1}: the {loss} is not finite. The state after step {state.step} is kept in "
         f"{state.out / LAST}; {bf16}try a new run with a lower training.rate; with inner steps, also with a lower "

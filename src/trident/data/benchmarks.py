@@ -1,5 +1,7 @@
-"""miniImageNet (Vinyals et al. 2016, split of Ravi & Larochelle 2017) in its three common formats, and tieredImageNet
-(Ren et al. 2018): for each split a pickle of PNG files and a pickle of labels.
+"""Datasets in pickles, or folders with lists.
+
+miniImageNet (Vinyals et al. 2016, split of Ravi & Larochelle 2017) has three common formats, and CIFAR-FS (Bertinetto
+et al. 2019) has two. tieredImageNet (Ren et al. 2018) has for each split a pickle of PNG files and one of labels.
 """
 
 import csv
@@ -21,6 +23,7 @@ from trident.data.readers import (
     read_split_file,
     require_files,
     require_images,
+    split_table,
 )
 from trident.data.store import SPLITS
 from trident.data.unpickle import load_pickle
@@ -28,6 +31,8 @@ from trident.errors import TridentError
 
 _LISTS = [f"{split}.csv" for split in SPLITS]
 _CACHES = [f"mini-imagenet-cache-{split}.pkl" for split in SPLITS]
+_CIFAR_LISTS = [f"{split}.txt" for split in SPLITS]
+_CIFAR_PICKLES = [f"CIFAR_FS_{split}.pickle" for split in SPLITS]
 
 
 def read_mini_imagenet(source: Path, split_file: Path | None = None) -> Dataset:
@@ -151,3 +156,26 @@ def _load_images(path: Path, n_labels: int) -> Images:
     if len(images) != n_labels:
         raise TridentError(f"{path} has {len(images)} images for {n_labels} labels")
     return images
+
+
+def read_cifar_fs(source: Path) -> Dataset:
+    """Describe CIFAR-FS from the folder cifar100, its parent, or a folder with the three pickles."""
+    for root in (source, source / "cifar100"):
+        if (root / "splits" / "bertinetto").is_dir():
+            return Dataset("cifar-fs", ordered_classes(root, _from_cifar_folders(root)), image_size=32)
+    if any((source / name).is_file() for name in _CIFAR_PICKLES):
+        classes = pickled_classes(
+            source, _CIFAR_PICKLES, "data", "labels", image_numbers
+        )  # they have no names of classes
+        return Dataset("cifar-fs", ordered_classes(source, classes), image_size=32)
+    forms = f"cifar100/ with data/ and splits/bertinetto/, or {', '.join(_CIFAR_PICKLES)}"
+    raise TridentError(f"{source} is not CIFAR-FS: expected {forms}")
+
+
+def _from_cifar_folders(root: Path) -> list[ClassImages]:
+    if not (root / "data").is_dir():
+        raise TridentError(f"{root} has no folder data/ with the class folders")
+    lists = root / "splits" / "bertinetto"
+    files = zip(SPLITS, require_files(lists, _CIFAR_LISTS), strict=True)
+    split_of = split_table((name, split, path) for split, path in files for name in read_lines(path))
+    return classes_by_split(root / "data", split_of, lists)
