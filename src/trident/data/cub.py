@@ -26,8 +26,7 @@ _NUMBERED_NAME = re.compile(r"(\d{3})\..+")
 def read_cub(source: Path) -> Dataset:
     """Describe CUB from its own lists, or from class folders in train/ and test/, as in a common mirror.
 
-    `source` is the folder CUB_200_2011 or its parent. The mirror splits the images of each class into train and test.
-    Few-shot learning needs a split by class, so both are joined and split by class, as with the lists.
+    The mirror splits the images of each class. Both parts are joined, and split by class as with the lists.
     """
     for root in (source, source / "CUB_200_2011"):
         if any((root / name).is_file() for name in _LISTS):

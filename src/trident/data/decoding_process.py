@@ -1,8 +1,7 @@
 """Decodes untrusted pictures in processes of their own, which have limits on time and memory.
 
-A small file can take minutes or gigabytes to decode, and a fault in a decoder can end the process. So a picture is sent
-to another process: the system ends it when it has used too much processor time, and gives it no more memory than
-allowed. Then only this picture has an error, and the next one gets a new process. Processes are kept for more pictures.
+A small file can take minutes or gigabytes to decode, and a fault in a decoder can end the process. Then only this
+picture has an error, and the next one gets a new process. Processes are kept for more pictures.
 
 A process gets a pickled `_Job` and the bytes of the picture's file. What it answers is not pickled, because a picture
 may have taken it over: the kind (a byte), a length, and pixels or a text. Before it decodes a large picture it answers
@@ -117,13 +116,10 @@ class DecodingProcesses:
         self._closed = False
 
     def decode(self, source: ImageSource, target: Target, seconds: float = math.inf) -> np.ndarray:
-        """Like `target.decode`, but with limits on memory and on processor time, which is at most `seconds`.
-
-        Pictures that are pixels in memory already are not sent to another process.
-        """
+        """Like `target.decode`, but with limits on memory and on processor time, which is at most `seconds`."""
         seconds = min(seconds, _seconds(target.pixels))
         content = in_memory(source).held
-        if not isinstance(content, bytes):
+        if not isinstance(content, bytes):  # it is pixels already
             return target.decode(ImageInMemory(source.name, content))
         job = _Job(len(content), target, seconds)
         with suppress(_EndedError):  # perhaps not because of the picture: the system may have no memory left

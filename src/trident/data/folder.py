@@ -19,11 +19,7 @@ from trident.errors import TridentError
 
 
 def read_folder(source: Path, split_file: Path | None = None) -> Dataset:
-    """Describe a folder of class folders, named after the folder.
-
-    The split comes from `split_file` if given, else from folders train, val and test if they exist, else from
-    `hashed_split`.
-    """
+    """Describe a folder of class folders. Its split is `split_file`'s, that of folders train, val and test, or hashed."""
     return Dataset(source.resolve().name, ordered_classes(source, _classes(source, split_file)), image_size=84)
 
 

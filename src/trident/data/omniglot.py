@@ -1,9 +1,8 @@
 """Omniglot (Lake et al. 2015) from its zip files, without extracting them, or from extracted folders.
 
-A class is one character of one alphabet. The split is by alphabet. The evaluation set is for testing. The background
-alphabets are sorted by name: the last sixth (at least one) is for validation, the rest for training. That is 5 and 25
-of the 30, or 1 and 4 of the five in a small set. Without the evaluation set, the last sixth is for testing and the
-sixth before it for validation.
+A class is one character of one alphabet. The split is by alphabet. The evaluation set is for testing. Of the background
+alphabets, sorted by name, the last sixth (at least one) is for validation, the rest for training. Without the
+evaluation set, the last sixth is for testing and the sixth before it for validation.
 """
 
 from dataclasses import dataclass

@@ -24,8 +24,7 @@ _OTHER_PICTURES = frozenset(
 def find_pictures(folder: Path, without: Iterable[Path] = ()) -> tuple[list[ImageFile], dict[str, str]]:
     """The pictures in a folder and its subfolders, sorted by path; and a message for each path that cannot be read.
 
-    Hidden files and folders, the folders in `without`, and files that are not pictures are skipped. Links to folders
-    are not followed.
+    Hidden files and folders, the folders in `without`, links to folders, and other files are skipped.
     """
     pictures: list[ImageFile] = []
     unread: dict[str, str] = {}
@@ -54,10 +53,7 @@ def find_pictures(folder: Path, without: Iterable[Path] = ()) -> tuple[list[Imag
 
 
 def listed_pictures(path: Path) -> list[ImageFile]:
-    """The pictures that a text file lists, one path on each line, relative to the current folder.
-
-    A path that is listed twice counts once. Whether the files can be read is not checked yet.
-    """
+    """The pictures that a text file lists, one path on each line. A path that is listed twice counts once."""
     text = read_regular(path)
     if b"\0" in text:
         raise TridentError("that is not a text file; a list of pictures has one path on each line")

@@ -1,12 +1,10 @@
 """A pile of pictures to label: a folder, a list of paths, tar archives or Parquet files.
 
-Tar archives, such as WebDataset's shards, are read where they lie; nothing is unpacked. An archive is read once from
-start to end, header by header, to know where its pictures are. A picture's bytes are read when it is needed. A member's
-name is only a name: no file is ever made from it, so it can do no harm.
+Tar archives, such as WebDataset's shards, are read where they lie; nothing is unpacked. An archive is read once, header
+by header, to know where its pictures are. A member's name is only a name: no file is ever made from it.
 
-Parquet files have a column with the bytes of image files, and perhaps a column with their names. Both are found by
-themselves. The pictures are in the column `image`, or in the only column of bytes, or in a column of records with
-`bytes` and `path`, as the Hugging Face datasets have them. Files are read one row group at a time.
+Parquet files have a column with the bytes of image files: `image`, or the only column of bytes, or records with `bytes`
+and `path`, as in the Hugging Face datasets. Another column may have their names. One row group is read at a time.
 """
 
 import os

@@ -36,10 +36,9 @@ def prepare(
 ) -> ImageStore:
     """Decode every image of a dataset and write a store. After an error nothing is written.
 
-    Images of another size are resized until their shorter side fits, and cropped at the centre. Images that cannot be
-    read are an error, which is reported after all images have been tried. `workers` is the number of processes that
-    decode them, each image within limits of time and memory. A run that was killed or interrupted is resumed by the
-    next one with the same arguments, which calls `on_resume`.
+    Images that cannot be read are an error, which is reported after all images have been tried. `workers` is the number
+    of processes that decode them. A run that was killed or interrupted is resumed by the next one with the same
+    arguments, which calls `on_resume`.
     """
     source, target = Path(source), Path(target)
     if image_size is not None and image_size not in _IMAGE_SIZES:

@@ -138,8 +138,7 @@ def untrained(recipe: Recipe) -> Checkpoint:
 def load_checkpoint(path: Path | str) -> Checkpoint:
     """From a file, or from a run's folder: its best weights, or its last ones if there are no best ones yet.
 
-    It may also be the name of included weights, or a recipe whose method needs no training, by its name or as a TOML
-    file.
+    It may also be the name of included weights, or a recipe, by name or as a TOML file, whose method needs no training.
     """
     path, without_best = Path(path), False
     weights_header.check_run(path)

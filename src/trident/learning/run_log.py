@@ -28,10 +28,7 @@ class Validated(Protocol):
 
 
 class RunLog:
-    """Step lines hold means over the steps since the last line, or since the run was resumed.
-
-    Validation lines hold the accuracy and its protocol.
-    """
+    """Its lines hold means over the steps since the last one, or since the run was resumed; or a validation."""
 
     def __init__(self, folder: Path, step: int, validated_step: int):
         """Drops lines after these steps: the resumed run computes them again."""

@@ -64,7 +64,7 @@ def train(
     kind = torch.device(device).type
     processes.check_same({"the device": kind, "the engine": execution.engine, "the precision": execution.precision})
     gradient = StepGradient(recipe, store, device, execution, processes)
-    here = {"device": device, "engine": execution.engine, "precision": execution.precision}
+    here: dict[str, Any] = {"device": device, "engine": execution.engine, "precision": execution.precision}
     here |= {} if processes.alone else {"processes": processes.size}
     state = RunState(replace(start, provenance=start.provenance | here), out, device, processes)
     with (
@@ -162,12 +162,14 @@ def _not_finite_message(result: Gradient, state: RunState) -> str:
     """Says what is not finite, a part of the loss if possible, and what can be done."""
     bad = [name for name, part in result.losses.items() if not part.isfinite().all()]
     loss = f"{next((name for name in bad if name != 'total'), 'total')} loss" if bad else "meta-gradient"
-    bf16 = "fp16 holds numbers up to 65,504 only, so it may help to resume this run with --precision bf16; otherwise "
-    bf16 = bf16 if state.start.provenance["precision"] == "fp16" else ""
+    hint = "try a new run with a lower training.rate"
+    if state.start.provenance["precision"] == "fp16":
+        resume = "it may help to resume this run with --precision bf16"
+        hint = f"fp16 holds numbers up to 65,504 only, so {resume}; otherwise {hint}"
     return (
         f"step {state.step + 1}: the {loss} is not finite. The state after step {state.step} is kept in "
-        f"{state.out / LAST}; {bf16}try a new run with a lower training.rate; with inner steps, also with a lower "
-        "method.inner_rate; for TRIDENT, also with method.log_var_bound=8"
+        f"{state.out / LAST}; {hint}; with inner steps, also with a lower method.inner_rate; for TRIDENT, also with "
+        "method.log_var_bound=8"
     )
 
 
@@ -176,9 +178,8 @@ def watch_for_interrupts(announce: bool = True) -> Iterator[Callable[[], bool]]:
     """Yields a function that tells whether Ctrl-C or SIGTERM has arrived. A second Ctrl-C stops at once.
 
     A second SIGTERM does not: `timeout` sends two, one to the process and one to its group. Call the function from the
-    main thread: it sets the handlers again each time, because LLVM replaces them when Triton first compiles.
-
-    `announce`: whether the first signal prints a line.
+    main thread: it sets the handlers again each time, because LLVM replaces them when Triton first compiles. With
+    `announce`, the first signal prints a line.
     """
     received: list[int] = []
 
