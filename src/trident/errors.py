@@ -63,6 +63,15 @@ class ResumableError(TridentError):
 
 
 @contextmanager
+def os_errors(what: str) -> Iterator[None]:
+    """Turn an OSError into a TridentError that says what cannot be done, and why."""
+    try:
+        yield
+    except OSError as error:
+        raise TridentError(f"{what}: {error.strerror or error}") from error
+
+
+@contextmanager
 def errors_in(where: object) -> Iterator[None]:
     """Put the place where an error was found before its message."""
     try:

@@ -20,7 +20,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
 
-from trident.errors import TridentError
+from trident.errors import TridentError, os_errors
 
 LONGEST_NAME = 255  # bytes, on all common file systems
 _TEMPORARY = re.compile(r"\.trident-([0-9a-f]{8})-[0-9a-f]{16}\.(part|link)")
@@ -98,14 +98,11 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
     check_writable(path)
     for leftover in path.parent.glob(".trident-*"):
         delete_leftover(leftover)
-    try:
-        with temporary_file(path.parent) as (temporary, file):
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-            replace_file(temporary, path)
-    except OSError as error:
-        raise TridentError(f"cannot write {path}: {error.strerror or error}") from error
+    with os_errors(f"cannot write {path}"), temporary_file(path.parent) as (temporary, file):
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+        replace_file(temporary, path)
 
 
 def replace_file(complete: Path, path: Path) -> None:

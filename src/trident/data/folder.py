@@ -19,7 +19,7 @@ from trident.errors import TridentError
 
 
 def read_folder(source: Path, split_file: Path | None = None) -> Dataset:
-    """Describe a folder of class folders. Its split is `split_file`'s, that of folders train, val and test, or hashed."""
+    """Describe a folder of class folders. Split by `split_file`, by folders train, val and test, or by hash."""
     return Dataset(source.resolve().name, ordered_classes(source, _classes(source, split_file)), image_size=84)
 
 
@@ -27,11 +27,8 @@ def hashed_split(names: Iterable[str]) -> dict[str, str]:
     """Split classes 64 : 16 : 20, ordered by the SHA-256 of their names, with at least one in each part."""
     ordered = sorted(names, key=lambda name: hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest())
     n_val, n_test = max(1, round(0.16 * len(ordered))), max(1, round(0.2 * len(ordered)))
-    n_train = len(ordered) - n_val - n_test
-    return {
-        name: "train" if place < n_train else "val" if place < n_train + n_val else "test"
-        for place, name in enumerate(ordered)
-    }
+    parts = ["train"] * (len(ordered) - n_val - n_test) + ["val"] * n_val + ["test"] * n_test
+    return dict(zip(ordered, parts, strict=True))
 
 
 def _classes(source: Path, split_file: Path | None) -> list[ClassImages]:

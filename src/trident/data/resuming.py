@@ -16,7 +16,7 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 
 from trident.data.store import StoreWriter
-from trident.errors import ResumableError, TridentError
+from trident.errors import ResumableError, TridentError, os_errors
 from trident.files import check_new, check_writable, locked, replace_file
 
 SAVE_SECONDS = 2.0  # a kill loses at most this much work
@@ -44,29 +44,26 @@ def write_resumable_store(
     """
     check_writable(path)
     part, journal_path = path.with_name(f".{path.name}.part"), path.with_name(f".{path.name}.journal")
-    try:
-        with journal_path.open("a+b") as journal:
-            if locked(journal) is False:
-                raise TridentError(f"another process is writing {path}: wait for it, or choose another file")
-            try:
-                check_new(path)  # under the lock: another process may just have written it
-                saved = _read_journal(journal, inputs)
-                with part.open("r+b" if saved and part.is_file() else "w+b") as file:
-                    writer = _taken_over(file, new_writer, saved)
-                    check_space(file, path, writer.size)
-                    if writer.written and on_resume:
-                        on_resume(writer.written, writer.total)
-                    _write(writer, journal, inputs, images_from)
-                replace_file(part, path)
-            except ResumableError as error:
-                raise ResumableError(f"{error}; the same command goes on where it stopped") from error
-            except Exception:
-                part.unlink(missing_ok=True)
-                journal_path.unlink(missing_ok=True)
-                raise
+    with os_errors(f"cannot write {path}"), journal_path.open("a+b") as journal:
+        if locked(journal) is False:
+            raise TridentError(f"another process is writing {path}: wait for it, or choose another file")
+        try:
+            check_new(path)  # under the lock: another process may just have written it
+            saved = _read_journal(journal, inputs)
+            with part.open("r+b" if saved and part.is_file() else "w+b") as file:
+                writer = _taken_over(file, new_writer, saved)
+                check_space(file, path, writer.size)
+                if writer.written and on_resume:
+                    on_resume(writer.written, writer.total)
+                _write(writer, journal, inputs, images_from)
+            replace_file(part, path)
+        except ResumableError as error:
+            raise ResumableError(f"{error}; the same command goes on where it stopped") from error
+        except Exception:
+            part.unlink(missing_ok=True)
             journal_path.unlink(missing_ok=True)
-    except OSError as error:
-        raise TridentError(f"cannot write {path}: {error.strerror or error}") from error
+            raise
+        journal_path.unlink(missing_ok=True)
 
 
 def check_new_store(path: Path) -> None:

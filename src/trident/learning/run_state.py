@@ -48,15 +48,10 @@ def update(
 
 
 def make_optimizer(parameters: Parameters, start: Checkpoint) -> torch.optim.AdamW:
-    settings, method = start.recipe.training, start.recipe.method
-    in_backbone = start.recipe.backbone.names
-    kinds = {  # the share of the rate, and the weight decay
-        key: (
-            settings.backbone_rate if key in in_backbone else 1.0,
-            settings.weight_decay if method.decays(key) else 0.0,
-        )
-        for key in parameters
-    }
+    settings, recipe = start.recipe.training, start.recipe
+    shares = {key: settings.backbone_rate if key in recipe.backbone.names else 1.0 for key in parameters}  # of the rate
+    decays = {key: settings.weight_decay if recipe.method.decays(key) else 0.0 for key in parameters}
+    kinds = {key: (shares[key], decays[key]) for key in parameters}
     groups: list[dict[str, Any]] = []
     for share, decay in sorted(set(kinds.values())):
         own = [value for key, value in parameters.items() if kinds[key] == (share, decay)]
@@ -65,10 +60,8 @@ def make_optimizer(parameters: Parameters, start: Checkpoint) -> torch.optim.Ada
     if start.optimizer:
         state = optimizer.state_dict()
         state["state"] = {
-            place: {
-                "step": torch.tensor(float(start.step)),
-                **{moment: start.optimizer[f"{moment}/{key}"] for moment in MOMENTS},
-            }
+            place: {name: start.optimizer[f"{name}/{key}"] for name in MOMENTS}
+            | {"step": torch.tensor(float(start.step))}
             for place, key in enumerate(sorted(parameters, key=lambda key: kinds[key]))  # as in the groups
         }
         optimizer.load_state_dict(state)

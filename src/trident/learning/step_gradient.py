@@ -123,11 +123,9 @@ def _sum_over_processes(
     def next_of(names: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: next(whole) for name in names}
 
+    totals = zip(own.gradient.items(), sums, strict=True)
     gathered = Gradient(
-        {
-            key: total.view_as(part).to(part.dtype)
-            for (key, part), total in zip(own.gradient.items(), sums, strict=True)
-        },
+        {key: total.view_as(part).to(part.dtype) for (key, part), total in totals},
         losses=next_of(own.losses),
         accuracy=next(whole),
         finite=next(whole),
