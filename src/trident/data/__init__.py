@@ -6,6 +6,6 @@ READERS = {  # of the datasets that can be prepared; they are imported on use
     "cub": "trident.data.cub:read_cub",
     "omniglot": "trident.data.omniglot:read_omniglot",
     "cifar-fs": "trident.data.benchmarks:read_cifar_fs",
-    "folder": "trident.data.folder:read_folder",
+    "folder": "trident.data.readers:read_folder",
 }
 WITH_SPLIT_FILE = frozenset({"mini-imagenet", "folder"})  # their readers take a split file as the second argument
