@@ -19,11 +19,11 @@ def is_shown(text: str) -> bool:
     return _NOT_SHOWN.search(text) is None
 
 
-def _escaped(found: re.Match[str]) -> str:
-    code = ord(found[0])
+def _escaped(match: re.Match[str]) -> str:
+    code = ord(match[0])
     if 0xDC80 <= code <= 0xDCFF:
         return f"\\x{code - 0xDC00:02x}"  # how Python keeps such a byte
-    return found[0].encode("unicode_escape").decode()
+    return match[0].encode("unicode_escape").decode()
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

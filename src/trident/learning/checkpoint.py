@@ -91,14 +91,13 @@ class Checkpoint:
         return [*start.get("trained_on_before", []), *([] if own == earlier else [str(start["trained_on"])])]
 
     def describe(self) -> str:
-        """What `summary` says, in words."""
-        about = self.summary()
+        """Which weights these are, in words."""
         if self.recipe.method.about.trained_on == "nothing":
-            return one_line(f"recipe {about['recipe']}, not trained")
-        trained_on = about["trained_on"] or "unknown data"
+            return one_line(f"recipe {self.recipe.name}, not trained")
+        trained_on = self.provenance.get("dataset") or "unknown data"
         first = f"{' and '.join(self.trained_on_before)}, then on " if self.trained_on_before else ""
         before = f", after {self.steps_before} steps of the run it started from" if self.steps_before else ""
-        return one_line(f"recipe {about['recipe']}, trained on {first}{trained_on} for {self.step} steps{before}")
+        return one_line(f"recipe {self.recipe.name}, trained on {first}{trained_on} for {self.step} steps{before}")
 
     def caution(self, store: ImageStore, split: str) -> str:
         """What to say beside accuracy and calibration on the very classes that the best weights were chosen on."""
