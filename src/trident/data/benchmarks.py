@@ -39,10 +39,9 @@ _CIFAR_PICKLES = [f"CIFAR_FS_{split}.pickle" for split in SPLITS]
 
 
 def read_mini_imagenet(source: Path, split_file: Path | None = None) -> Dataset:
-    """Find out which format is in `source` and describe it.
+    """Describe miniImageNet from `images/` with three lists, from three pickles, or from class folders.
 
-    The formats are `images/` with train.csv, val.csv and test.csv; three pickles; or class folders with a split file,
-    which is `split_file` or split.json in `source`. A given `split_file` means class folders.
+    A given `split_file`, or split.json in `source`, is the split of class folders.
     """
     default_split = source / "split.json"
     if split_file is None and any((source / name).is_file() for name in _LISTS):
@@ -118,11 +117,7 @@ def _class_table(path: Path, class_dict: Any, n_images: int) -> dict[str, list[i
 
 
 def read_tiered_imagenet(source: Path) -> Dataset:
-    """Describe tieredImageNet from its label pickles alone.
-
-    The image pickles, gigabytes each, are loaded one at a time, when their images are decoded. Only then is the number
-    of images compared with the number of labels.
-    """
+    """Describe tieredImageNet from its label pickles alone. The pickles of images have gigabytes each, and wait."""
     label_files = require_files(source, (f"{split}_labels.pkl" for split in SPLITS))
     image_files = require_files(source, (f"{split}_images_png.pkl" for split in SPLITS))
     n_images: dict[Path, int] = {}

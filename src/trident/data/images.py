@@ -79,7 +79,11 @@ class ImageSource(ABC):
         """A hash of the content; the name does not matter. Raises UnreadableImageError."""
         with naming_errors(self.name):
             content = self.content()
-            return key_of(content) if isinstance(content, bytes) else key_of_pixels(_opened(content))
+            if isinstance(content, bytes):
+                return key_of(content)
+            image = _opened(content)
+            pixels = _to_eight_bits(_upright(image), "RGB")  # its palette, transparency and orientation count
+            return key_of(f"{image.mode} {pixels.size} ".encode(), pixels.tobytes())
 
 
 class DatasetImage(ImageSource):
@@ -178,12 +182,6 @@ def naming_errors(name: str) -> Iterator[None]:
 def key_of(*content: bytes) -> bytes:
     """A hash of a picture's content."""
     return hashlib.blake2b(b"".join(content), digest_size=20).digest()
-
-
-def key_of_pixels(image: Image.Image) -> bytes:
-    """A hash of what `decode` sees of a picture in memory: also its palette, transparency and orientation."""
-    pixels = _to_eight_bits(_upright(image), "RGB")
-    return key_of(f"{image.mode} {pixels.size} ".encode(), pixels.tobytes())
 
 
 @dataclass(frozen=True)

@@ -65,8 +65,7 @@ def listed_pictures(path: Path) -> list[ImageFile]:
 def sources_of(images: Any) -> list[ImageSource]:
     """Accepts paths, PIL images, arrays or tensors in a list, or one array of all pictures.
 
-    An array is (height, width), (height, width, channel) or (channel, height, width), with a leading image axis if it
-    holds all pictures. It is uint8, or floating point from 0 to 1.
+    An array is uint8, or floating point from 0 to 1. Its channels come first or last, or it has none.
     """
     if isinstance(images, str | bytes | os.PathLike | Image.Image):
         raise BadValueError(f"images are {type(images).__name__}, a single one: give a list of them")

@@ -1,8 +1,8 @@
 """Writes a store that takes long to make, so that it can be resumed after a kill.
 
-The store grows in a hidden `.part` file beside the target, in order. A journal beside it says what it is made from, and
-every few seconds how many images are safely on disk, with a digest of them. A second run with the same inputs reads
-these images, compares the digest and goes on after them. The result has the same bytes as without the kill.
+The store grows in a hidden `.part` file beside the target. A journal says what it is made from, and every few seconds
+how many images are safely on disk, with a digest of them. A second run with the same inputs compares these and goes on
+after them. The result has the same bytes as without the kill.
 """
 
 import json

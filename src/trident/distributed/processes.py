@@ -1,8 +1,7 @@
 """Several processes that work on the same thing. torchrun starts them; torch.distributed connects them.
 
-Every process runs the same code. `Processes` says which one this is, and lets them exchange results. All processes must
-call its methods in the same order, because each call waits for the others. `ALONE` is the only process of an ordinary
-program: its methods return at once.
+Every process runs the same code. `Processes` says which one this is, and lets them exchange results. All must call its
+methods in the same order, because each call waits for the others. `ALONE` is the only process of an ordinary program.
 """
 
 import re

@@ -153,7 +153,7 @@ def load_checkpoint(path: Path | str) -> Checkpoint:
     metadata, tensors = _content(path)
     try:
         loaded = _checkpoint_from(metadata, tensors, path)
-        loaded.describe()  # raises an error if a part of the provenance is missing
+        loaded.summary()  # raises an error if a part of the provenance is missing
     except _DAMAGE as error:
         raise TridentError(f"{path} is damaged: {repr(error)[:_MOST_CHARACTERS]}") from error
     if without_best and loaded.best:

@@ -74,10 +74,7 @@ def without_conv4(checkpoint: Checkpoint, name: str) -> Checkpoint:
 
 
 def with_conv4(checkpoint: Checkpoint) -> Checkpoint:
-    """The reverse: weights that classify features of `weights:NAME` get its Conv4, so that they classify pictures.
-
-    Weights that have a network are returned unchanged. Those for features of anything but one Conv4 are refused.
-    """
+    """The reverse: weights that classify features of `weights:NAME` get its Conv4. Others with a network stay as is."""
     backbone = checkpoint.recipe.backbone
     if not isinstance(backbone, FrozenBackbone):
         return checkpoint

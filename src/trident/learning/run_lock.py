@@ -1,7 +1,6 @@
-"""One process at a time writes a run.
+"""One process at a time writes a run; with torchrun, the first process takes the lock for all.
 
-The system releases the lock when its process ends, also by kill -9; the file `.lock` only says whose it is. With
-torchrun, the first process takes it for all.
+The system releases the lock when its process ends, also by kill -9; the file `.lock` only says whose it is.
 """
 
 import fcntl

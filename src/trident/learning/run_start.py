@@ -155,10 +155,7 @@ def _check_empty(out: Path) -> None:
 
 
 def _with_trained_values(parameters: Parameters, recipe: Recipe, start_from: Checkpoint) -> Parameters:
-    """The parameters, with trained values for all of the same name and shape.
-
-    Between two methods only the backbone is copied: other parameters of the same name may mean something else.
-    """
+    """The parameters, with trained values of the same name and shape; of another method, the backbone's alone."""
     same_method = type(recipe.method) is type(start_from.recipe.method)
     copied = {
         key: value

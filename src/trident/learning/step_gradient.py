@@ -99,8 +99,7 @@ def _sum_over_processes(
     """One step's result from those of all processes, and how many of them ask to stop.
 
     `own` is this process's result for the tasks at `places` among the step's `n_tasks`. With no places, it does not
-    count. All is summed in one exchange: the gradient, and a table with a row for each task, in which every process
-    fills its own rows and leaves zeros in the others. So the rows arrive unchanged, in the order of the tasks.
+    count. All is summed in one exchange: the gradient, and a table in which every process fills the rows of its tasks.
     """
     by_task = [*own.losses.values(), own.accuracy, own.finite, *own.statistics.values()]  # (task, ...) each
     gradient = list(own.gradient.values())

@@ -56,8 +56,7 @@ def train(
 ) -> Checkpoint:
     """Train from a checkpoint to the recipe's last step, or until interrupted; the last state is saved in `out`.
 
-    With several processes, all call it with the same checkpoint. Each computes its share of every step's tasks, all
-    make the same update, and the first one writes the files.
+    With several processes, all call it with the same checkpoint. Each computes its share of every step's tasks.
     """
     recipe, settings = start.recipe, start.recipe.training
     execution = processes.on_each(lambda: _execution(start, device, engine, precision))
