@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 
 from data_pictures import picture, save
+from trident.data.benchmarks import PickleCache
 from trident.data.images import MOST_BYTES, ImageFile, ImageInMemory, ImageSource, UnreadableImageError, in_memory
 from trident.data.omniglot import ZippedImage
-from trident.data.pickles import PickleCache
 from trident.data.pictures import sources_of
 
 

@@ -40,7 +40,7 @@ def extend(package: Path) -> None:
     insert(methods / "registry.py", '    "simpleshot"', line)
     reader, line = blocks("Add a dataset")
     (package / "data" / "textures.py").write_text(reader, "utf-8")
-    insert(package / "data" / "registry.py", '    "folder"', line)
+    insert(package / "data" / "__init__.py", '    "folder"', line)
 
 
 # Commands, one after another in one process with the changed package, which loads torch once.

@@ -7,7 +7,7 @@ import typer
 
 from trident.cli import options as opt
 from trident.cli.app import data_app
-from trident.data.registry import READERS
+from trident.data import READERS
 from trident.errors import TridentError, one_line
 
 

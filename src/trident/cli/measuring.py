@@ -115,7 +115,7 @@ def evaluate(
         return checkpoint
 
     with opt.on_processes(device) as here:
-        from trident.learning.distributed import check_same_inputs, checkpoint_from_first
+        from trident.learning.checkpoint import check_same_inputs, checkpoint_from_first
         from trident.measuring.evaluate import evaluate as measure
 
         checkpoint = checkpoint_from_first(here.processes, load)

@@ -12,8 +12,7 @@ from trident.backbones.conv4 import Conv4Backbone
 from trident.backbones.feature_store import features_of_store
 from trident.backbones.frozen import FrozenBackbone
 from trident.backbones.pretrained import Pretrained
-from trident.data.store import ImageStore, class_table
-from trident.data.store_writer import new_hash
+from trident.data.store import ImageStore, class_table, new_hash
 from trident.engines.execution import device_name
 from trident.files import short_digest
 from trident.leaderboard.results import Results

@@ -93,13 +93,13 @@ class Line:
         """What its network was before training, and what differs from most others."""
         from trident.backbones.conv4 import Conv4Backbone
         from trident.backbones.frozen import FrozenBackbone
-        from trident.learning.stages import PREFIX as STAGE
+        from trident.learning.run_start import STAGE_PREFIX
 
         recipe = self.row.recipe_on(self.board)
         if isinstance(recipe.backbone, FrozenBackbone):
             return "frozen"
         start = recipe.training.start_from
-        own = start is None or start.startswith(STAGE)  # an earlier stage of the same training is its own
+        own = start is None or start.startswith(STAGE_PREFIX)  # an earlier stage of the same training is its own
         told = ["own" if own else f"own, from {start}"]
         if isinstance(recipe.backbone, Conv4Backbone) and recipe.backbone.activation == "leaky_relu":
             told.append("LeakyReLU")
