@@ -13,6 +13,7 @@ from trident.errors import TridentError
 if TYPE_CHECKING:
     from trident.data.store import ImageStore
     from trident.leaderboard.rows import Board
+    from trident.progress import Progress
 
 Results = Annotated[Path | None, typer.Option("--results", help="Folder of results; default: the included ones.")]
 SHOWN = "mini-1-shot"  # the board that is shown by default
@@ -118,12 +119,11 @@ def _measure(
     from trident.leaderboard.measuring import Features, measure
     from trident.leaderboard.results import add
     from trident.leaderboard.rows import row_called, rows
-    from trident.progress import Progress
 
     chosen = [row_called(name) for name in names] or list(rows().values())
     with counting("measuring") as bar:
 
-        def stage(what: str) -> Progress:
+        def stage(what: str) -> "Progress":
             return lambda done, total: bar(done, total, what)
 
         done, problem = 0, None
@@ -133,16 +133,16 @@ def _measure(
             fitting = stores["mini"] if board.data == "cub" else store
             for row in chosen:
                 try:
-                    found = measure(row, board, store, fitting, features, tasks, device, stage)
+                    measured = measure(row, board, store, fitting, features, tasks, device, stage)
                 except TridentError as error:
                     problem = error
                     if not quiet and len(names) * len(boards) != 1:
                         say(f"{row.name} on {board.name}: skipped, {error}")
                     continue
-                add(row.name, board.name, found, folder)
+                add(row.name, board.name, measured, folder)
                 done += 1
                 if not quiet:
-                    accuracies = [f"{name} {one.figure} %" for name, one in found.items()]
+                    accuracies = [f"{name} {one.figure} %" for name, one in measured.items()]
                     say(f"{row.name} on {board.name}: {', '.join(accuracies)}")
         if problem and not done:  # nothing of what was asked for can be done
             raise problem

@@ -243,10 +243,10 @@ def _resume(run: Path, overrides: list[str], data: str | None, here: opt.ThisPro
             raise TridentError(f"{run} is still in its first stage: give the command that began it again")
 
     def last() -> "Checkpoint":
-        found = load_checkpoint(run / LAST)
-        recipe = with_overrides(found.recipe, overrides)
-        check_resumable(found.recipe, recipe)
-        return replace(found, recipe=recipe)
+        saved = load_checkpoint(run / LAST)
+        recipe = with_overrides(saved.recipe, overrides)
+        check_resumable(saved.recipe, recipe)
+        return replace(saved, recipe=recipe)
 
     def inputs() -> "ImageStore":
         store = opt.open_for(checkpoint.recipe, data, checkpoint, store_on)

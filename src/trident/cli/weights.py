@@ -144,14 +144,14 @@ def backbones(
 def _print_list(as_json: bool) -> None:
     from trident.backbones.pretrained import listed
 
-    found = listed()
+    known = listed()
     if as_json:
-        opt.print_json(found)
+        opt.print_json(known)
         return
-    print("\n".join(opt.aligned([HEADINGS, *map(_row, found)])))
+    print("\n".join(opt.aligned([HEADINGS, *map(_row, known)])))
     print("'trident backbones NAME' loads one and prints what is known about it.")
-    if not all(about["installed"] for about in found):
-        print("To install:", *sorted({about["install"] for about in found if not about["installed"]}), sep="\n  ")
+    if missing := {about["install"] for about in known if not about["installed"]}:
+        print("To install:", *sorted(missing), sep="\n  ")
 
 
 def _row(about: dict[str, Any]) -> tuple[str, ...]:
