@@ -42,7 +42,7 @@ def leaderboard(
 
     from trident.leaderboard.rows import board_called
 
-    shown = board_called("glyphs" if quick else board or SHOWN)  # a wrong name is told before torch is imported
+    shown = board_called("glyphs" if quick else board or SHOWN)  # a wrong name is reported before torch is imported
     from trident.leaderboard.results import FOLDER
 
     if quick:

@@ -114,7 +114,7 @@ def recipes(
             print()
         print("Begin with 'trident train glyphs': it needs no data. 'trident recipes glyphs' explains its settings.")
         return
-    read_recipe(name)  # a wrong name is told before torch is imported
+    read_recipe(name)  # a wrong name is reported before torch is imported
     from trident.nn.parameters import count_by_part
     from trident.recipes.loading import load_recipe
 
@@ -169,7 +169,7 @@ def train(
         raise TridentError("no output folder: give --out RUN, a folder for the run's files")
     from trident.recipes.files import read_recipe
 
-    read_recipe(recipe)  # a wrong name is told before torch is imported
+    read_recipe(recipe)  # a wrong name is reported before torch is imported
     from trident.recipes.loading import load_recipe
 
     with opt.on_processes(device, engine, precision) as here:
@@ -196,8 +196,8 @@ def train(
         def start() -> Checkpoint:
             if here.restarts:
                 before = restart_run(loaded, store, out)
-                said = f"going on after step {before.step}, the last one saved in" if before else "nothing was saved in"
-                say(f"restart {here.restarts}: {said} {out}")
+                state = f"going on after step {before.step}, the last one saved" if before else "nothing was saved"
+                say(f"restart {here.restarts}: {state} in {out}")
                 if before:
                     return before
             weights = None if start_from is None else load_checkpoint(start_from)

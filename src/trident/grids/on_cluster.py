@@ -20,7 +20,7 @@ _TRIES = 5  # how often a cell may be begun again, so that one that kills its no
 _SAVING_SECONDS = 30  # for the tasks to save, when the command is stopped
 
 Opener = Callable[[str], ImageStore]  # from the store's name to the store, on any node
-Told = tuple[list[str], int | None, str]  # what a cell said, the step of an interruption, a mistake of the user's
+Outcome = tuple[list[str], int | None, str]  # lines to print, the step of an interruption, a mistake of the user's
 
 
 def run_on_cluster(run: GridRun, cluster: str, open_data: Opener) -> str | None:
@@ -53,9 +53,9 @@ def run_on_cluster(run: GridRun, cluster: str, open_data: Opener) -> str | None:
             while tasks:
                 progress(len(cells) - len(tasks), len(cells))
                 (task, *_), _ = ray.wait(list(tasks), num_returns=1)
-                said, step, mistake = ray.get(task)
+                lines, step, mistake = ray.get(task)
                 cell = tasks.pop(task)
-                for line in said:
+                for line in lines:
                     run.say(line)
                 if mistake:
                     raise TridentError(mistake)
@@ -85,20 +85,20 @@ class _Silent:
     def on_validation(self, step: int, validated: Any, best: bool) -> None: ...
 
 
-def _cell_on_node(shared: tuple[Grid, str, str, str], open_data: Opener, number: int) -> Told:
+def _cell_on_node(shared: tuple[Grid, str, str, str], open_data: Opener, number: int) -> Outcome:
     """On a node of the cluster. Mistakes of the user come back as a line, which Ray would bury in a traceback."""
     keep_freed_memory()
     grid, data, out, device = shared
-    said: list[str] = []
+    lines: list[str] = []
     cell = grid.cells[number]
     if not (Path(out) / cell.name).is_dir():
         return [], None, f"a node of the cluster cannot see {out}: it must be on a file system that all nodes share"
     try:
         run = GridRun(
-            grid, open_data(data), data, Path(out), device, said.append,
+            grid, open_data(data), data, Path(out), device, lines.append,
             lambda *_: nullcontext(_Silent()), lambda _: nullcontext(lambda *_: None),
         )  # fmt: skip
         # A node that is given up for lost may still be at work for a moment, and then it has the lock.
-        return said, run.run_cell(cell, wait=True), ""
+        return lines, run.run_cell(cell, wait=True), ""
     except TridentError as error:
-        return said, None, f"cell {cell.name}, on a node of the cluster: {error}"
+        return lines, None, f"cell {cell.name}, on a node of the cluster: {error}"

@@ -88,12 +88,6 @@ def under_condition(checkpoint: Checkpoint, row: Row, condition: Protocol) -> Ch
     return replace(checkpoint, recipe=replace(checkpoint.recipe, protocol=protocol))
 
 
-def always_alone(checkpoint: Checkpoint, row: Row) -> bool:
-    """Whether no query changes the answer to another, under any condition."""
-    method = checkpoint.recipe.method
-    return row.batch_norm == "running" and isinstance(method, HeadOnFeatures) and not method.classifies_together
-
-
 def n_parameters(checkpoint: Checkpoint) -> int:
     """The number of parameters of the method and of the network that computes its features."""
     parts = [checkpoint.parameters]
@@ -143,6 +137,8 @@ def measure(
 ) -> Results:
     """The results by condition. One temperature is fitted, on balanced validation tasks of `fitting_store`."""
     whole = checkpoint_of(row, board)
+    method = whole.recipe.method
+    always_alone = row.batch_norm == "running" and isinstance(method, HeadOnFeatures) and not method.classifies_together
     images = tasks * board.episode.n_images * (1 + len(board.conditions))
 
     def evaluated(where: ImageStore, condition: str, split: str, n_tasks: int) -> Evaluation:
@@ -160,11 +156,11 @@ def measure(
     file = {"file": path.name, "digest": short_digest(path)} if path else {"file": None, "digest": None}
     results = {}
     for condition in board.conditions:
-        if condition == "alone" and not whole.recipe.method.any_queries:
+        if condition == "alone" and not method.any_queries:
             continue
         n_tasks = max(2, tasks // FEWER_TASKS_ALONE) if condition == "alone" else tasks
         # A method that classifies each query alone anyway gives the same answers to all at once, in less time.
-        alone = condition == "alone" and always_alone(whole, row)
+        alone = condition == "alone" and always_alone
         began = clock()
         result = evaluated(store, "balanced" if alone else condition, "test", n_tasks)
         seconds = clock() - began
@@ -173,7 +169,7 @@ def measure(
             protocol={},  # the board and the row say it
             data=fingerprint_of_test_classes(store),
             # What was measured, so that results can be told from those of other weights or settings.
-            weights=whole.summary() | file | {"method": asdict(whole.recipe.method)},
+            weights=whole.summary() | file | {"method": asdict(method)},
             parameters=n_parameters(whole),
             milliseconds=1000 * seconds / n_tasks,
             execution=asdict(result.execution) | {"device": device_name(device)},

@@ -77,11 +77,11 @@ class Line:
     @property
     def published(self) -> str:
         """The published figure with what it was measured on; empty if there is none."""
-        theirs = None if self.board.data != "mini" else self.row.published_at(self.board.episode.n_shot)
-        if theirs is None:
+        figure = None if self.board.data != "mini" else self.row.published_at(self.board.episode.n_shot)
+        if figure is None:
             return ""
-        interval = "" if theirs.ci95 is None else f" ± {theirs.ci95:g}"
-        return f"{theirs.accuracy:g}{interval} ({theirs.network}; {theirs.protocol}; {theirs.source})"
+        interval = "" if figure.ci95 is None else f" ± {figure.ci95:g}"
+        return f"{figure.accuracy:g}{interval} ({figure.network}; {figure.protocol}; {figure.source})"
 
     @property
     def together(self) -> bool:
@@ -92,12 +92,12 @@ class Line:
 def lines_of(board: Board, folder: Path = FOLDER) -> list[Line]:
     """The measured rows of a board, best first."""
     results = read(board.name, folder)
-    beside = results.get(REFERENCE, {}).get("balanced")
+    reference = results.get(REFERENCE, {}).get("balanced")
     lines = []
     for name, row in rows().items():
         measured = results.get(name, {})
         if "balanced" in measured:
-            against = difference(measured["balanced"], beside) if beside and name != REFERENCE else None
+            against = difference(measured["balanced"], reference) if reference and name != REFERENCE else None
             lines.append(Line(row, board, measured, against))
     return sorted(lines, key=lambda line: -line.balanced.accuracy)
 

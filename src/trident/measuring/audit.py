@@ -145,9 +145,10 @@ def default_protocol(model: Measurable) -> Protocol:
 def _distinct(subject: Subject, protocols: dict[str, Protocol] | None) -> dict[str, Protocol]:
     """The protocols that make a difference to the subject: of those given, or of PROTOCOLS with its own batch norm."""
     if not protocols:
-        own = {"batch_norm": subject.protocol.batch_norm}
+        own = subject.protocol.batch_norm
         protocols = {
-            name: replace(one, **own) if not name.endswith("batch norm") else one for name, one in PROTOCOLS.items()
+            name: protocol if name.endswith("batch norm") else replace(protocol, batch_norm=own)
+            for name, protocol in PROTOCOLS.items()
         }
     names: dict[Protocol, str] = {}
     for name, protocol in protocols.items():

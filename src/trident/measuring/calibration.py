@@ -92,13 +92,13 @@ def calibrate(
     **sample: Unpack[Sample],
 ) -> CalibrationResult:
     """Calibration over some tasks. A `validation` temperature is fitted on validation tasks of `fitting_store`."""
-    subject = subject_of(model)
+    subject, fitting_store = subject_of(model), fitting_store or store
     in_all = sample["tasks"] + (fitting_tasks if temperature == "validation" else 0)
 
     def progress_after(before: int) -> Progress | None:
         return progress and (lambda done, _: progress(before + done, in_all))
 
-    if fitting_store is not None:  # fail early if the store has no validation classes
+    if temperature == "validation":  # fail early if the store has no validation classes
         EpisodeSampler(fitting_store, "val", subject.episode, subject.protocol)
     evaluation = evaluate(subject, store, progress=progress_after(0), **sample)
     plain = calibration(evaluation.predictions)
@@ -106,8 +106,6 @@ def calibrate(
         return CalibrationResult(evaluation, plain, None)
     fitted = evaluation
     if temperature == "validation":
-        if fitting_store is None:
-            raise ValueError("a temperature fitted on validation tasks needs the store to draw them from")
         own = "temperature" if sample["split"] == "val" else None  # never the very tasks that are scored
         fitting: Sample = {**sample, "split": "val", "tasks": fitting_tasks}
         fitted = evaluate(subject, fitting_store, progress=progress_after(sample["tasks"]), stream=own, **fitting)

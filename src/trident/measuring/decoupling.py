@@ -67,12 +67,12 @@ class Decoupling:
             f"{change.change:+.4f} ± {change.change_ci95:.4f}"
             for name, change in self.changes.items()
         ]
-        said = "; ".join(parts)
+        changes = "; ".join(parts)
         difference, ci95 = self.difference
         end = f"Classes are better separated in z_{'label' if difference < 0 else 'semantic'}"
         if abs(difference) <= ci95:
             end = "Classes are separated equally well in both, as far as these tasks tell"
-        return f"{said[0].upper()}{said[1:]}. {end}: {difference:+.4f} ± {ci95:.4f}."
+        return f"{changes[0].upper()}{changes[1:]}. {end}: {difference:+.4f} ± {ci95:.4f}."
 
     def shown_points(self) -> dict[str, np.ndarray]:
         """The shown latents (query, latent), by what they are, for example "z_label before"."""

@@ -143,7 +143,7 @@ def _predictions(prepared: Prepared, sample: Sample, progress: Progress | None, 
             raise
         problem = error  # the others wait for this process: tell them
     everyone = processes.gather((done, problem))
-    failed = [(len(theirs), rank) for rank, (theirs, error) in enumerate(everyone) if error is not None]
+    failed = [(len(chunks_done), rank) for rank, (chunks_done, error) in enumerate(everyone) if error is not None]
     if failed:
         earliest = everyone[min(failed)[1]][1]  # as in one process
         assert earliest is not None

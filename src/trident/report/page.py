@@ -65,14 +65,11 @@ def check_extras() -> None:
 
 def render(template: str, further: Path | None = None, **values: Any) -> str:
     """Fill a template of this package, or one in the folder `further`, which may build on those of this package."""
-    from jinja2 import ChoiceLoader, Environment, FileSystemLoader, PackageLoader, StrictUndefined
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+    loader = FileSystemLoader([Path(__file__).parent / "templates", *([further] if further else [])])
     environment = Environment(
-        loader=ChoiceLoader([PackageLoader("trident.report"), FileSystemLoader(further or [])]),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     return environment.get_template(template).render(version=trident.__version__, **values)
 
