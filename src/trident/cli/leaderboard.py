@@ -120,6 +120,7 @@ def _measure(
     from trident.leaderboard.results import add
     from trident.leaderboard.rows import row_called, rows
 
+    tell = (lambda _: None) if quiet else say
     chosen = [row_called(name) for name in names] or list(rows().values())
     with counting("measuring") as bar:
 
@@ -136,18 +137,16 @@ def _measure(
                     measured = measure(row, board, store, fitting, features, tasks, device, stage)
                 except TridentError as error:
                     problem = error
-                    if not quiet and len(names) * len(boards) != 1:
-                        say(f"{row.name} on {board.name}: skipped, {error}")
+                    if len(names) * len(boards) != 1:
+                        tell(f"{row.name} on {board.name}: skipped, {error}")
                     continue
                 add(row.name, board.name, measured, folder)
                 done += 1
-                if not quiet:
-                    accuracies = [f"{name} {one.figure} %" for name, one in measured.items()]
-                    say(f"{row.name} on {board.name}: {', '.join(accuracies)}")
+                accuracies = ", ".join(f"{name} {one.figure} %" for name, one in measured.items())
+                tell(f"{row.name} on {board.name}: {accuracies}")
         if problem and not done:  # nothing of what was asked for can be done
             raise problem
-    if not quiet:
-        say(f"the results are in {folder}")
+    tell(f"the results are in {folder}")
 
 
 def _show(board: "Board", folder: Path, as_json: bool) -> None:

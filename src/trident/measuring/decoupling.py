@@ -15,8 +15,8 @@ from trident.engines.workers import parallel_map
 from trident.errors import NotFiniteError, TridentError
 from trident.importing import needed
 from trident.learning.checkpoint import Checkpoint
-from trident.measuring.evaluate import chunks_of
 from trident.measuring.latents import LatentLearner, as_array, query_latents, set_up
+from trident.measuring.prediction import chunks_of
 from trident.measuring.record import mean_and_interval
 from trident.measuring.subject import Sample, default_chunk, protocol_in_words
 from trident.nn.parameters import Parameters

@@ -13,6 +13,7 @@ from trident.engines.execution import Execution
 from trident.engines.fused import why_not_fused
 from trident.engines.workers import parallel_map
 from trident.errors import NotFiniteError, TridentError
+from trident.measuring.prediction import chunks_of
 from trident.measuring.record import Record, mean_and_interval, packed
 from trident.measuring.subject import Measurable, Prepared, Sample, Subject, TrainedModel, protocol_in_words, subject_of
 from trident.nn.parameters import Parameters
@@ -166,10 +167,6 @@ def _predicted(prepared: Prepared, chunks: list[range]) -> Iterator[ChunkPredict
     if prepared.in_parallel and not source.images.gathers:
         return parallel_map(lambda indices: predicted(source.batch(indices)), chunks, source.device)
     return map(predicted, source.prefetched(chunks))
-
-
-def chunks_of(tasks: int, at_once: int) -> list[range]:
-    return [range(start, min(start + at_once, tasks)) for start in range(0, tasks, at_once)]
 
 
 def validate(

@@ -58,6 +58,10 @@ def encode_support(
     return [_encoded(learner, parameters, task.with_images(images), views) for images in shown]
 
 
+def chunks_of(number: int, at_once: int) -> list[range]:
+    return [range(start, min(start + at_once, number)) for start in range(0, number, at_once)]
+
+
 def _averaged_over(views: Views, task: Task, predict: Callable[[Task, int], Tensor]) -> Tensor:
     """The log of the mean probability over all views. `predict` takes the task in one view, and the view's number.
 
@@ -109,8 +113,7 @@ def _one_by_one(
         def classify(queries: Sequence[int]) -> Tensor:
             return _together(learner, parameters, queries_alone(task, index, queries, fill), views)[:, 0]
 
-    parts = [range(n_queries)[start : start + at_once] for start in range(0, n_queries, at_once)]
-    return torch.cat(list(parallel_map(classify, parts, task.device)))
+    return torch.cat(list(parallel_map(classify, chunks_of(n_queries, at_once), task.device)))
 
 
 def _from_encodings(

@@ -1,6 +1,5 @@
 """Measures everything that a report about a run shows, or a comparison of runs on the same tasks."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
@@ -16,7 +15,7 @@ from trident.measuring.evaluate import Evaluation, evaluate
 from trident.measuring.latents import Reconstructions, reconstructions
 from trident.measuring.subject import Sample
 from trident.nn.parameters import count, count_by_part
-from trident.progress import StageProgress, part_of
+from trident.progress import Progress, StageProgress, part_of
 from trident.recipes.loading import recipe_values
 
 
@@ -59,7 +58,7 @@ def make_report(
     fewer: Sample = {**sample, "tasks": audit_tasks}
     split, tasks, seed = sample["split"], sample["tasks"], sample["seed"]
 
-    def on(stage: str) -> Callable[[int, int], None]:
+    def on(stage: str) -> Progress:
         return lambda done, total: progress(stage, done, total) if progress else None
 
     on_task = on("accuracy and calibration")
