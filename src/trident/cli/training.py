@@ -114,7 +114,7 @@ def recipes(
             print()
         print("Begin with 'trident train glyphs': it needs no data. 'trident recipes glyphs' explains its settings.")
         return
-    read_recipe(name)  # a wrong name is told before torch is imported
+    read_recipe(name)  # a wrong name is reported before torch is imported
     from trident.nn.parameters import count_by_part
     from trident.recipes.loading import load_recipe
 
@@ -169,7 +169,7 @@ def train(
         raise TridentError("no output folder: give --out RUN, a folder for the run's files")
     from trident.recipes.files import read_recipe
 
-    read_recipe(recipe)  # a wrong name is told before torch is imported
+    read_recipe(recipe)  # a wrong name is reported before torch is imported
     from trident.recipes.loading import load_recipe
 
     with opt.on_processes(device, engine, precision) as here:
@@ -194,8 +194,8 @@ def train(
         def start() -> Checkpoint:
             if here.restarts:
                 before = restart_run(loaded, store, out)
-                said = f"going on after step {before.step}, the last one saved in" if before else "nothing was saved in"
-                say(f"restart {here.restarts}: {said} {out}")
+                state = f"going on after step {before.step}, the last one saved" if before else "nothing was saved"
+                say(f"restart {here.restarts}: {state} in {out}")
                 if before:
                     return before
             weights = None if start_from is None else load_checkpoint(start_from)
@@ -239,10 +239,10 @@ def _resume(run: Path, overrides: list[str], data: str | None, here: opt.ThisPro
             raise TridentError(f"{run} is still in its first stage: give the command that began it again")
 
     def last() -> "Checkpoint":
-        found = load_checkpoint(run / LAST)
-        recipe = with_overrides(found.recipe, overrides)
-        check_resumable(found.recipe, recipe)
-        return replace(found, recipe=recipe)
+        saved = load_checkpoint(run / LAST)
+        recipe = with_overrides(saved.recipe, overrides)
+        check_resumable(saved.recipe, recipe)
+        return replace(saved, recipe=recipe)
 
     def inputs() -> "ImageStore":
         store = opt.open_for(checkpoint.recipe, data, checkpoint, store_on)
