@@ -12,13 +12,16 @@ from trident.data.images import ImageSource
 from trident.errors import TridentError
 from trident.labelling.feature_cache import FeatureCache, cache_folder
 from trident.labelling.feature_labeller import FeatureLabeller
+from trident.labelling.inputs import Given, Say, in_classes, new_classes
 from trident.labelling.label_latents import latents_for
 from trident.labelling.labeller import Labeller, read_labelled
 from trident.labelling.picture_features import readable_features
+from trident.labelling.saved import load_classifier
 from trident.learning.checkpoint import Checkpoint, load_checkpoint, recipe_of_weights, with_method
 from trident.learning.frozen_weights import with_conv4
 from trident.methods.base import HeadOnFeatures
 from trident.methods.registry import method_class, method_name
+from trident.methods.transductive.soft_kmeans import SoftKMeans
 from trident.weights import FEW_SHOTS, weight_names, weights_for
 
 PictureLabeller = FeatureLabeller | Labeller
@@ -54,8 +57,12 @@ def make_labeller(
     name = chosen_backbone(backbone, str(weights))
     if name != CONV4:
         return feature_labeller(by_class, name, device, cache)
-    auto = weights_for(sum(map(len, by_class.values())), len(by_class))
-    return labeller_of(load_checkpoint(auto if weights == "auto" else weights), by_class, device)
+    return labeller_of(load_checkpoint(fitting_weights(weights, by_class)), by_class, device)
+
+
+def fitting_weights(weights: str | Path, by_class: Mapping[str, Sequence[ImageSource]]) -> str | Path:
+    """auto: those for the number of labelled pictures."""
+    return weights_for(sum(map(len, by_class.values())), len(by_class)) if weights == "auto" else weights
 
 
 def labeller_of(weights: Checkpoint, by_class: Mapping[str, Sequence[ImageSource]], device: str) -> Labeller:
@@ -76,9 +83,8 @@ def feature_labeller(
     sources = [source for some in by_class.values() for source in some]
     features = readable_features(network, sources, cache)
     labels = np.repeat(np.arange(len(by_class)), [len(some) for some in by_class.values()]).astype(np.int64)
-    if method is not None:
-        return FeatureLabeller(network, tuple(by_class), features, labels, None, method, cache)
-    return FeatureLabeller(network, tuple(by_class), features, labels, latents_for(network.name), cache=cache)
+    latents = latents_for(network.name) if method is None else None
+    return FeatureLabeller(network, tuple(by_class), features, labels, latents, method or SoftKMeans(), cache)
 
 
 SAME_NETWORK = {"baseline": "simpleshot"}  # methods that are trained in the same way, so one file serves both
@@ -105,18 +111,55 @@ def labeller_by_method(
 
 def _weights_of(name: str, n_pictures: int, n_classes: int) -> str:
     """The included weights of a method that suit so many labelled photographs."""
-    recipes = {weights: recipe_of_weights(weights) for weights in weight_names() if weights.startswith("mini-")}
+    few = n_pictures <= FEW_SHOTS * n_classes
+    recipes = [(weights, recipe_of_weights(weights)) for weights in weight_names() if weights.startswith("mini-")]
     fitting = [
-        weights
-        for weights, recipe in recipes.items()
+        (few != (recipe.episode.n_shot == 1), len(weights), weights)
+        for weights, recipe in recipes
         if method_name(recipe.method) == name and not recipe.method.positional
     ]
-    few = n_pictures <= FEW_SHOTS * n_classes
-    fitting.sort(key=lambda weights: (few != (recipes[weights].episode.n_shot == 1), len(weights)))
     if not fitting:
         raise TridentError(
             f"{name} has to be trained and no weights of it are installed: 'pip install ./packages/weights' in a clone "
             "of trident has those of most methods; or train it with 'trident train' and give --weights RUN instead of "
             "--method"
         )
-    return fitting[0]
+    return min(fitting)[2]
+
+
+def labeller_from(
+    given: Given,
+    model: Path | None,
+    backbone: str,
+    weights: str,
+    device: str,
+    use_cache: bool,
+    say: Say,
+    method: str | None = None,
+) -> PictureLabeller:
+    """Makes the labeller, of a saved classifier or of pictures. Says what it is, and what would be better."""
+    if model is not None and backbone == CONV4:
+        raise TridentError("--backbone conv4: a saved classifier needs the backbone that it was made with: omit it")
+    chosen = backbone if model is not None or method is not None else chosen_backbone(backbone, weights)
+    conv4 = method is None and chosen == CONV4
+    cache = open_cache(use_cache and not conv4, lambda line: say(f"trident: {line}"))
+    if cache is not None and cache.problem is not None:
+        say(f"trident: features are not kept: {cache.problem}")
+    if model is not None:
+        saved = load_classifier(model, device, None if backbone == "auto" else backbone, cache)
+        more = in_classes(given.corrected)
+        new = new_classes(more, saved.classes)
+        saved = saved.with_pictures(more)
+        say(f"{model}: {saved.describe()}, {len(saved.classes)} classes{new}")
+        return saved
+    by_class = in_classes(given.corrected, given.by_class)
+    if method is not None:
+        labeller = labeller_by_method(by_class, method, backbone, device, cache)
+    else:
+        labeller = make_labeller(by_class, chosen, weights, device, cache)
+    say((f"weights: {Path(fitting_weights(weights, by_class)).stem}, " if conv4 else "") + labeller.describe())
+    if method is not None and not labeller.calibrated:
+        say("its probabilities are not calibrated: they may be too sure, or not sure enough")
+    if method is None and backbone == "auto" and chosen == INCLUDED:
+        say(HINT)
+    return labeller
