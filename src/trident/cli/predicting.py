@@ -130,16 +130,18 @@ def _labelled(
     from trident.labelling.cluster_features import label_on_cluster
     from trident.labelling.labeller import Labeller
 
-    own_network = isinstance(labeller, Labeller)
-    if own_network and cluster is not None:
-        raise TridentError(
-            f"--cluster computes features of a backbone, but {method} brings its own network: omit one of them"
-        )
-    if own_network and method is not None:
-        text = f"{method} brings its own small network, trained on miniImageNet"
-        say(f"{text}: pretrained features give more right labels")
+    if isinstance(labeller, Labeller):
+        if cluster is not None:
+            raise TridentError(
+                f"--cluster computes features of a backbone, but {method} brings its own network: omit one of them"
+            )
+        if method is not None:
+            text = f"{method} brings its own small network, trained on miniImageNet"
+            say(f"{text}: pretrained features give more right labels")
+        with opt.stoppable(lambda: False), counting("labelling pictures") as progress:
+            return labeller.label(pile, progress)
     with opt.stoppable(lambda: labeller.keeps_features), counting("labelling pictures") as progress:
-        if cluster is None or isinstance(labeller, Labeller):
+        if cluster is None:
             return labeller.label(pile, progress)
         return label_on_cluster(labeller, pile, cluster, say, progress)
 

@@ -146,12 +146,10 @@ def _read_corrected(
     return right
 
 
-def in_classes(
-    corrected: "Mapping[ImageSource, str]", by_class: "Mapping[str, Sequence[ImageSource]] | None" = None
-) -> "dict[str, list[ImageSource]]":
+def in_classes(given: Given) -> "dict[str, list[ImageSource]]":
     """The labelled and the corrected pictures of each class, without those of no class. New classes come last."""
-    pictures = {name: [*sources] for name, sources in (by_class or {}).items()}
-    for source, name in corrected.items():
+    pictures: dict[str, list[ImageSource]] = {name: [*sources] for name, sources in given.by_class.items()}
+    for source, name in given.corrected.items():
         if name != NONE:
             pictures.setdefault(name, []).append(source)
     return pictures

@@ -135,8 +135,8 @@ def _csv_rows(line: str, text: TextIO, columns: set[str]) -> Iterator[ReadRow]:
             if any(row[width:]):
                 raise TridentError(f"line {table.line_num} has more cells than the first line")
             row += [""] * width
-        *texts, mark = ("" if place is None else row[place] for place in places)
-        yield ReadRow(*map(unguarded, texts), mark)
+        path, label, correction, mark = ("" if place is None else row[place] for place in places)
+        yield ReadRow(unguarded(path), unguarded(label), unguarded(correction), mark)
 
 
 # Cells that spreadsheets must not take for formulas. `web/static/spreadsheets.js` does the same.
