@@ -10,6 +10,7 @@ imported from here.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
@@ -32,6 +33,7 @@ from trident.tasks.task import Batch
 from trident.tasks.task import Labels as Labels
 from trident.tasks.task import Task as Task
 
+tunable = partial(setting, after_training=True)  # a setting that may be changed for trained weights
 Losses = dict[str, Tensor]  # the parts by name, (task,) each; "total" is what training minimises
 
 
@@ -300,10 +302,8 @@ class NormalisedHead(HeadOnFeatures):
     measured on. Where there are none, as for the pictures of a user, m is 0.
     """
 
-    normalisation: Literal["UN", "L2N", "CL2N"] = setting(
-        "CL2N",
-        "normalisation of features: none, unit length, or centred on the training images and unit length",
-        after_training=True,
+    normalisation: Literal["UN", "L2N", "CL2N"] = tunable(
+        "CL2N", "normalisation of features: none, unit length, or centred on the training images and unit length"
     )
 
     def initial_statistics(self, n_features: int) -> Parameters:

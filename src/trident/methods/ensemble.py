@@ -8,7 +8,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trident.backbones.conv4 import Conv4Backbone
-from trident.methods.base import About, Backbone, ClassifierHead, HeadModel, Labels, Losses, Task, cross_entropy
+from trident.methods.base import (
+    About,
+    Backbone,
+    ClassifierHead,
+    HeadModel,
+    Labels,
+    Losses,
+    Task,
+    cross_entropy,
+    tunable,
+)
 from trident.methods.transductive.soft_kmeans import SoftKMeans
 from trident.nn.branches import HEADS, attend, initial_attention, initial_variation, negative_log_likelihood, shortened
 from trident.nn.linear import Linear
@@ -55,9 +65,7 @@ class Ensemble(SoftKMeans, ClassifierHead):
     prototype_weight: float = setting(0.0, "weight of the loss of prototypes in training", least=0)
     prototype_scale: float = setting(10.0, "factor of the cosines in the loss of prototypes", above=0)
     variation: int = setting(0, "directions in which images of a class differ, found in training", most=4096, least=0)
-    damping: float = setting(
-        10.0, "how much features are shortened along these directions (method.variation)", after_training=True, least=0
-    )
+    damping: float = tunable(10.0, "how much features are shortened along these directions (method.variation)", least=0)
 
     @property
     def classifies_together(self) -> bool:

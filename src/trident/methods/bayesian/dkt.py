@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributions import MultivariateNormal
 
-from trident.methods.base import About, Losses, Parameters, setting
+from trident.methods.base import About, Losses, Parameters, setting, tunable
 from trident.methods.bayesian.kernel_head import KernelHead
 from trident.nn.classes import members_of
 from trident.nn.gaussian_process import solve
@@ -37,9 +37,7 @@ class DeepKernelTransfer(KernelHead):
         "Bayesian Meta-Learning for the Few-Shot Setting via Deep Kernels",
     )
     noise: float = setting(0.1, "variance of the labels around the process; fixed, as published", above=0)
-    scale: float = setting(
-        1.0, "scale of posterior means in the logits: how confident the probabilities are", after_training=True, above=0
-    )
+    scale: float = tunable(1.0, "scale of posterior means in the logits: how confident the probabilities are", above=0)
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         kernel = self.kernel(parameters, features)

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from trident.methods.base import Losses, NormalisedHead, Parameters, cross_entropy, setting
+from trident.methods.base import Losses, NormalisedHead, Parameters, cross_entropy, setting, tunable
 from trident.nn.classes import members_of
 from trident.tasks.task import Labels, Task, all_labels
 
@@ -42,7 +42,7 @@ class MeanFieldKernelHead(KernelHead):
     objective: Literal["marginal", "predictive"] = setting(
         "marginal", "what training maximises: the evidence of a task's labels, or the queries' probabilities"
     )
-    rounds: int = setting(8, "mean-field updates of the posterior", after_training=True, most=1000, least=1)
+    rounds: int = tunable(8, "mean-field updates of the posterior", most=1000, least=1)
 
     @abstractmethod
     def task_evidence(self, kernel: Tensor, truth: Tensor) -> Tensor:

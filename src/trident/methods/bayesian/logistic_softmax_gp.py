@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from trident.methods.base import About, Parameters, Task, setting
+from trident.methods.base import About, Parameters, Task, tunable
 from trident.methods.bayesian.kernel_head import MeanFieldKernelHead
 from trident.nn.classes import members_of
 from trident.nn.gaussian_process import Posterior, mean_log_sigmoid, polya_gamma_mean, posterior, tilt_of
@@ -52,7 +52,7 @@ class LogisticSoftmaxProcess(MeanFieldKernelHead):
         "Galy-Fajou et al. 2020",
         "Multi-Class Gaussian Process Classification Made Conjugate: Efficient Inference via Data Augmentation",
     )
-    rounds: int = setting(10, "mean-field updates of the posterior", after_training=True, most=1000)
+    rounds: int = tunable(10, "mean-field updates of the posterior", most=1000)
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         kernel = self.kernel(parameters, features)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About, HeadModel, Parameters, Task, setting
+from trident.methods.base import About, HeadModel, Parameters, Task, setting, tunable
 from trident.methods.transductive.base import FixedShapeHead
 from trident.nn.classes import class_means, length_of
 from trident.nn.linear import Linear
@@ -39,8 +39,8 @@ class SyntheticInformationBottleneck(FixedShapeHead):
         transductive=True,
         any_way=False,
     )
-    steps: int = setting(3, "synthetic gradient steps", after_training=True, most=10_000, least=0)
-    rate: float = setting(1e-3, "learning rate of these steps", after_training=True, above=0)
+    steps: int = tunable(3, "synthetic gradient steps", most=10_000, least=0)
+    rate: float = tunable(1e-3, "learning rate of these steps", above=0)
     initial_scale: float = setting(10.0, "start of the learned scale s of cosines", above=0)
 
     def initial_on(self, model: HeadModel, generator: torch.Generator) -> Parameters:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About, EpisodeSpec, HeadOnFeatures, NoiseShapes, Task, setting
+from trident.methods.base import About, EpisodeSpec, HeadOnFeatures, NoiseShapes, Task, setting, tunable
 from trident.nn.classes import class_means, members_of
 from trident.nn.gaussian import LOG_VAR_BOUND, Gaussian, GaussianHead
 from trident.nn.linear import Linear
@@ -32,9 +32,7 @@ class Versa(HeadOnFeatures):
 
     about = About("VERSA", "Gordon et al. 2019", "Meta-Learning Probabilistic Inference for Prediction")
     width: int = setting(128, "features that are classified, and hidden units of the network", most=4096, least=1)
-    samples: int = setting(
-        10, "sampled classifiers in each draw of the latents, in training too", after_training=True, most=100, least=1
-    )
+    samples: int = tunable(10, "sampled classifiers in each draw of the latents, in training too", most=100, least=1)
     initial_log_var: float = setting(-5.0, "start of the log-variances of weights and biases")
 
     def describe(self) -> str:

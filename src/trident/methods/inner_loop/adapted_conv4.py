@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from trident.backbones.conv4 import NAME, Conv4Backbone, single_conv4
-from trident.methods.base import Backbone, EpisodeSpec, Parameters, cross_entropy, setting
+from trident.methods.base import Backbone, EpisodeSpec, Parameters, cross_entropy, setting, tunable
 from trident.methods.inner_loop.base import Encodings, Evaluated, InnerLoopMethod, InnerLoopModel, Inputs
 from trident.nn.linear import Linear
 
@@ -24,8 +24,8 @@ class AdaptedConv4(InnerLoopMethod):
     """
 
     adapts_to_support_alone: ClassVar[bool] = True
-    inner_rate: float = setting(0.01, "learning rate of the inner steps", True)
-    inner_steps: int = setting(10, "inner steps at test", True, most=100)
+    inner_rate: float = tunable(0.01, "learning rate of the inner steps")
+    inner_steps: int = tunable(10, "inner steps at test", most=100)
     training_inner_steps: int | None = setting(
         5, "inner steps in training; 'none' takes as many as at test", most=100, least=0
     )

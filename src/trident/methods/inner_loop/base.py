@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from trident.methods.base import Labels, Losses, Method, Model, Parameters, Task, setting
+from trident.methods.base import Labels, Losses, Method, Model, Parameters, Task, tunable
 from trident.nn.batch_norm import BatchNormStatistics
 
 Target = Literal["support", "query"]
@@ -89,13 +89,13 @@ class InnerState(NamedTuple):
 class InnerLoopMethod(Method):
     adapts_to_support_alone: ClassVar[bool] = False  # whether no query changes the adapted parameters
 
-    inner_optimizer: Literal["sgd", "adam"] = setting(
-        "sgd", "optimiser of the inner steps: plain gradient steps, or Adam", True
+    inner_optimizer: Literal["sgd", "adam"] = tunable(
+        "sgd", "optimiser of the inner steps: plain gradient steps, or Adam"
     )
-    inner_rate: float = setting(1e-3, "learning rate of the inner steps", True, least=0)
-    inner_steps: int = setting(5, "inner steps", True, most=100, least=0)
-    inner_order: Literal["second", "first"] = setting(
-        "second", "second: differentiate through the inner steps; first: do not, which is cheaper", True
+    inner_rate: float = tunable(1e-3, "learning rate of the inner steps", least=0)
+    inner_steps: int = tunable(5, "inner steps", most=100, least=0)
+    inner_order: Literal["second", "first"] = tunable(
+        "second", "second: differentiate through the inner steps; first: do not, which is cheaper"
     )
 
     def adapts(self, parameter: str) -> bool:

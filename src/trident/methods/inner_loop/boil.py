@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from trident.backbones.conv4 import NAME
-from trident.methods.base import About, setting
+from trident.methods.base import About, setting, tunable
 from trident.methods.inner_loop.adapted_conv4 import AdaptedConv4
 
 
@@ -17,8 +17,8 @@ class Boil(AdaptedConv4):
     """
 
     about = About("BOIL", "Oh et al. 2021", "BOIL: Towards Representation Change for Few-shot Learning", any_way=False)
-    inner_rate: float = setting(0.5, "learning rate of the inner steps", True)
-    inner_steps: int = setting(1, "inner steps at test", True, most=100)
+    inner_rate: float = tunable(0.5, "learning rate of the inner steps")
+    inner_steps: int = tunable(1, "inner steps at test", most=100)
     training_inner_steps: int | None = setting(
         None, "inner steps in training; 'none' takes as many as at test", most=100
     )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from trident.backbones.conv4 import single_conv4
-from trident.methods.base import Backbone, Losses, NoiseShapes, Task
+from trident.methods.base import Backbone, Losses, NoiseShapes, Task, tunable
 from trident.methods.inner_loop.adapted_conv4 import AdaptedConv4, AdaptedConv4Model
 from trident.methods.inner_loop.base import Encodings, Evaluated, Inputs, Target
 from trident.nn.gaussian import Gaussian
@@ -28,7 +28,7 @@ LOG_VAR = "log_var."
 class RandomWeights(AdaptedConv4):
     """Base of the methods with a Gaussian over the weights: their settings."""
 
-    kl_weight: float = setting(1e-6, "weight of the KL divergence, which is summed over all weights", True, least=0)
+    kl_weight: float = tunable(1e-6, "weight of the KL divergence, which is summed over all weights", least=0)
     initial_log_var: float = setting(-10.0, "start of the logarithm of every weight's variance", least=-30)
 
     def __post_init__(self) -> None:
@@ -85,9 +85,7 @@ class RandomWeightsModel(AdaptedConv4Model):
 class VariationalWeights(RandomWeights):
     """Base of the methods whose inner steps change a Gaussian over the weights, means and variances alike."""
 
-    samples: int = setting(
-        2, "samples of the weights in each inner step, and in the training loss", True, most=100, least=1
-    )
+    samples: int = tunable(2, "samples of the weights in each inner step, and in the training loss", most=100, least=1)
 
     def model(self, backbone: Backbone, episode: EpisodeSpec) -> "VariationalWeightsModel":
         return VariationalWeightsModel(self, single_conv4(backbone, self.about.title), episode)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About, Labels, Losses, Parameters, Task
+from trident.methods.base import About, Labels, Losses, Parameters, Task, tunable
 from trident.methods.metric.baseline_plus_plus import BaselinePlusPlus, cosines
 from trident.nn.classes import members_of
 from trident.nn.fitted_classifiers import balanced_targets, fit_cosine
@@ -46,10 +46,8 @@ class AssociativeAlignment(BaselinePlusPlus):
     )
     initial_scale: float = setting(20.0, "start of the learned scale of the cosine in training")
     margin: float = setting(0.01, "additive angular margin between the training classes, in radians")
-    related: int = setting(
-        10, "training classes that are aligned with each class, at most", after_training=True, most=1000, least=0
-    )
-    alignment: float = setting(0.03, "weight of the alignment in the second fit", after_training=True, least=0)
+    related: int = tunable(10, "training classes that are aligned with each class, at most", most=1000, least=0)
+    alignment: float = tunable(0.03, "weight of the alignment in the second fit", least=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()

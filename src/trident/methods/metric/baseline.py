@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from trident.methods.base import About, ClassifierHead, Parameters, Task, setting
+from trident.methods.base import About, ClassifierHead, Parameters, Task, tunable
 from trident.nn.fitted_classifiers import balanced_targets, fit_linear
 
 
@@ -28,11 +28,9 @@ class Baseline(ClassifierHead):
         "A Closer Look at Few-shot Classification",
         trained_on="classes",
     )
-    steps: int = setting(
-        500, "gradient steps that fit the linear layer to a task", after_training=True, most=10_000, least=0
-    )
-    rate: float = setting(0.01, "learning rate of these steps", after_training=True, above=0)
-    weight_decay: float = setting(0.001, "weight decay of these steps", after_training=True, least=0)
+    steps: int = tunable(500, "gradient steps that fit the linear layer to a task", most=10_000, least=0)
+    rate: float = tunable(0.01, "learning rate of these steps", above=0)
+    weight_decay: float = tunable(0.001, "weight decay of these steps", least=0)
 
     def describe(self) -> str:
         return f"linear layer fitted in {self.steps} steps"

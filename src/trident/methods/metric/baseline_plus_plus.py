@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About, ClassifierHead, Parameters, Task, setting
+from trident.methods.base import About, ClassifierHead, Parameters, Task, setting, tunable
 from trident.nn.classes import members_of
 from trident.nn.fitted_classifiers import balanced_targets, fit_cosine
 from trident.nn.linear import Linear
@@ -31,13 +31,9 @@ class BaselinePlusPlus(ClassifierHead):
         "Baseline++", "Chen et al. 2019", "A Closer Look at Few-shot Classification", trained_on="classes"
     )  # fmt: skip
     initial_scale: float = setting(10.0, "start of the learned scale of the cosine in training", above=0)
-    scale: float = setting(
-        20.0, "scale of the cosine in the classifier that is fitted to a task", after_training=True, above=0
-    )
-    steps: int = setting(
-        200, "gradient steps that fit the classifier to a task", after_training=True, most=10_000, least=0
-    )
-    rate: float = setting(0.01, "learning rate of these steps", after_training=True, above=0)
+    scale: float = tunable(20.0, "scale of the cosine in the classifier that is fitted to a task", above=0)
+    steps: int = tunable(200, "gradient steps that fit the classifier to a task", most=10_000, least=0)
+    rate: float = tunable(0.01, "learning rate of these steps", above=0)
 
     def describe(self) -> str:
         return f"cosine classifier fitted in {self.steps} steps"

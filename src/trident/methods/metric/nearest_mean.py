@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About, HeadOnFeatures, Parameters, Task, setting
+from trident.methods.base import About, HeadOnFeatures, Parameters, Task, tunable
 from trident.nn.classes import class_means
 
 
@@ -24,9 +24,7 @@ class NearestMean(HeadOnFeatures):
         "SimpleShot: Revisiting Nearest-Neighbor Classification for Few-Shot Learning",
         trained_on="nothing",
     )
-    scale: float = setting(
-        20.0, "scale of cosines in the logits: how confident the probabilities are", after_training=True, above=0
-    )
+    scale: float = tunable(20.0, "scale of cosines in the logits: how confident the probabilities are", above=0)
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         features = F.normalize(features, dim=2)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from trident.methods.base import About, ClassifierHead, NormalisedHead, Parameters, Task, setting
+from trident.methods.base import About, ClassifierHead, NormalisedHead, Parameters, Task, tunable
 from trident.nn.classes import class_means, squared_distances
 
 
@@ -22,11 +22,8 @@ class SimpleShot(ClassifierHead, NormalisedHead):
         "SimpleShot: Revisiting Nearest-Neighbor Classification for Few-Shot Learning",
         trained_on="classes",
     )
-    scale: float = setting(
-        10.0,
-        "scale of squared distances in the logits: how confident the probabilities are",
-        after_training=True,
-        above=0,
+    scale: float = tunable(
+        10.0, "scale of squared distances in the logits: how confident the probabilities are", above=0
     )
 
     def describe(self) -> str:

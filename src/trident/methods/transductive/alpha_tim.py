@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About, Parameters, Task, setting
+from trident.methods.base import About, Parameters, Task, tunable
 from trident.methods.transductive.base import TransductiveHead
 from trident.nn.information import InformationLoss
 
@@ -30,15 +30,12 @@ class AlphaTim(TransductiveHead):
         trained_on="nothing",
         transductive=True,
     )
-    alpha: float = setting(
-        2.0,
-        "order of the Tsallis entropies; the paper has 2 with one shot and 7 with five",
-        after_training=True,
-        above=0,
+    alpha: float = tunable(
+        2.0, "order of the Tsallis entropies; the paper has 2 with one shot and 7 with five", above=0
     )
-    scale: float = setting(15.0, "scale of squared distances in the logits", after_training=True, above=0)
-    steps: int = setting(1000, "gradient steps", after_training=True, most=10_000, least=0)
-    rate: float = setting(1e-4, "learning rate of Adam", after_training=True, above=0)
+    scale: float = tunable(15.0, "scale of squared distances in the logits", above=0)
+    steps: int = tunable(1000, "gradient steps", most=10_000, least=0)
+    rate: float = tunable(1e-4, "learning rate of Adam", above=0)
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         features = F.normalize(features, dim=2)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About, NormalisedHead, Parameters, Task, setting
+from trident.methods.base import About, NormalisedHead, Parameters, Task, tunable
 from trident.methods.transductive.base import TransductiveHead
 from trident.nn.classes import class_means, squared_distances
 
@@ -33,7 +33,7 @@ class BdCspn(TransductiveHead, NormalisedHead):
         trained_on="nothing",
         transductive=True,
     )
-    scale: float = setting(10.0, "scale of squared distances in the logits", after_training=True, above=0)
+    scale: float = tunable(10.0, "scale of squared distances in the logits", above=0)
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         features = self.normalised(parameters, features)

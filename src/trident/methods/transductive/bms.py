@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About, Parameters, Task, setting
+from trident.methods.base import About, Parameters, Task, tunable
 from trident.methods.transductive.base import TransductiveHead
 from trident.nn.classes import class_means
 from trident.nn.transport import power, sinkhorn
@@ -40,16 +40,13 @@ class Bms(TransductiveHead):
         trained_on="nothing",
         transductive=True,
     )
-    class_sizes: Literal["lower_bound", "equal"] = setting(
+    class_sizes: Literal["lower_bound", "equal"] = tunable(
         "lower_bound",
         "sizes of the classes among the queries: at least as many as of the smallest class so far; or equal",
-        after_training=True,
     )
-    scale: float = setting(8.5, "scale of cosines in the logits", after_training=True, above=0)
-    rounds: int = setting(
-        20, "how often class means and probabilities are computed anew", after_training=True, most=1000, least=1
-    )
-    iterations: int = setting(50, "Sinkhorn iterations in each round", after_training=True, most=1000, least=1)
+    scale: float = tunable(8.5, "scale of cosines in the logits", above=0)
+    rounds: int = tunable(20, "how often class means and probabilities are computed anew", most=1000, least=1)
+    iterations: int = tunable(50, "Sinkhorn iterations in each round", most=1000, least=1)
 
     def describe(self) -> str:
         return f"{self.class_sizes.replace('_', ' ')} class sizes"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About, Parameters, Task, setting
+from trident.methods.base import About, Parameters, Task, tunable
 from trident.methods.transductive.base import TransductiveHead
 from trident.nn.information import InformationLoss
 
@@ -31,9 +31,9 @@ class EntropyMin(TransductiveHead):
         trained_on="nothing",
         transductive=True,
     )
-    scale: float = setting(15.0, "scale of squared distances in the logits", after_training=True, above=0)
-    steps: int = setting(25, "gradient steps", after_training=True, most=10_000, least=0)
-    rate: float = setting(5e-5, "learning rate of Adam", after_training=True, above=0)
+    scale: float = tunable(15.0, "scale of squared distances in the logits", above=0)
+    steps: int = tunable(25, "gradient steps", most=10_000, least=0)
+    rate: float = tunable(5e-5, "learning rate of Adam", above=0)
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         features = F.normalize(features, dim=2)

@@ -6,11 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About, Parameters, Task
+from trident.methods.base import About, Parameters, Task, tunable
 from trident.methods.transductive.base import TransductiveHead
 from trident.nn.classes import members_of
 from trident.nn.propagation import pairwise_squared_distances, propagator
-from trident.settings import require, setting
+from trident.settings import require
 
 TINY = 1e-6  # keeps the logarithm finite where nothing of a class arrives
 
@@ -37,9 +37,9 @@ class EpNet(TransductiveHead):
         "Embedding Propagation: Smoother Manifold for Few-Shot Classification",
         transductive=True,
     )
-    feature_flow: float = setting(0.5, "how far features spread: from 0 to below 1", after_training=True)
-    label_flow: float = setting(0.2, "how far labels spread: from 0 to below 1", after_training=True)
-    scale: float = setting(1.0, "scale of squared distances in the graph", after_training=True, above=0)
+    feature_flow: float = tunable(0.5, "how far features spread: from 0 to below 1")
+    label_flow: float = tunable(0.2, "how far labels spread: from 0 to below 1")
+    scale: float = tunable(1.0, "scale of squared distances in the graph", above=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()

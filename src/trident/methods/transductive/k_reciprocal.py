@@ -6,11 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About, NormalisedHead, Parameters, Task
+from trident.methods.base import About, NormalisedHead, Parameters, Task, tunable
 from trident.methods.transductive.base import TransductiveHead
 from trident.nn.classes import class_means
 from trident.nn.propagation import nearest
-from trident.settings import require, setting
+from trident.settings import require
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,10 @@ class KReciprocal(TransductiveHead, NormalisedHead):
         trained_on="nothing",
         transductive=True,
     )
-    neighbours: int = setting(20, "k: nearest neighbours of each node", after_training=True, most=10_000, least=1)
-    averaged: int = setting(
-        6, "nearest nodes, itself among them, whose weights are averaged", after_training=True, most=1000, least=1
-    )
-    blend: float = setting(0.3, "weight of the cosine distance beside the Jaccard distance", after_training=True)
-    scale: float = setting(
-        10.0, "scale of distances in the logits: how confident the probabilities are", after_training=True, above=0
-    )
+    neighbours: int = tunable(20, "k: nearest neighbours of each node", most=10_000, least=1)
+    averaged: int = tunable(6, "nearest nodes, itself among them, whose weights are averaged", most=1000, least=1)
+    blend: float = tunable(0.3, "weight of the cosine distance beside the Jaccard distance")
+    scale: float = tunable(10.0, "scale of distances in the logits: how confident the probabilities are", above=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()

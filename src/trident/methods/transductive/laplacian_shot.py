@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trident.methods.base import About, NormalisedHead, Parameters, Task, setting
+from trident.methods.base import About, NormalisedHead, Parameters, Task, tunable
 from trident.methods.transductive.base import TransductiveHead
 from trident.methods.transductive.bd_cspn import rectified_means, shifted_queries
 from trident.nn.classes import squared_distances
@@ -36,11 +36,9 @@ class LaplacianShot(TransductiveHead, NormalisedHead):
         trained_on="nothing",
         transductive=True,
     )
-    smoothness: float = setting(0.7, "weight of the neighbours' labels", after_training=True, least=0)
-    neighbours: int = setting(
-        2, "nearest neighbours of each query, itself not counted", after_training=True, most=10_000, least=1
-    )
-    rounds: int = setting(20, "how often probabilities are computed anew", after_training=True, most=1000, least=0)
+    smoothness: float = tunable(0.7, "weight of the neighbours' labels", least=0)
+    neighbours: int = tunable(2, "nearest neighbours of each query, itself not counted", most=10_000, least=1)
+    rounds: int = tunable(20, "how often probabilities are computed anew", most=1000, least=0)
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         features = self.normalised(parameters, features)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About, Parameters, Task, setting
+from trident.methods.base import About, Parameters, Task, tunable
 from trident.methods.transductive.base import TransductiveHead
 
 
@@ -32,16 +32,10 @@ class Paddle(TransductiveHead):
         trained_on="nothing",
         transductive=True,
     )
-    rounds: int = setting(
-        100, "how often class means and probabilities are computed anew", after_training=True, most=1000, least=1
-    )
-    penalty: float = setting(
-        75.0, "on the number of classes that occur among the queries", after_training=True, least=0
-    )
-    range_over: Literal["queries", "all"] = setting(
-        "queries",
-        "which images the range of a feature is taken over: queries, as published, or all",
-        after_training=True,
+    rounds: int = tunable(100, "how often class means and probabilities are computed anew", most=1000, least=1)
+    penalty: float = tunable(75.0, "on the number of classes that occur among the queries", least=0)
+    range_over: Literal["queries", "all"] = tunable(
+        "queries", "which images the range of a feature is taken over: queries, as published, or all"
     )
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About, Parameters, Task, setting
+from trident.methods.base import About, Parameters, Task, tunable
 from trident.methods.transductive.base import TransductiveHead
 from trident.nn.classes import class_means, weighted_means
 from trident.nn.transport import power, sinkhorn
@@ -36,13 +36,11 @@ class PtMap(TransductiveHead):
         trained_on="nothing",
         transductive=True,
     )
-    exponent: float = setting(0.5, "exponent of the power transform of features", after_training=True, above=0)
-    scale: float = setting(10.0, "scale of squared distances in the logits", after_training=True, above=0)
-    rounds: int = setting(20, "how often class means move", after_training=True, most=1000, least=0)
-    step: float = setting(
-        0.2, "how far class means move towards their new place: 1 is all the way", after_training=True, above=0
-    )
-    iterations: int = setting(100, "Sinkhorn iterations in each round", after_training=True, most=1000, least=1)
+    exponent: float = tunable(0.5, "exponent of the power transform of features", above=0)
+    scale: float = tunable(10.0, "scale of squared distances in the logits", above=0)
+    rounds: int = tunable(20, "how often class means move", most=1000, least=0)
+    step: float = tunable(0.2, "how far class means move towards their new place: 1 is all the way", above=0)
+    iterations: int = tunable(100, "Sinkhorn iterations in each round", most=1000, least=1)
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         features = F.normalize(power(features, self.exponent), dim=2)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About, Parameters, Task, setting
+from trident.methods.base import About, Parameters, Task, tunable
 from trident.methods.transductive.base import TransductiveHead
 
 
@@ -36,25 +36,20 @@ class SoftKMeans(TransductiveHead):
         trained_on="nothing",
         transductive=True,
     )
-    rounds: int = setting(
-        8, "how often class means and probabilities are computed anew", after_training=True, most=1000, least=0
-    )
-    scale: float = setting(10.0, "factor of the cosines in the logits", after_training=True, above=0)
-    support_weight: float = setting(1.5, "weight of a support image in its class mean", after_training=True, above=0)
-    centre: Literal["classes", "task", "support"] = setting(
+    rounds: int = tunable(8, "how often class means and probabilities are computed anew", most=1000, least=0)
+    scale: float = tunable(10.0, "factor of the cosines in the logits", above=0)
+    support_weight: float = tunable(1.5, "weight of a support image in its class mean", above=0)
+    centre: Literal["classes", "task", "support"] = tunable(
         "classes",
         "subtracted from features: the mean of the class means, of all images, or of the support set's class means",
-        after_training=True,
     )
-    class_sizes: Literal["learned", "equal"] = setting(
-        "learned", "shares of the classes among the queries: judged from the queries, or taken as equal",
-        after_training=True,
-    )  # fmt: skip
-    typical: float | None = setting(
+    class_sizes: Literal["learned", "equal"] = tunable(
+        "learned", "shares of the classes among the queries: judged from the queries, or taken as equal"
+    )
+    typical: float | None = tunable(
         None,
         "for piles with images of no class: how many queries move a class mean, the most similar ones; 0.75 means "
         "0.75 x queries / classes, 'none' means all",
-        after_training=True,
         most=10_000,
         above=0,
     )

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trident.errors import TaskSizeError
-from trident.methods.base import About, HeadModel, Parameters, Task, setting
+from trident.methods.base import About, HeadModel, Parameters, Task, setting, tunable
 from trident.methods.transductive.base import FixedShapeHead
 from trident.nn.classes import class_means, length_of, span_coordinates
 from trident.nn.linear import Linear
@@ -48,8 +48,8 @@ class SelfSupervisedReranking(FixedShapeHead):
         transductive=True,
         any_way=False,
     )
-    steps: int = setting(3, "turns of prototypes and queries", after_training=True, most=10_000, least=0)
-    rate: float = setting(1e-3, "learning rate of these steps", after_training=True, above=0)
+    steps: int = tunable(3, "turns of prototypes and queries", most=10_000, least=0)
+    rate: float = tunable(1e-3, "learning rate of these steps", above=0)
     width: int = setting(192, "hidden units of each network", most=4096, least=1)
     initial_scale: float = setting(10.0, "start of the learned scale s of cosines", above=0)
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About, Parameters, Task, setting
+from trident.methods.base import About, Parameters, Task, tunable
 from trident.methods.transductive.base import TransductiveHead
 from trident.nn.classes import class_means, span_coordinates
 from trident.nn.information import InformationLoss
@@ -41,23 +41,18 @@ class Tim(TransductiveHead):
         trained_on="nothing",
         transductive=True,
     )
-    solver: Literal["gradient", "alternating"] = setting(
-        "gradient", "solver for the class weights: TIM-GD or TIM-ADM", after_training=True
-    )
-    scale: float = setting(15.0, "scale of squared distances in the logits", after_training=True, above=0)
-    fit: float = setting(0.1, "weight of the cross-entropy of the support set", after_training=True, above=0)
-    sure: float = setting(0.1, "weight of the mean entropy of the queries' probabilities", after_training=True, least=0)
-    spread: float = setting(
-        1.0, "weight of the entropy of the queries' mean probabilities", after_training=True, least=0
-    )
-    steps: int | None = setting(
+    solver: Literal["gradient", "alternating"] = tunable("gradient", "solver for the class weights: TIM-GD or TIM-ADM")
+    scale: float = tunable(15.0, "scale of squared distances in the logits", above=0)
+    fit: float = tunable(0.1, "weight of the cross-entropy of the support set", above=0)
+    sure: float = tunable(0.1, "weight of the mean entropy of the queries' probabilities", least=0)
+    spread: float = tunable(1.0, "weight of the entropy of the queries' mean probabilities", least=0)
+    steps: int | None = tunable(
         None,
         "steps of the solver; 'none' takes as many as published: 1000 gradient or 150 alternating",
-        after_training=True,
         most=10_000,
         least=0,
     )
-    rate: float = setting(1e-4, "learning rate of Adam, for the gradient solver", after_training=True, above=0)
+    rate: float = tunable(1e-4, "learning rate of Adam, for the gradient solver", above=0)
 
     def describe(self) -> str:
         return f"{self.solver} solver"

@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About, Losses, Parameters, cross_entropy
+from trident.methods.base import About, Losses, Parameters, cross_entropy, tunable
 from trident.methods.transductive.base import TransductiveHead
 from trident.nn.linear import Linear
 from trident.nn.propagation import nearest, pairwise_squared_distances, propagator
-from trident.settings import require, setting
+from trident.settings import require
 from trident.tasks.task import Labels, Task, all_labels
 
 WIDTH = 8  # of the network for the length scales
@@ -42,10 +42,8 @@ class Tpn(TransductiveHead):
         "Learning to Propagate Labels: Transductive Propagation Network for Few-Shot Learning",
         transductive=True,
     )
-    flow: float = setting(0.99, "how far labels spread: from 0 to below 1", after_training=True)
-    neighbours: int = setting(
-        20, "nearest images of each image in the graph, itself counted", after_training=True, most=10_000, least=2
-    )
+    flow: float = tunable(0.99, "how far labels spread: from 0 to below 1")
+    neighbours: int = tunable(20, "nearest images of each image in the graph, itself counted", most=10_000, least=2)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -9,7 +9,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About, HeadModel, HeadOnFeatures, Labels, Losses, NoiseShapes, Task, cross_entropy
+from trident.methods.base import (
+    About,
+    HeadModel,
+    HeadOnFeatures,
+    Labels,
+    Losses,
+    NoiseShapes,
+    Task,
+    cross_entropy,
+    tunable,
+)
 from trident.methods.metric.nearest_mean import NearestMean
 from trident.methods.metric.scikit_learn import LogisticRegressionHead
 from trident.methods.transductive.soft_kmeans import SoftKMeans
@@ -82,18 +92,15 @@ class TridentOnFeatures(HeadOnFeatures):
     semantic_kl_weight: float = setting(
         0.01, "weight of the divergence of q(z_semantic) from a standard normal", least=0
     )
-    mask_from: Literal["task", "support"] = setting(
-        "task", "images whose statistics make AttFEX's mask: all of the task, or the support images", True
+    mask_from: Literal["task", "support"] = tunable(
+        "task", "images whose statistics make AttFEX's mask: all of the task, or the support images"
     )
-    trust_from: float = setting(
-        0.6, "similarity to training images from which mask and network count", after_training=True
-    )
-    trust_to: float = setting(0.8, "similarity to training images from which they count fully", after_training=True)
-    scale: float = setting(20.0, "scale of cosines in the logits of nearest-mean", after_training=True, above=0)
-    classifier: Literal["soft-kmeans", "nearest-mean", "logistic-regression"] = setting(
+    trust_from: float = tunable(0.6, "similarity to training images from which mask and network count")
+    trust_to: float = tunable(0.8, "similarity to training images from which they count fully")
+    scale: float = tunable(20.0, "scale of cosines in the logits of nearest-mean", above=0)
+    classifier: Literal["soft-kmeans", "nearest-mean", "logistic-regression"] = tunable(
         "soft-kmeans",
         "what classifies z_label (training uses the first two); soft-kmeans classifies the queries together",
-        True,
     )
 
     def __post_init__(self) -> None:
