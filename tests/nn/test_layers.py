@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tiny import doubles
 from trident.nn import batch_norm, conv_layer
-from trident.nn.attfex import Attfex, Positional, TaskFeatures
+from trident.nn.attfex import Attfex, TaskFeatures
 from trident.nn.batch_norm import BatchNorm, BatchNormStatistics, mean_and_variance
 from trident.nn.conv4 import Conv4
 from trident.nn.conv_layer import ConvLayer
@@ -312,7 +312,7 @@ def attfex_by_the_equations(features: Tensor, parameters: Parameters, activation
 @pytest.mark.parametrize("activation", [True, False])
 @pytest.mark.parametrize("scale", ["inside", "outside"])
 def test_attfex_is_the_papers_equations(activation: bool, scale: str) -> None:
-    attfex = Attfex("attfex", Positional("attfex", IMAGES, 6), 6, 5, "leaky_relu", activation, scale, residual=False)
+    attfex = Attfex("attfex", IMAGES, 6, 5, "leaky_relu", activation, scale, residual=False)
     start = doubles(attfex.initial(torch.Generator().manual_seed(1)))
     parameters = {key: torch.stack([value, 2 * value]) for key, value in start.items()}
     features = random(TASKS, IMAGES, 3, 2, CHANNELS)

@@ -211,13 +211,9 @@ class HeadOnFeatures(Method):
         logits, losses = self.training(model.with_batch_statistics(parameters, features), features, task, labels)
         return TrainingStep(losses, logits, labels.queries, seen | self.labelled_statistics(features.detach(), labels))
 
-    def noise_shapes(self, episode: EpisodeSpec, predictions: int) -> NoiseShapes:
+    def noise_on(self, model: "HeadModel", episode: EpisodeSpec, predictions: int) -> NoiseShapes:
         """The noise that a task needs, as in `Model.noise_shapes`; `task.noise` then has it."""
         return {}
-
-    def noise_on(self, model: "HeadModel", episode: EpisodeSpec, predictions: int) -> NoiseShapes:
-        """`noise_shapes`, for heads whose noise depends on the features."""
-        return self.noise_shapes(episode, predictions)
 
     def model(self, backbone: Backbone, episode: EpisodeSpec) -> "HeadModel":
         if self.takes_cells and isinstance(backbone, Conv4Backbone):

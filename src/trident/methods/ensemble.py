@@ -135,7 +135,8 @@ class Ensemble(SoftKMeans, ClassifierHead):
 
     def training(self, parameters: Parameters, features: Tensor, task: Task, labels: Labels) -> tuple[Tensor, Losses]:
         apart = self._of_branches(parameters, features)
-        logits = self._class_logits(parameters, apart)  # (task, image, branch, class)
+        # (task, image, branch, class)
+        logits = torch.einsum("tibf,bcf->tibc", apart, parameters["classes.weight"]) + parameters["classes.bias"]
         truth = labels.queries
         losses = {"classes": cross_entropy(logits.flatten(1, 2), truth.repeat_interleave(self.branches, 1))}
         total, unit = losses["classes"], F.normalize(apart, dim=3)
@@ -155,10 +156,6 @@ class Ensemble(SoftKMeans, ClassifierHead):
     def _apart(self, features: Tensor) -> Tensor:
         """(task, image, feature) -> (task, image, branch, feature)."""
         return features.reshape(*features.shape[:2], self.branches, -1)
-
-    def _class_logits(self, parameters: Parameters, apart: Tensor) -> Tensor:
-        """(task, image, branch, feature) -> (task, image, branch, class)."""
-        return torch.einsum("tibf,bcf->tibc", apart, parameters["classes.weight"]) + parameters["classes.bias"]
 
     def _prototype_loss(self, unit: Tensor, classes: Tensor) -> Tensor:
         """Of features (task, image, branch, feature) of unit length with their classes (task, image) -> (task,)."""

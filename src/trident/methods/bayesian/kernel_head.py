@@ -45,8 +45,8 @@ class MeanFieldKernelHead(KernelHead):
     rounds: int = tunable(8, "mean-field updates of the posterior", most=1000, least=1)
 
     @abstractmethod
-    def task_evidence(self, kernel: Tensor, truth: Tensor) -> Tensor:
-        """A lower bound of the log marginal likelihood (task,), with one-hot labels (task, image, n_way)."""
+    def evidence(self, kernel: Tensor, truth: Tensor) -> Tensor:
+        """A lower bound of the log marginal likelihood (task,), with one-hot labels (task, n_way, image)."""
 
     def training(self, parameters: Parameters, features: Tensor, task: Task, labels: Labels) -> tuple[Tensor, Losses]:
         if self.objective == "predictive":
@@ -54,6 +54,6 @@ class MeanFieldKernelHead(KernelHead):
             return logits, {"total": cross_entropy(logits, labels.queries)}
         with torch.no_grad():  # only to count how many are right
             logits = self.head(parameters, features, task)
-        truth = members_of(all_labels(task, labels), task.n_way, features).mT
-        evidence = self.task_evidence(self.kernel(parameters, features), truth)
-        return logits, {"total": -evidence / truth.shape[1]}
+        truth = members_of(all_labels(task, labels), task.n_way, features)
+        evidence = self.evidence(self.kernel(parameters, features), truth)
+        return logits, {"total": -evidence / truth.shape[2]}

@@ -80,11 +80,7 @@ class LogisticSoftmaxProcess(MeanFieldKernelHead):
         precision = (truth + local.counts) * polya_gamma_mean(local.tilt)
         return posterior(kernel[:, None], precision, (truth - local.counts) / 2)
 
-    def task_evidence(self, kernel: Tensor, truth: Tensor) -> Tensor:
-        return self.evidence(kernel, truth.mT)
-
     def evidence(self, kernel: Tensor, truth: Tensor) -> Tensor:
-        """A lower bound of the log marginal likelihood: (task,)."""
         with torch.no_grad():
             local = self.infer(kernel, truth)
         tilt, counts, shape = local

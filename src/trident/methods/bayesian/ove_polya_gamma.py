@@ -70,17 +70,14 @@ class OveGaussianProcess(MeanFieldKernelHead):
     def update(self, covariances: Tensor, tilt: Tensor) -> Posterior:
         return posterior(covariances, polya_gamma_mean(tilt), torch.full_like(tilt, 0.5))
 
-    def task_evidence(self, kernel: Tensor, truth: Tensor) -> Tensor:
-        return self.evidence(_covariances(kernel, _differences(truth)), truth.shape[2])
-
-    def evidence(self, covariances: Tensor, n_way: int) -> Tensor:
-        """A lower bound of the log marginal likelihood: (task,)."""
+    def evidence(self, kernel: Tensor, truth: Tensor) -> Tensor:
+        covariances = _covariances(kernel, _differences(truth.mT))
         with torch.no_grad():
             found = self.infer(covariances)
             tilt = tilt_of(found.mean, found.variance)
         bound = F.logsigmoid(tilt) - tilt / 2 + polya_gamma_mean(tilt) * tilt.square() / 2
         # The differences of a class with itself are always 0; each adds log sigmoid(0) = -log 2, which is taken back.
-        constant = tilt.shape[1] // n_way * math.log(2)
+        constant = truth.shape[2] * math.log(2)
         return self.update(covariances, tilt).log_evidence + bound.sum(1) + constant
 
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About, EpisodeSpec, HeadOnFeatures, NoiseShapes, Task, setting, tunable
+from trident.methods.base import About, EpisodeSpec, HeadModel, HeadOnFeatures, NoiseShapes, Task, setting, tunable
 from trident.nn.classes import class_means, members_of
 from trident.nn.gaussian import LOG_VAR_BOUND, Gaussian, GaussianHead
 from trident.nn.linear import Linear
@@ -55,7 +55,7 @@ class Versa(HeadOnFeatures):
         parts = (*self.layers(n_features), self.classifier)
         return {key: value for part in parts for key, value in part.initial(generator).items()}
 
-    def noise_shapes(self, episode: EpisodeSpec, predictions: int) -> NoiseShapes:
+    def noise_on(self, model: HeadModel, episode: EpisodeSpec, predictions: int) -> NoiseShapes:
         size = self.samples * (self.width + 1)
         return {f"support/{draw}/classifier": (episode.n_support, size) for draw in range(predictions)}
 

@@ -60,13 +60,8 @@ class S2M2(BaselinePlusPlus):
     def mixing(self, noise: Tensor) -> tuple[Tensor, Tensor]:
         """The share u and the block, (task,) each, from standard normal noise (task, 1, 4)."""
         uniform = torch.special.ndtr(noise[:, 0])  # (task, 4)
-        share = (
-            uniform[:, :3].median(1).values
-        )  # the middle one of three uniform numbers has the distribution Beta(2, 2)
+        share = uniform[:, :3].median(1).values  # the median of three uniform numbers has the distribution Beta(2, 2)
         return share, (uniform[:, 3] * self.blocks).long().clamp(max=self.blocks - 1)
-
-    def rotation_logits(self, parameters: Parameters, features: Tensor) -> Tensor:
-        return F.linear(features, parameters["rotations.weight"], parameters["rotations.bias"])
 
     def training_step(
         self, model: HeadModel, parameters: Parameters, batch: Batch, statistics: BatchNormStatistics
@@ -92,7 +87,8 @@ class S2M2(BaselinePlusPlus):
         logits, known = self.training_logits(parameters, features, task), classes[:, :quarter].repeat(1, ROTATIONS)
         turns = torch.arange(ROTATIONS, device=task.device).repeat_interleave(quarter).expand_as(known)
         of_classes = cross_entropy(logits, known)
-        of_turns = cross_entropy(self.rotation_logits(parameters, features), turns)
+        turn_logits = F.linear(features, parameters["rotations.weight"], parameters["rotations.bias"])
+        of_turns = cross_entropy(turn_logits, turns)
 
         total = mixed + self.rotation_weight * (of_classes + of_turns)
         losses = {"total": total, "mixed": mixed, "classification": of_classes, "rotation": of_turns}

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +23,8 @@ from trident.methods.base import (
 from trident.methods.metric.nearest_mean import NearestMean
 from trident.methods.metric.scikit_learn import LogisticRegressionHead
 from trident.methods.transductive.soft_kmeans import SoftKMeans
-from trident.nn.attfex import SetStatistics, TaskFeatures
+from trident.methods.trident.objective import Latents
+from trident.nn.attfex import N_STATISTICS, TaskFeatures, set_statistics
 from trident.nn.gaussian import LOG_VAR_BOUND, Gaussian, GaussianHead
 from trident.nn.linear import Linear, activate
 from trident.nn.parameters import Parameters, for_each_task
@@ -34,20 +35,6 @@ ACTIVATION = "leaky_relu"
 IMAGES_AT_ONCE = 4096
 TERMS = ("classification", "reconstruction", "label_kl", "semantic_kl")  # of the loss
 TRAINING_MEAN = "training_mean"  # of the training images' features of unit length
-
-
-class Latents(NamedTuple):
-    """The latents of all images of a task, the support set first."""
-
-    semantic: Gaussian
-    label: Gaussian
-    z_semantic: Tensor  # (task, image, semantic_latents)
-    z_label: Tensor  # (task, image, feature)
-
-    def of(self, rows: slice) -> "Latents":
-        """The latents of some of the images."""
-        semantic, label = (Gaussian(*(part[:, rows] for part in each)) for each in (self.semantic, self.label))
-        return Latents(semantic, label, self.z_semantic[:, rows], self.z_label[:, rows])
 
 
 @dataclass(frozen=True)
@@ -134,17 +121,13 @@ class TridentOnFeatures(HeadOnFeatures):
         )
 
     @property
-    def mask_layers(self) -> tuple[Linear, Linear]:
-        m, n = self.attfex_width_m, self.attfex_width_n
-        return Linear("attfex.w_n", m, n, bias=False), Linear("attfex.mask", n, 1, bias=False)
-
-    @property
-    def extractor(self) -> SetStatistics:
-        return SetStatistics("attfex", self.attfex_width_m)
+    def mask_layers(self) -> tuple[Linear, ...]:
+        names, sizes = ("w_m", "w_n", "mask"), (N_STATISTICS, self.attfex_width_m, self.attfex_width_n, 1)
+        return tuple(Linear(f"attfex.{name}", *sizes[i : i + 2], bias=False) for i, name in enumerate(names))
 
     def initial(self, n_features: int, generator: torch.Generator) -> Parameters:
         start = self.semantic_head(n_features).initial(generator) | self.label_layer(n_features).initial(generator)
-        start |= self.label_head(n_features).initial(generator) | self.extractor.initial(generator)
+        start |= self.label_head(n_features).initial(generator)
         for layer in (*self.mask_layers, *self.decoder(n_features)):
             start |= layer.initial(generator)
         zero = ("label.loc.weight", "label.loc.bias", "attfex.mask.weight")
@@ -185,10 +168,10 @@ class TridentOnFeatures(HeadOnFeatures):
         images = features if self.mask_from == "task" else features[:, task.support]
         of_task = TaskFeatures(images[:, :, None, None], task.support_labels, task.n_way)
         of_each = for_each_task(parameters, len(features))
-        found = self.extractor(of_each, of_task)  # (task, attfex_width_m, feature)
-        for layer in self.mask_layers:
-            found = torch.bmm(of_each[f"{layer.name}.weight"], activate(found, ACTIVATION))
-        return found
+        maps = set_statistics(of_task)  # (task, N_STATISTICS, feature)
+        for place, layer in enumerate(self.mask_layers):
+            maps = torch.bmm(of_each[f"{layer.name}.weight"], activate(maps, ACTIVATION) if place else maps)
+        return maps
 
     def trust(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         """How much mask and network count: (task, 1, 1), from 0 to 1."""

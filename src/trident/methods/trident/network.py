@@ -27,7 +27,6 @@ from trident.methods.trident.settings import TridentSettings
 from trident.nn.attfex import TaskFeatures
 from trident.nn.batch_norm import BatchNormStatistics
 from trident.nn.classes import members_of, weighted_means
-from trident.nn.gaussian import Gaussian
 from trident.nn.linear import activate
 
 
@@ -180,9 +179,8 @@ class Network(Parts):
 
     def divergences(self, latents: Latents) -> tuple[Tensor, Tensor]:
         """KL divergences of q(z_label) and q(z_semantic) of the target images from N(0, I): (task, image) each."""
-        targets = (Gaussian(*(x[:, latents.n_context :] for x in of)) for of in (latents.label, latents.semantic))
-        label, semantic = (posterior.kl_to_standard_normal() for posterior in targets)
-        return label, semantic
+        targets = latents.targets
+        return targets.label.kl_to_standard_normal(), targets.semantic.kl_to_standard_normal()
 
     def inferred(
         self, parameters: Parameters, latents: Latents, task: Task, squared_error: Tensor, labels: Labels | None
@@ -190,7 +188,7 @@ class Network(Parts):
         """All inputs of the terms of the loss. Without labels: those of the support set."""
         head, training_class_logits = self.training_class_head, None
         if head is not None:
-            training_class_logits = head(parameters, self._hidden(parameters, latents.z_label[:, latents.n_context :]))
+            training_class_logits = head(parameters, self._hidden(parameters, latents.targets.z_label))
         return Inferred(
             latents,
             self.classify(parameters, latents, task),

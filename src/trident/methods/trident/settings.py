@@ -10,8 +10,8 @@ from typing import Literal, Self
 
 from trident.methods.base import tunable
 from trident.methods.inner_loop.base import InnerLoopMethod
-from trident.methods.trident.objective import ObjectiveSettings
-from trident.settings import require, setting
+from trident.methods.trident.objective import TERMS, ObjectiveSettings
+from trident.settings import require, require_at_least, setting
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class TridentSettings(InnerLoopMethod, ObjectiveSettings, ABC):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_weights()
+        require_at_least(self, "method", 0, *(f"{name}_weight" for name in TERMS))
         require(
             self.inner_steps > 0 or not self.unlabelled_weight,
             "method.unlabelled_weight needs method.inner_steps: without inner steps there is no loss at test",
