@@ -26,8 +26,7 @@ from trident.methods.metric.matching import MatchingNetwork
 from trident.methods.metric.nearest_mean import SimpleShot
 from trident.methods.metric.protonet import ProtoNet
 from trident.methods.registry import method_class, method_name, method_paths
-from trident.methods.transductive.epnet import EpNet
-from trident.methods.transductive.tpn import Tpn
+from trident.methods.transductive.propagation import EpNet, Tpn
 from trident.nn.parameters import Parameters
 from trident.recipes.files import recipe_names
 from trident.recipes.loading import load_recipe

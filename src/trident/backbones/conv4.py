@@ -10,9 +10,7 @@ from trident.backbones.base import ALL, Backbone
 from trident.data.store import ImageStore
 from trident.errors import TridentError
 from trident.nn.batch_norm import BatchNormStatistics
-from trident.nn.conv4 import Conv4, feature_sizes
-from trident.nn.conv_layer import in_slices
-from trident.nn.convolution import patches_of
+from trident.nn.conv4 import Conv4, feature_sizes, in_slices
 from trident.nn.parameters import Parameters
 from trident.settings import require, require_at_least, setting
 from trident.tasks.task import Task
@@ -119,7 +117,7 @@ def single_conv4(backbone: Backbone, who: str) -> Conv4Backbone:
 
 def first_layer_input(task: Task) -> Tensor:
     """The first layer's input: patches, cached for all inner steps, or pixels if patches need too much memory."""
-    return task.pixels if in_slices(task.images.shape[1]) else task.cached("patches", patches_of)
+    return task.pixels if in_slices(task.images.shape[1]) else task.patches
 
 
 def _channels(number: int) -> str:

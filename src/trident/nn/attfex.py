@@ -69,9 +69,8 @@ class Attfex:
     @property
     def layers(self) -> tuple[Linear, ...]:
         maps = [Linear(f"{self.name}.{part}", self.width_n, 1, bias=False) for part in ("query", "key", "value")]
-        w_m = Linear(
-            f"{self.name}.w_m", N_STATISTICS if self.n_images is None else self.n_images, self.width_m, bias=False
-        )
+        rows = N_STATISTICS if self.n_images is None else self.n_images
+        w_m = Linear(f"{self.name}.w_m", rows, self.width_m, bias=False)
         return (w_m, Linear(f"{self.name}.w_n", self.width_m, self.width_n, bias=False), *maps)
 
     def initial(self, generator: torch.Generator) -> Parameters:

@@ -9,10 +9,102 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trident.nn.batch_norm import BatchNormStatistics
-from trident.nn.conv_layer import ConvLayer
+from trident.nn.batch_norm import BatchNorm, BatchNormStatistics, Moments, mean_and_variance
+from trident.nn.convolution import convolve, convolve_patches, max_pool, patches_of
 from trident.nn.linear import activate
-from trident.nn.parameters import Parameters
+from trident.nn.parameters import Parameters, uniform
+
+MOST_AT_ONCE = 100  # images of a task; more are convolved in slices, if no gradient is needed
+SLICE = 50
+
+
+def in_slices(n_images: int) -> bool:
+    """Whether so many images are convolved in slices, which takes a tenth of the memory."""
+    return n_images > MOST_AT_ONCE and not torch.is_grad_enabled()
+
+
+@dataclass(frozen=True)
+class ConvLayer:
+    name: str
+    inputs: int
+    outputs: int
+    batch_norm: bool
+    from_patches: bool = False  # the input may be `patches_of(images)`, computed once for images that stay the same
+
+    @property
+    def norm(self) -> BatchNorm:
+        return BatchNorm(f"{self.name}.norm", self.outputs)
+
+    def initial(self, generator: torch.Generator) -> Parameters:
+        fan_in = 9 * self.inputs
+        start = {
+            f"{self.name}.weight": uniform((3, 3, self.inputs, self.outputs), fan_in, generator),
+            f"{self.name}.bias": uniform((self.outputs,), fan_in, generator),
+        }
+        return start | self.norm.initial() if self.batch_norm else start
+
+    def initial_running(self) -> Parameters:
+        return self.norm.initial_running() if self.batch_norm else {}
+
+    def pooled(
+        self, parameters: Parameters, images: Tensor, statistics: BatchNormStatistics
+    ) -> tuple[Tensor, Parameters]:
+        """Convolution, batch norm and 2x2 max pooling; and the statistics that batch norm saw.
+
+        Pooling comes before normalisation, which then works on a quarter of the pixels. The result is the same: batch
+        norm is a straight line for each channel, so the largest of four normalised values is the normalised largest
+        value. Where the gain is negative, the weight's sign is flipped first.
+        """
+        weight, bias = parameters[f"{self.name}.weight"], parameters[f"{self.name}.bias"]
+        negative = parameters[f"{self.norm.name}.gain"].detach() < 0  # (task, outputs)
+        sign: Tensor | float = 1.0
+        if negative.is_cuda or bool(negative.any()):  # rare; on a GPU the check costs more than it saves
+            sign = torch.where(negative, -1.0, 1.0).to(weight)
+            weight, bias = weight * sign[:, None, None, None, :], bias * sign
+        if in_slices(images.shape[1]):
+            pooled, moments = self._pooled_slices(images, weight, statistics)
+            used = self.norm.combine_moments(moments, bias, statistics, sign)
+            for part in torch.split(pooled, SLICE, 1):
+                part.copy_(self.norm.normalise(parameters, part, used, sign))
+            return pooled, used.seen
+        features = self._convolution(images, weight)
+        used = self.norm.measure(features, bias, statistics, sign)
+        return self.norm.normalise(parameters, max_pool(features), used, sign), used.seen
+
+    def _pooled_slices(
+        self, images: Tensor, weight: Tensor, statistics: BatchNormStatistics
+    ) -> tuple[Tensor, list[Moments]]:
+        """Convolve and pool slice by slice. Also return the moments of the convolutions, before pooling."""
+        tasks, n, height, width, _ = images.shape
+        pooled = weight.new_empty(tasks, n, height // 2, width // 2, self.outputs)
+        slices = []
+        left = statistics.counted(n)
+        for part, into in zip(torch.split(images, SLICE, 1), torch.split(pooled, SLICE, 1), strict=True):
+            features = self._convolution(part, weight)
+            counted = min(left, part.shape[1])
+            if counted:
+                slices.append(Moments(counted, *mean_and_variance(features[:, :counted])))
+            left -= counted
+            into.copy_(max_pool(features))
+        return pooled, slices
+
+    def __call__(
+        self, parameters: Parameters, images: Tensor, statistics: BatchNormStatistics
+    ) -> tuple[Tensor, Parameters]:
+        """The feature maps, and the statistics that batch norm saw."""
+        bias = parameters[f"{self.name}.bias"]  # (task, outputs)
+        features = self._convolution(images, parameters[f"{self.name}.weight"])  # (task, image, h, w, outputs)
+        if self.batch_norm:
+            return self.norm(parameters, features, bias, statistics)
+        return features + bias[:, None, None, None, :], {}
+
+    def _convolution(self, images: Tensor, weight: Tensor) -> Tensor:
+        if not self.from_patches:
+            return convolve(images, weight)
+        # With many images these are pixels, to save memory; with few, `first_layer_input` has made patches of them.
+        patches = patches_of(images) if images.shape[4] == self.inputs else images
+        return convolve_patches(patches, weight)
+
 
 BLOCKS = 4
 

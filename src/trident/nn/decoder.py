@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from trident.nn.batch_norm import BatchNormStatistics
-from trident.nn.conv4 import BLOCKS, feature_sizes
-from trident.nn.conv_layer import ConvLayer
+from trident.nn.conv4 import BLOCKS, ConvLayer, feature_sizes
 from trident.nn.convolution import upsample
 from trident.nn.linear import Linear, activate
 from trident.nn.parameters import Parameters

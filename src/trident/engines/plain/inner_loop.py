@@ -18,7 +18,7 @@ from trident.engines.cuda_graphs import RecordedLearner
 from trident.engines.learner import Gradient, accuracy_of, computing, matrix_products, only_finite
 from trident.methods.inner_loop.adapted_conv4 import AdaptedConv4
 from trident.methods.inner_loop.base import Encodings, InnerLoopMethod, InnerLoopModel, InnerState, Inputs
-from trident.nn.parameters import Parameters, as_leaves, for_each_task
+from trident.nn.parameters import Parameters, as_leaves, for_each_task, gradients
 from trident.nn.probabilities import mean_prediction
 from trident.tasks.task import Batch, Labels, Task
 
@@ -68,7 +68,7 @@ class InnerLoopLearner(RecordedLearner):
         """One gradient step on the support sets. `parameters` must require gradients."""
         found = self.model.loss(parameters, self.inputs(task, target="support", draw=step, reused=reused))
         adapted = {key: value for key, value in parameters.items() if self.method.adapts(key)}
-        gradient = _gradient(found.losses["total"].sum(), adapted, create_graph=differentiable)
+        gradient = gradients(found.losses["total"].sum(), adapted, create_graph=differentiable)
         return self.method.update(parameters, state, gradient, step)
 
     # Prediction.
@@ -124,7 +124,7 @@ class InnerLoopLearner(RecordedLearner):
         adapted = as_leaves(trajectory[-1][0])
         with torch.enable_grad():
             outer = self.model.loss(adapted, self.inputs(task, labels=labels))
-            pulled = _gradient(outer.losses["total"].sum(), adapted)
+            pulled = gradients(outer.losses["total"].sum(), adapted)
         if self.method.inner_order == "second":
             moments = InnerState(*({key: torch.zeros_like(x) for key, x in m.items()} for m in trajectory[-1][1]))
             for step in reversed(range(self.method.inner_steps)):
@@ -136,11 +136,11 @@ class InnerLoopLearner(RecordedLearner):
         leaves = as_leaves(parameters)
         with torch.enable_grad():
             started, _ = self.model.start(for_each_task(leaves, task.n_tasks), self.inputs(task, labels=labels))
-            gradients = torch.autograd.grad(
+            pulled_back = torch.autograd.grad(
                 [started[key] for key in pulled], list(leaves.values()), list(pulled.values()), materialize_grads=True
             )
         return Gradient(
-            dict(zip(leaves, gradients, strict=True)),
+            dict(zip(leaves, pulled_back, strict=True)),
             {name: part.detach() for name, part in outer.losses.items()},
             accuracy_of(outer.logits, labels.queries),
             outer.seen,
@@ -167,11 +167,6 @@ class InnerLoopLearner(RecordedLearner):
             results = iter(torch.autograd.grad(outputs, inputs, cotangents, materialize_grads=True))
         pulled = {key: next(results) for key in before}
         return pulled, InnerState(*({key: next(results) for key in moment} for moment in state))
-
-
-def _gradient(loss: Tensor, parameters: Parameters, create_graph: bool = False) -> Parameters:
-    gradients = torch.autograd.grad(loss, list(parameters.values()), create_graph=create_graph, materialize_grads=True)
-    return dict(zip(parameters, gradients, strict=True))
 
 
 def _detached(parameters: Parameters) -> Parameters:

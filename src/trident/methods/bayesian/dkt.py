@@ -8,9 +8,8 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal
 
 from trident.methods.base import About, Losses, Parameters, setting, tunable
-from trident.methods.bayesian.kernel_head import KernelHead
+from trident.methods.bayesian.kernel_head import KernelHead, solve
 from trident.nn.classes import members_of
-from trident.nn.gaussian_process import solve
 from trident.tasks.task import Labels, Task, all_labels
 
 

@@ -8,9 +8,15 @@ import torch
 from torch import Tensor
 
 from trident.methods.base import About, Parameters, Task, tunable
-from trident.methods.bayesian.kernel_head import MeanFieldKernelHead
+from trident.methods.bayesian.kernel_head import (
+    MeanFieldKernelHead,
+    Posterior,
+    mean_log_sigmoid,
+    polya_gamma_mean,
+    posterior,
+    tilt_of,
+)
 from trident.nn.classes import members_of
-from trident.nn.gaussian_process import Posterior, mean_log_sigmoid, polya_gamma_mean, posterior, tilt_of
 
 
 class Local(NamedTuple):

@@ -8,9 +8,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trident.methods.base import About, Parameters, Task
-from trident.methods.bayesian.kernel_head import MeanFieldKernelHead
+from trident.methods.bayesian.kernel_head import (
+    MeanFieldKernelHead,
+    Posterior,
+    mean_log_sigmoid,
+    polya_gamma_mean,
+    posterior,
+    tilt_of,
+)
 from trident.nn.classes import members_of
-from trident.nn.gaussian_process import Posterior, mean_log_sigmoid, polya_gamma_mean, posterior, tilt_of
 
 
 @dataclass(frozen=True)

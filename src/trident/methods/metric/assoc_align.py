@@ -8,9 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trident.methods.base import About, Labels, Losses, Parameters, Task, tunable
-from trident.methods.metric.baseline import BaselinePlusPlus, cosines
+from trident.methods.metric.baseline import BaselinePlusPlus, balanced_targets, cosines, fit_cosine
 from trident.nn.classes import members_of
-from trident.nn.fitted_classifiers import balanced_targets, fit_cosine
 from trident.settings import require, setting
 
 SUMS = "class_features"  # the mean feature of each training class, times the class's share of the training images

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from trident.methods.base import About, NormalisedHead, Parameters, Task, tunable
 from trident.methods.transductive.base import TransductiveHead
+from trident.methods.transductive.propagation import nearest
 from trident.nn.classes import class_means
-from trident.nn.propagation import nearest
 from trident.settings import require
 
 
