@@ -17,7 +17,7 @@ from trident.measuring.evaluate import evaluate
 from trident.methods.base import HeadModel, HeadOnFeatures
 from trident.methods.metric.nearest_mean import NearestMean
 from trident.methods.transductive.information import EntropyMin, Tim
-from trident.methods.transductive.k_reciprocal import KReciprocal
+from trident.methods.transductive.propagation import KReciprocal
 from trident.methods.transductive.rectified_means import BdCspn, LaplacianShot
 from trident.methods.transductive.transductive_cnaps import TransductiveCnaps
 from trident.methods.transductive.transport import Bms, PtMap

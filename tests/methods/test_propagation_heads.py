@@ -14,8 +14,7 @@ from tiny import doubles
 from trident.errors import TridentError
 from trident.methods.base import HeadOnFeatures
 from trident.methods.transductive.information import EntropyMin, Tim
-from trident.methods.transductive.k_reciprocal import KReciprocal
-from trident.methods.transductive.propagation import EpNet, Tpn, pairwise_squared_distances, propagator
+from trident.methods.transductive.propagation import EpNet, KReciprocal, Tpn, pairwise_squared_distances, propagator
 from trident.methods.transductive.rectified_means import BdCspn, LaplacianShot
 from trident.methods.transductive.transductive_cnaps import TransductiveCnaps
 from trident.methods.transductive.transport import Bms, PtMap

@@ -17,10 +17,9 @@ from trident.methods.metric.relation_network import RelationNetwork
 from trident.methods.metric.s2m2 import S2M2
 from trident.methods.metric.scikit_learn import LogisticRegressionHead, NearestNeighbours
 from trident.methods.transductive.information import AlphaTim, EntropyMin, Tim
-from trident.methods.transductive.k_reciprocal import KReciprocal
-from trident.methods.transductive.paddle import Paddle
+from trident.methods.transductive.propagation import KReciprocal
 from trident.methods.transductive.rectified_means import BdCspn, LaplacianShot
-from trident.methods.transductive.soft_kmeans import SoftKMeans
+from trident.methods.transductive.soft_kmeans import Paddle, SoftKMeans
 from trident.methods.transductive.synthetic_gradients import SelfSupervisedReranking, SyntheticInformationBottleneck
 from trident.methods.transductive.transductive_cnaps import TransductiveCnaps
 from trident.methods.transductive.transport import Bms, PtMap

@@ -9,7 +9,7 @@ from torch import Tensor
 from trident.backbones.base import ALL, Backbone
 from trident.data.store import ImageStore
 from trident.errors import TridentError
-from trident.nn.batch_norm import BatchNormStatistics
+from trident.nn.batch_norm import BatchNormStatistics, WithStatistics
 from trident.nn.conv4 import Conv4, feature_sizes, in_slices
 from trident.nn.parameters import Parameters
 from trident.settings import require, require_at_least, setting
@@ -93,7 +93,7 @@ class Conv4Backbone(Backbone):
 
     def __call__(
         self, parameters: Parameters, task: Task, statistics: BatchNormStatistics, rows: slice = ALL
-    ) -> tuple[Tensor, Parameters]:
+    ) -> WithStatistics:
         """Feature maps (task, image, h, w, channel) of the images in `rows`, and the statistics batch norm saw."""
         images = first_layer_input(task)[:, rows]
         maps, seen = zip(*(network(parameters, images, statistics) for network in self.networks), strict=True)

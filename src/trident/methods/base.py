@@ -21,8 +21,8 @@ from trident.backbones.base import Backbone as Backbone
 from trident.backbones.conv4 import Conv4Backbone, single_conv4
 from trident.errors import TridentError
 from trident.methods.registry import About as About
-from trident.nn.batch_norm import BatchNormStatistics
-from trident.nn.linear import Linear
+from trident.nn.batch_norm import BatchNormStatistics, WithStatistics
+from trident.nn.linear import Linear, linear
 from trident.nn.parameters import Parameters as Parameters
 from trident.nn.parameters import for_each_task
 from trident.settings import EpisodeSpec as EpisodeSpec
@@ -158,7 +158,7 @@ class HeadOnFeatures(Method):
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         """Features of all images (task, image, feature), the support set first -> query logits (task, query, n_way).
 
-        Parameters have no task axis here: use `F.linear`, not the layers of `nn/`.
+        Parameters have no task axis here: use `linear`, not the layers of `nn/`.
         """
 
     def image_features(self, parameters: Parameters, features: Tensor) -> Tensor:
@@ -231,7 +231,7 @@ class ClassifierHead(HeadOnFeatures):
         return Linear("classes", n_features, self.training_classes).initial(generator)
 
     def training_logits(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
-        return F.linear(features, parameters["classes.weight"], parameters["classes.bias"])
+        return linear(parameters, "classes", features)
 
 
 @dataclass(frozen=True)
@@ -253,7 +253,7 @@ class HeadModel(Model):
         """Number of features that the head gets: of a whole image, or of one cell with `takes_cells`."""
         return self.backbone.n_features // (self.backbone.n_cells if self.method.takes_cells else 1)
 
-    def encode(self, parameters: Parameters, task: Task, statistics: BatchNormStatistics) -> tuple[Tensor, Parameters]:
+    def encode(self, parameters: Parameters, task: Task, statistics: BatchNormStatistics) -> WithStatistics:
         """Features of all images, as the head takes them, and the batch-norm statistics."""
         maps, seen = self.backbone(for_each_task(parameters, task.n_tasks), task, statistics)
         return self.features(maps), seen

@@ -88,8 +88,8 @@ class Ensemble(SoftKMeans, ClassifierHead):
         return self.variation > 0 and self.damping > 0
 
     def model(self, backbone: Backbone, episode: EpisodeSpec) -> HeadModel:
-        found = backbone.branches if isinstance(backbone, Conv4Backbone) else self.branches
-        require(self.branches == found, f"method.branches is {self.branches}: it must be {found}, as backbone.branches")
+        given = backbone.branches if isinstance(backbone, Conv4Backbone) else self.branches
+        require(self.branches == given, f"method.branches is {self.branches}: it must be {given}, as backbone.branches")
         whole = backbone.n_features % self.branches == 0
         require(whole, f"method.branches is {self.branches}: it must divide the {backbone.n_features} features")
         maps, channels = backbone.n_cells % self.branches == 0, backbone.n_features // backbone.n_cells

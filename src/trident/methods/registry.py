@@ -40,7 +40,7 @@ METHODS = {
     "nearest-mean": "trident.methods.metric.nearest_mean:NearestMean",
     "soft-kmeans": "trident.methods.transductive.soft_kmeans:SoftKMeans",
     "trident-features": "trident.methods.trident.features:TridentOnFeatures",
-    "paddle": "trident.methods.transductive.paddle:Paddle",
+    "paddle": "trident.methods.transductive.soft_kmeans:Paddle",
     "alpha-tim": "trident.methods.transductive.information:AlphaTim",
     "logistic-regression": "trident.methods.metric.scikit_learn:LogisticRegressionHead",
     "nearest-neighbours": "trident.methods.metric.scikit_learn:NearestNeighbours",
@@ -49,7 +49,7 @@ METHODS = {
     "pt-map": "trident.methods.transductive.transport:PtMap",
     "bms": "trident.methods.transductive.transport:Bms",
     "entropy-min": "trident.methods.transductive.information:EntropyMin",
-    "k-reciprocal": "trident.methods.transductive.k_reciprocal:KReciprocal",
+    "k-reciprocal": "trident.methods.transductive.propagation:KReciprocal",
     "bd-cspn": "trident.methods.transductive.rectified_means:BdCspn",
     "epnet": "trident.methods.transductive.propagation:EpNet",
     "tpn": "trident.methods.transductive.propagation:Tpn",
@@ -99,12 +99,12 @@ def method_class(name: str) -> Any:
     paths = method_paths()
     check_method(name)
     try:
-        found = imported(paths[name])
+        kind = imported(paths[name])
     except Exception as error:  # whatever another package does when it is imported
         raise TridentError(f"method '{name}' cannot be imported from {paths[name]}: {error!r}") from error
-    if not (isinstance(found, type) and isinstance(getattr(found, "about", None), About)):
+    if not (isinstance(kind, type) and isinstance(getattr(kind, "about", None), About)):
         raise TridentError(f"method '{name}': {paths[name]} is not a subclass of Method")
-    return found
+    return kind
 
 
 def method_name(method: object) -> str:

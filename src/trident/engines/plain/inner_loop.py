@@ -17,7 +17,7 @@ from torch import Tensor
 from trident.engines.cuda_graphs import RecordedLearner
 from trident.engines.learner import Gradient, accuracy_of, computing, matrix_products, only_finite
 from trident.methods.inner_loop.adapted_conv4 import AdaptedConv4
-from trident.methods.inner_loop.base import Encodings, InnerLoopMethod, InnerLoopModel, InnerState, Inputs
+from trident.methods.inner_loop.base import Adapted, Encodings, InnerLoopMethod, InnerLoopModel, InnerState, Inputs
 from trident.nn.parameters import Parameters, as_leaves, for_each_task, gradients
 from trident.nn.probabilities import mean_prediction
 from trident.tasks.task import Batch, Labels, Task
@@ -38,14 +38,12 @@ class InnerLoopLearner(RecordedLearner):
 
     # Adaptation.
 
-    def adapt(self, parameters: Parameters, task: Task) -> list[tuple[Parameters, InnerState]]:
+    def adapt(self, parameters: Parameters, task: Task) -> list[Adapted]:
         """The parameters of each task before each inner step, and after the last: n + 1 entries."""
         with matrix_products(self.precision, task.device):
             return self._adapt(parameters, task)
 
-    def _adapt(
-        self, parameters: Parameters, task: Task, labels: Labels | None = None
-    ) -> list[tuple[Parameters, InnerState]]:
+    def _adapt(self, parameters: Parameters, task: Task, labels: Labels | None = None) -> list[Adapted]:
         """`labels` of the queries: in training only."""
         leaves = as_leaves(for_each_task(parameters, task.n_tasks))
         with torch.set_grad_enabled(self.method.inner_steps > 0):  # inner steps always need gradients
@@ -64,7 +62,7 @@ class InnerLoopLearner(RecordedLearner):
 
     def inner_step(
         self, parameters: Parameters, state: InnerState, task: Task, step: int, differentiable: bool, reused: Any = None
-    ) -> tuple[Parameters, InnerState]:
+    ) -> Adapted:
         """One gradient step on the support sets. `parameters` must require gradients."""
         found = self.model.loss(parameters, self.inputs(task, target="support", draw=step, reused=reused))
         adapted = {key: value for key, value in parameters.items() if self.method.adapts(key)}
@@ -128,7 +126,7 @@ class InnerLoopLearner(RecordedLearner):
         if self.method.inner_order == "second":
             moments = InnerState(*({key: torch.zeros_like(x) for key, x in m.items()} for m in trajectory[-1][1]))
             for step in reversed(range(self.method.inner_steps)):
-                pulled, moments = self._pull_back(pulled, moments, *trajectory[step], task, step)
+                pulled, moments = self._pull_back(pulled, moments, trajectory[step], task, step)
         finite = outer.losses["total"].detach().isfinite()
         for value in pulled.values():
             finite = finite & value.reshape(len(value), -1).isfinite().all(1)
@@ -147,25 +145,16 @@ class InnerLoopLearner(RecordedLearner):
             finite,
         )
 
-    def _pull_back(
-        self,
-        pulled: Parameters,
-        pulled_moments: InnerState,
-        before: Parameters,
-        state: InnerState,
-        task: Task,
-        step: int,
-    ) -> tuple[Parameters, InnerState]:
+    def _pull_back(self, pulled: Parameters, moments: InnerState, before: Adapted, task: Task, step: int) -> Adapted:
         """The vector-Jacobian product of one inner step, which is recomputed."""
-        before = as_leaves(before)
-        state = InnerState(*(as_leaves(moment) for moment in state))
+        parameters, state = as_leaves(before[0]), InnerState(*(as_leaves(moment) for moment in before[1]))
         with torch.enable_grad():
-            after, state_after = self.inner_step(before, state, task, step, differentiable=True)
-            inputs = [*before.values(), *(x for moment in state for x in moment.values())]
+            after, state_after = self.inner_step(parameters, state, task, step, differentiable=True)
+            inputs = [*parameters.values(), *(x for moment in state for x in moment.values())]
             outputs = [*after.values(), *(x for moment in state_after for x in moment.values())]
-            cotangents = [*pulled.values(), *(x for moment in pulled_moments for x in moment.values())]
+            cotangents = [*pulled.values(), *(x for moment in moments for x in moment.values())]
             results = iter(torch.autograd.grad(outputs, inputs, cotangents, materialize_grads=True))
-        pulled = {key: next(results) for key in before}
+        pulled = {key: next(results) for key in parameters}
         return pulled, InnerState(*({key: next(results) for key in moment} for moment in state))
 
 

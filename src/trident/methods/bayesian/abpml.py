@@ -62,9 +62,9 @@ class BayesianPrototypes(HeadOnFeatures):
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         images = self.halves(parameters, features)
-        found = prototypes(images, task.support_labels, task.n_way)
-        draws = [found.sample(class_noise(noise, task)) for noise in task.noise.values()] or [found.loc]
-        queries, scale = images.loc[:, task.queries], parameters["scale"] / found.loc.shape[2]
+        posterior = prototypes(images, task.support_labels, task.n_way)
+        draws = [posterior.sample(class_noise(noise, task)) for noise in task.noise.values()] or [posterior.loc]
+        queries, scale = images.loc[:, task.queries], parameters["scale"] / posterior.loc.shape[2]
         return mean_prediction(-scale * squared_distances(queries, draw) for draw in draws)
 
     def training(self, parameters: Parameters, features: Tensor, task: Task, labels: Labels) -> tuple[Tensor, Losses]:

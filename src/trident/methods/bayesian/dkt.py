@@ -57,5 +57,5 @@ class DeepKernelTransfer(KernelHead):
         likelihood = MultivariateNormal(torch.zeros_like(targets), scale_tril=factor, validate_args=False)
         with torch.no_grad():  # only to count how many are right
             logits = self.head(parameters, features, task)
-        found: Tensor = likelihood.log_prob(targets)  # type: ignore[no-untyped-call]  # (task, n_way)
-        return logits, {"total": -found.mean(1) / targets.shape[2]}
+        log_likelihood: Tensor = likelihood.log_prob(targets)  # type: ignore[no-untyped-call]  # (task, n_way)
+        return logits, {"total": -log_likelihood.mean(1) / targets.shape[2]}

@@ -64,21 +64,21 @@ class LogisticSoftmaxProcess(MeanFieldKernelHead):
         kernel = self.kernel(parameters, features)
         truth = members_of(task.support_labels, task.n_way, kernel)  # (task, n_way, n_support)
         known = kernel[:, task.support, task.support]
-        found = self.update(known, truth, self.infer(known, truth))
+        fitted = self.update(known, truth, self.infer(known, truth))
         across = kernel[:, None, task.queries, task.support].expand(-1, task.n_way, -1, -1)
-        means = (across @ found.weights[..., None])[..., 0]  # (task, n_way, query)
+        means = (across @ fitted.weights[..., None])[..., 0]  # (task, n_way, query)
         alone = kernel.diagonal(dim1=1, dim2=2)[:, None, task.queries]
-        variances = (alone - found.reduction(across).square().sum(2)).clamp(min=0)
+        variances = (alone - fitted.reduction(across).square().sum(2)).clamp(min=0)
         return mean_log_sigmoid(means, variances).mT
 
     def infer(self, kernel: Tensor, truth: Tensor) -> Local:
         """The mean-field distributions, from a kernel (task, image, image) and labels (task, n_way, image)."""
         local = Local(truth * 0 + 1e-3, truth * 0 + 0.5 / truth.shape[1], truth[:, 0] * 0 + 1.5)
         for _ in range(self.rounds):
-            found = self.update(kernel, truth, local)
-            tilt = tilt_of(found.mean, found.variance)
+            fitted = self.update(kernel, truth, local)
+            tilt = tilt_of(fitted.mean, fitted.variance)
             log_rate = torch.digamma(local.shape) - math.log(truth.shape[1])
-            counts = (log_rate[:, None] - found.mean / 2 - _log_two_cosh(tilt)).exp()
+            counts = (log_rate[:, None] - fitted.mean / 2 - _log_two_cosh(tilt)).exp()
             local = Local(tilt, counts, 1 + counts.sum(1))
         return local
 

@@ -53,11 +53,11 @@ class OveGaussianProcess(MeanFieldKernelHead):
         kernel = self.kernel(parameters, features)
         n, n_way = task.n_support, task.n_way
         differences = _differences(members_of(task.support_labels, n_way, kernel).mT)  # (task, n * n_way, n_way)
-        found = self.infer(_covariances(kernel[:, :n, :n], differences))
+        fitted = self.infer(_covariances(kernel[:, :n, :n], differences))
         # Covariances of a query's f_c with the differences d of the support set.
         across = kernel[:, n:, None, :n].repeat_interleave(n_way, 3) * differences.mT[:, None]
-        means = across @ found.weights[:, None, :, None]  # (task, query, n_way, 1)
-        reduction = found.reduction(across.flatten(1, 2)).mT.reshape(across.shape)
+        means = across @ fitted.weights[:, None, :, None]  # (task, query, n_way, 1)
+        reduction = fitted.reduction(across.flatten(1, 2)).mT.reshape(across.shape)
         alone = kernel.diagonal(dim1=1, dim2=2)[:, n:, None, None]
         identity = torch.eye(n_way, dtype=kernel.dtype, device=kernel.device)
         joint = alone * identity - reduction @ reduction.mT  # (task, query, n_way, n_way)
@@ -79,8 +79,8 @@ class OveGaussianProcess(MeanFieldKernelHead):
     def evidence(self, kernel: Tensor, truth: Tensor) -> Tensor:
         covariances = _covariances(kernel, _differences(truth.mT))
         with torch.no_grad():
-            found = self.infer(covariances)
-            tilt = tilt_of(found.mean, found.variance)
+            fitted = self.infer(covariances)
+            tilt = tilt_of(fitted.mean, fitted.variance)
         bound = F.logsigmoid(tilt) - tilt / 2 + polya_gamma_mean(tilt) * tilt.square() / 2
         # The differences of a class with itself are always 0; each adds log sigmoid(0) = -log 2, which is taken back.
         constant = truth.shape[2] * math.log(2)

@@ -9,7 +9,7 @@ from torch import Tensor
 from trident.methods.base import About, EpisodeSpec, HeadModel, HeadOnFeatures, NoiseShapes, Task, setting, tunable
 from trident.nn.classes import class_means, members_of
 from trident.nn.gaussian import LOG_VAR_BOUND, Gaussian, GaussianHead
-from trident.nn.linear import Linear
+from trident.nn.linear import Linear, linear
 from trident.nn.parameters import Parameters, for_each_task
 from trident.nn.probabilities import mean_prediction
 
@@ -63,16 +63,16 @@ class Versa(HeadOnFeatures):
         """The posterior of weights and bias, (task, n_way, width + 1), from g of all images (task, image, width)."""
         hidden = class_means(codes[:, task.support], task.support_labels, task.n_way)
         for name in ("network.0", "network.1"):
-            hidden = F.elu(F.linear(hidden, parameters[f"{name}.weight"], parameters[f"{name}.bias"]))
+            hidden = F.elu(linear(parameters, name, hidden))
         return self.classifier(for_each_task(parameters, task.n_tasks), hidden)
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
-        codes = F.linear(features, parameters["features.weight"], parameters["features.bias"])
-        found = self.posterior(parameters, codes, task)
-        sampled = [found.loc]  # (task, n_way, width + 1) each
+        codes = linear(parameters, "features", features)
+        posterior = self.posterior(parameters, codes, task)
+        sampled = [posterior.loc]  # (task, n_way, width + 1) each
         if task.noise:
             noise = torch.cat([class_noise(draw, task) for draw in task.noise.values()], 2)
-            sampled = [found.sample(each) for each in torch.split(noise, self.width + 1, 2)]
+            sampled = [posterior.sample(each) for each in torch.split(noise, self.width + 1, 2)]
         heads = torch.stack(sampled, 1)  # (task, sample, n_way, width + 1)
         logits = codes[:, None, task.queries] @ heads[..., :-1].mT + heads[..., None, :, -1]
         return mean_prediction(logits.unbind(1))

@@ -9,6 +9,7 @@ from torch import Tensor
 from trident.backbones.conv4 import NAME, Conv4Backbone, single_conv4
 from trident.methods.base import Backbone, EpisodeSpec, Parameters, cross_entropy, setting, tunable
 from trident.methods.inner_loop.base import Encodings, Evaluated, InnerLoopMethod, InnerLoopModel, Inputs
+from trident.nn.batch_norm import WithStatistics
 from trident.nn.linear import Linear
 
 HEAD = "head"  # of the linear layer's parameters
@@ -56,7 +57,7 @@ class AdaptedConv4Model(InnerLoopModel):
     def initial_running(self) -> Parameters:
         return self.backbone.initial_running()
 
-    def features(self, parameters: Parameters, inputs: Inputs) -> tuple[Tensor, Parameters]:
+    def features(self, parameters: Parameters, inputs: Inputs) -> WithStatistics:
         """Features (task, image, feature) of one set, and the batch-norm statistics."""
         task, rows = inputs.task, inputs.rows
         if inputs.encodings:

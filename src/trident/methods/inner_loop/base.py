@@ -85,6 +85,9 @@ class InnerState(NamedTuple):
     second_moment: Parameters
 
 
+Adapted = tuple[Parameters, InnerState]  # what an inner step takes and returns
+
+
 @dataclass(frozen=True)
 class InnerLoopMethod(Method):
     adapts_to_support_alone: ClassVar[bool] = False  # whether no query changes the adapted parameters
@@ -111,9 +114,7 @@ class InnerLoopMethod(Method):
         zeros = {key: torch.zeros_like(value) for key, value in parameters.items() if self.adapts(key)}
         return InnerState(zeros, zeros)
 
-    def update(
-        self, parameters: Parameters, state: InnerState, gradient: Parameters, step: int
-    ) -> tuple[Parameters, InnerState]:
+    def update(self, parameters: Parameters, state: InnerState, gradient: Parameters, step: int) -> Adapted:
         """One step of the inner optimiser on the parameters that have a gradient; the others stay as they are."""
         if self.inner_optimizer == "sgd":
             return parameters | {key: parameters[key] - self.inner_rate * g for key, g in gradient.items()}, state
@@ -121,9 +122,7 @@ class InnerLoopMethod(Method):
         return parameters | moved, state
 
 
-def adam_step(
-    parameters: Parameters, state: InnerState, gradient: Parameters, step: int, rate: float
-) -> tuple[Parameters, InnerState]:
+def adam_step(parameters: Parameters, state: InnerState, gradient: Parameters, step: int, rate: float) -> Adapted:
     beta1, beta2 = ADAM_BETAS
     first = {key: beta1 * state.first_moment[key] + (1 - beta1) * g for key, g in gradient.items()}
     second = {key: beta2 * state.second_moment[key] + (1 - beta2) * g.square() for key, g in gradient.items()}

@@ -9,7 +9,7 @@ from torch import Tensor
 from trident.backbones.conv4 import single_conv4
 from trident.methods.base import About, Backbone, Parameters, cross_entropy, tunable
 from trident.methods.inner_loop.adapted_conv4 import SUPPORT_FEATURES, AdaptedConv4, AdaptedConv4Model
-from trident.methods.inner_loop.base import Evaluated, InnerState, Inputs
+from trident.methods.inner_loop.base import Adapted, Evaluated, InnerState, Inputs
 from trident.nn.linear import Linear
 from trident.nn.probabilities import mean_prediction
 from trident.settings import EpisodeSpec, require, setting
@@ -50,9 +50,7 @@ class BayesianMaml(AdaptedConv4):
     def adapts(self, parameter: str) -> bool:
         return parameter == PARTICLES
 
-    def update(
-        self, parameters: Parameters, state: InnerState, gradient: Parameters, step: int
-    ) -> tuple[Parameters, InnerState]:
+    def update(self, parameters: Parameters, state: InnerState, gradient: Parameters, step: int) -> Adapted:
         """`gradient` is that of the negative log posterior."""
         particles = parameters[PARTICLES]
         moved = particles + self.inner_rate * svgd_direction(particles, -gradient[PARTICLES])

@@ -111,11 +111,11 @@ class VariationalWeightsModel(RandomWeightsModel):
     def loss(self, parameters: Parameters, inputs: Inputs) -> Evaluated:
         posterior = self.posterior(parameters)
         samples = self.weights(posterior.sample(inputs.task.noise[f"task/{inputs.target}/{inputs.draw}"]))
-        found = [self.network_loss(weights, inputs) for weights in samples]
-        parts = {"classification": torch.stack([one.losses["total"] for one in found]).mean(0)}
+        evaluated = [self.network_loss(weights, inputs) for weights in samples]
+        parts = {"classification": torch.stack([one.losses["total"] for one in evaluated]).mean(0)}
         parts |= self.penalties(parameters, posterior, inputs.target)
-        seen = {key: torch.stack([one.seen[key] for one in found]).mean(0) for key in found[0].seen}
-        return Evaluated(with_total(parts), mean_prediction(one.logits for one in found), seen)
+        seen = {key: torch.stack([one.seen[key] for one in evaluated]).mean(0) for key in evaluated[0].seen}
+        return Evaluated(with_total(parts), mean_prediction(one.logits for one in evaluated), seen)
 
     def weights_for_prediction(self, parameters: Parameters, task: Task) -> list[Parameters]:
         draws = [values[:, :1] for name, values in task.noise.items() if name.startswith("task/query/")]

@@ -3,14 +3,13 @@
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from trident.backbones.conv4 import first_layer_input, single_conv4
 from trident.methods.base import About, Backbone, HeadModel, NoiseShapes, TrainingStep, cross_entropy
 from trident.methods.metric.baseline import BaselinePlusPlus
 from trident.nn.batch_norm import BatchNormStatistics
-from trident.nn.linear import Linear
+from trident.nn.linear import Linear, linear
 from trident.nn.parameters import Parameters, for_each_task
 from trident.settings import require, setting
 from trident.tasks.task import Batch
@@ -87,7 +86,7 @@ class S2M2(BaselinePlusPlus):
         logits, known = self.training_logits(parameters, features, task), classes[:, :quarter].repeat(1, ROTATIONS)
         turns = torch.arange(ROTATIONS, device=task.device).repeat_interleave(quarter).expand_as(known)
         of_classes = cross_entropy(logits, known)
-        turn_logits = F.linear(features, parameters["rotations.weight"], parameters["rotations.bias"])
+        turn_logits = linear(parameters, "rotations", features)
         of_turns = cross_entropy(turn_logits, turns)
 
         total = mixed + self.rotation_weight * (of_classes + of_turns)

@@ -32,11 +32,11 @@ class ScikitLearnHead(HeadOnFeatures):
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         unit = F.normalize(features.detach(), dim=2)
         rows = unit.cpu().double().numpy()
-        found = []
+        probabilities = []
         for one, labels in zip(rows, task.support_labels.cpu().numpy(), strict=True):
             fitted = self.estimator(task.n_support).fit(one[task.support], labels)
-            found.append(torch.from_numpy(fitted.predict_proba(one[task.queries])))
-        return torch.stack(found).clamp(min=1e-12).log().to(features)
+            probabilities.append(torch.from_numpy(fitted.predict_proba(one[task.queries])))
+        return torch.stack(probabilities).clamp(min=1e-12).log().to(features)
 
 
 @dataclass(frozen=True)

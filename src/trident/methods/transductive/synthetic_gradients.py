@@ -11,7 +11,7 @@ from trident.errors import TaskSizeError
 from trident.methods.base import About, HeadModel, NormalisedHead, Parameters, Task, setting, tunable
 from trident.methods.transductive.base import TransductiveHead
 from trident.nn.classes import class_means, length_of, span_coordinates
-from trident.nn.linear import Linear
+from trident.nn.linear import Linear, linear
 
 HIDDEN = 8  # hidden units of SIB's network, as a multiple of the number of classes
 UPDATES = ("prototypes", "queries")  # each has a network of its own in SSR
@@ -30,10 +30,6 @@ class FixedShapeHead(TransductiveHead, NormalisedHead):
 def turning(pull: Tensor, directions: Tensor, lengths: Tensor) -> Tensor:
     """How far vectors with these directions and lengths turn: the part of a pull that does not change the length."""
     return (pull - (pull * directions).sum(2, keepdim=True) * directions) / lengths
-
-
-def linear(parameters: Parameters, name: str, values: Tensor) -> Tensor:
-    return F.linear(values, parameters[f"{name}.weight"], parameters[f"{name}.bias"])
 
 
 def scaled_and_shifted(parameters: Parameters, name: str, values: Tensor) -> Tensor:

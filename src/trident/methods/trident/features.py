@@ -201,8 +201,8 @@ class TridentOnFeatures(HeadOnFeatures):
         """Features (task, image, feature)."""
         first, last = self.decoder(latents.z_label.shape[2])
         codes, of_all = torch.cat([latents.z_label, latents.z_semantic], 2), for_each_task(parameters, 1)
-        found = last(of_all, activate(first(of_all, merge_tasks(codes)), ACTIVATION))
-        return split_tasks([found], codes)[0]
+        decoded = last(of_all, activate(first(of_all, merge_tasks(codes)), ACTIVATION))
+        return split_tasks([decoded], codes)[0]
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         draws = sum(name.startswith("query/") and name.endswith("/label") for name in task.noise)

@@ -9,8 +9,7 @@ from trident.backbones.conv4 import Conv4Backbone
 from trident.methods.inner_loop.base import InnerLoopModel
 from trident.methods.trident.settings import TridentSettings
 from trident.nn.attfex import Attfex
-from trident.nn.conv4 import Conv4
-from trident.nn.decoder import Decoder
+from trident.nn.conv4 import Conv4, Decoder
 from trident.nn.gaussian import GaussianHead
 from trident.nn.linear import Linear
 from trident.nn.parameters import Parameters
