@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bayesian_heads import HEADS, N_WAY, Array, Case, case_of, logits_of, unit
 from trident.methods.base import MEAN
-from trident.methods.bayesian.dkt import DeepKernelTransfer
+from trident.methods.bayesian.kernel_head import DeepKernelTransfer
 from trident.methods.bayesian.logistic_softmax_gp import LogisticSoftmaxProcess
 from trident.methods.bayesian.ove_polya_gamma import OveGaussianProcess
 

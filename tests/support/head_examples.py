@@ -1,12 +1,11 @@
 """One head of each kind, small and quick, and their accuracies on made-up features."""
 
 from trident.methods.base import HeadOnFeatures
-from trident.methods.bayesian.abpml import BayesianPrototypes
-from trident.methods.bayesian.dkt import DeepKernelTransfer
+from trident.methods.bayesian.amortised import BayesianPrototypes, Versa
+from trident.methods.bayesian.kernel_head import DeepKernelTransfer
 from trident.methods.bayesian.logistic_softmax_gp import LogisticSoftmaxProcess
 from trident.methods.bayesian.metaqda import MetaQda
 from trident.methods.bayesian.ove_polya_gamma import OveGaussianProcess
-from trident.methods.bayesian.versa import Versa
 from trident.methods.ensemble import Ensemble
 from trident.methods.metric.assoc_align import AssociativeAlignment
 from trident.methods.metric.baseline import Baseline, BaselinePlusPlus

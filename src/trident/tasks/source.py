@@ -36,7 +36,7 @@ class Source(ABC):
         Returns a function that returns the batch, and waits for it if necessary.
         """
         if self.images.gathers:
-            return self.images.in_background(lambda: self.batch(indices))
+            return self.images.background.start(lambda: self.batch(indices))
         batch = self.batch(indices)
         return lambda: batch
 

@@ -64,15 +64,15 @@ class MetaQda(NormalisedHead):
         lower = torch.tril(parameters["prior.lower"])
         d = len(lower)
         kappa, nu = parameters["prior.kappa"].abs() + LEAST, parameters["prior.nu"].clamp(min=d - 1 + LEAST)
-        spread = lower @ lower.T + LEAST * torch.eye(d, dtype=lower.dtype, device=lower.device)
-        return parameters["prior.mean"], kappa, nu, spread
+        scatter = lower @ lower.T + LEAST * torch.eye(d, dtype=lower.dtype, device=lower.device)
+        return parameters["prior.mean"], kappa, nu, scatter
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         x = self.normalised(parameters, features)
         if self.dimensions is not None:
             x = F.linear(x, parameters["projection"])
         support, queries = x[:, task.support], x[:, task.queries]
-        m, kappa, nu, spread = self.prior(parameters)
+        m, kappa, nu, prior_scatter = self.prior(parameters)
         d = len(m)
         members = members_of(task.support_labels, task.n_way, x)  # (task, n_way, n_support)
         n = members.sum(2)  # (task, n_way)
@@ -83,7 +83,7 @@ class MetaQda(NormalisedHead):
         scatter = scatter + (kappa * n / (kappa + n))[..., None, None] * away[..., None] * away[..., None, :]
         centres = (kappa * m + n[..., None] * means) / (kappa + n)[..., None]
         size = 1 / (nu + n + d + 2)  # (task, n_way)
-        factor: Tensor = torch.linalg.cholesky_ex((spread + scatter) * size[..., None, None]).L
+        factor: Tensor = torch.linalg.cholesky_ex((prior_scatter + scatter) * size[..., None, None]).L
         apart = queries[:, None] - centres[:, :, None]  # (task, n_way, query, d)
         scaled: Tensor = torch.linalg.solve_triangular(factor, apart.mT, upper=False)  # (task, n_way, d, query)
         curved = scaled.square().sum(2)  # (task, n_way, query)

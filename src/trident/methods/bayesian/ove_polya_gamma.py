@@ -62,8 +62,8 @@ class OveGaussianProcess(MeanFieldKernelHead):
         identity = torch.eye(n_way, dtype=kernel.dtype, device=kernel.device)
         joint = alone * identity - reduction @ reduction.mT  # (task, query, n_way, n_way)
         own = joint.diagonal(dim1=2, dim2=3)
-        spread = own[..., None] + own[..., None, :] - 2 * joint  # of f_c - f_c'
-        each = mean_log_sigmoid(means - means.mT, spread)
+        variances = own[..., None] + own[..., None, :] - 2 * joint  # of f_c - f_c'
+        each = mean_log_sigmoid(means - means.mT, variances)
         return (each * (1 - identity)).sum(3)
 
     def infer(self, covariances: Tensor) -> Posterior:

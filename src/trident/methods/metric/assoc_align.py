@@ -86,8 +86,8 @@ class AssociativeAlignment(BaselinePlusPlus):
         means = F.normalize(parameters[SUMS], dim=1)  # (class, feature)
         p = torch.softmax(self.scale * cosines(means, weights), 2)  # (task, class, n_way)
         seen = means.any(1)[:, None]  # in training
-        sure = torch.where((p == p.amax(2, keepdim=True)) & seen, p, 0.0).mT  # (task, n_way, class)
-        nearest = sure.topk(min(self.related, sure.shape[2]), 2)
+        largest = torch.where((p == p.amax(2, keepdim=True)) & seen, p, 0.0).mT  # (task, n_way, class)
+        nearest = largest.topk(min(self.related, largest.shape[2]), 2)
         kept = (nearest.values > 0).to(weights)  # (task, n_way, related)
         own = torch.eye(n_way, dtype=weights.dtype, device=weights.device)[:, None]
         targets = kept[..., None] * own / kept.sum((1, 2)).clamp(min=1)[:, None, None, None]

@@ -79,10 +79,10 @@ class EpNet(TransductiveHead):
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         features = self._propagator(features, self.feature_flow) @ features
-        spread = F.normalize(self._propagator(features, self.label_flow), p=1, dim=2)
+        propagated = F.normalize(self._propagator(features, self.label_flow), p=1, dim=2)
         members = members_of(task.support_labels, task.n_way, features)  # (task, n_way, n_support)
         shares = members / members.sum(2, keepdim=True)
-        return torch.log(spread[:, task.queries, task.support] @ shares.mT + TINY)
+        return torch.log(propagated[:, task.queries, task.support] @ shares.mT + TINY)
 
     def _propagator(self, features: Tensor, flow: float) -> Tensor:
         """(task, image, feature) -> (task, image, image)."""
@@ -153,8 +153,8 @@ class Tpn(TransductiveHead):
         closeness = -pairwise_squared_distances(scaled) / (2 * flat.shape[2])  # (task, image, image)
         near = nearest(closeness.detach(), self.neighbours)
         weights = torch.maximum(near, near.mT) * closeness.exp()
-        spread = propagator(weights, self.flow)[:, :, task.support]
-        return spread @ F.one_hot(task.support_labels, task.n_way).to(features)
+        propagated = propagator(weights, self.flow)[:, :, task.support]
+        return propagated @ F.one_hot(task.support_labels, task.n_way).to(features)
 
 
 @dataclass(frozen=True)

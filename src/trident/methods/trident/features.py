@@ -122,14 +122,14 @@ class TridentOnFeatures(HeadOnFeatures):
 
     @property
     def mask_layers(self) -> tuple[Linear, ...]:
-        names, sizes = ("w_m", "w_n", "mask"), (N_STATISTICS, self.attfex_width_m, self.attfex_width_n, 1)
-        return tuple(Linear(f"attfex.{name}", *sizes[i : i + 2], bias=False) for i, name in enumerate(names))
+        m, n = self.attfex_width_m, self.attfex_width_n
+        sizes = {"w_m": (N_STATISTICS, m), "w_n": (m, n), "mask": (n, 1)}
+        return tuple(Linear(f"attfex.{name}", *size, bias=False) for name, size in sizes.items())
 
     def initial(self, n_features: int, generator: torch.Generator) -> Parameters:
-        start = self.semantic_head(n_features).initial(generator) | self.label_layer(n_features).initial(generator)
-        start |= self.label_head(n_features).initial(generator)
-        for layer in (*self.mask_layers, *self.decoder(n_features)):
-            start |= layer.initial(generator)
+        heads = (self.semantic_head(n_features), self.label_layer(n_features), self.label_head(n_features))
+        parts = (*heads, *self.mask_layers, *self.decoder(n_features))
+        start = {key: value for part in parts for key, value in part.initial(generator).items()}
         zero = ("label.loc.weight", "label.loc.bias", "attfex.mask.weight")
         return start | {key: torch.zeros(start[key].shape) for key in zero}
 
