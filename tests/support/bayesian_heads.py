@@ -18,9 +18,8 @@ from trident.backbones.frozen import FrozenBackbone
 from trident.methods.base import HeadModel, HeadOnFeatures
 from trident.methods.bayesian.amortised import BayesianPrototypes, Versa
 from trident.methods.bayesian.kernel_head import DeepKernelTransfer
-from trident.methods.bayesian.logistic_softmax_gp import LogisticSoftmaxProcess
 from trident.methods.bayesian.metaqda import MetaQda
-from trident.methods.bayesian.ove_polya_gamma import OveGaussianProcess
+from trident.methods.bayesian.polya_gamma import LogisticSoftmaxProcess, OveGaussianProcess
 from trident.methods.transductive.synthetic_gradients import SelfSupervisedReranking, SyntheticInformationBottleneck
 from trident.nn.parameters import Parameters
 from trident.settings import EpisodeSpec

@@ -3,9 +3,8 @@
 from trident.methods.base import HeadOnFeatures
 from trident.methods.bayesian.amortised import BayesianPrototypes, Versa
 from trident.methods.bayesian.kernel_head import DeepKernelTransfer
-from trident.methods.bayesian.logistic_softmax_gp import LogisticSoftmaxProcess
 from trident.methods.bayesian.metaqda import MetaQda
-from trident.methods.bayesian.ove_polya_gamma import OveGaussianProcess
+from trident.methods.bayesian.polya_gamma import LogisticSoftmaxProcess, OveGaussianProcess
 from trident.methods.ensemble import Ensemble
 from trident.methods.metric.assoc_align import AssociativeAlignment
 from trident.methods.metric.baseline import Baseline, BaselinePlusPlus

@@ -9,17 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import (
-    About,
-    HeadModel,
-    HeadOnFeatures,
-    Labels,
-    Losses,
-    NoiseShapes,
-    Task,
-    cross_entropy,
-    tunable,
-)
+from trident.methods.base import About, HeadModel, HeadOnFeatures, Losses, NoiseShapes, cross_entropy, tunable
 from trident.methods.metric.nearest_mean import NearestMean
 from trident.methods.metric.scikit_learn import LogisticRegressionHead
 from trident.methods.transductive.soft_kmeans import SoftKMeans
@@ -30,6 +20,7 @@ from trident.nn.linear import Linear, activate
 from trident.nn.parameters import Parameters, for_each_task
 from trident.nn.probabilities import mean_prediction
 from trident.settings import EpisodeSpec, require, setting
+from trident.tasks.task import Labels, Task
 
 ACTIVATION = "leaky_relu"
 IMAGES_AT_ONCE = 4096
