@@ -8,22 +8,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trident.backbones.conv4 import Conv4Backbone
-from trident.methods.base import (
-    About,
-    Backbone,
-    ClassifierHead,
-    HeadModel,
-    Labels,
-    Losses,
-    Task,
-    cross_entropy,
-    tunable,
-)
+from trident.methods.base import About, Backbone, ClassifierHead, HeadModel, Losses, cross_entropy, tunable
 from trident.methods.transductive.soft_kmeans import SoftKMeans
 from trident.nn.branches import HEADS, attend, initial_attention, initial_variation, negative_log_likelihood, shortened
 from trident.nn.linear import Linear
 from trident.nn.parameters import Parameters, stacked
 from trident.settings import EpisodeSpec, require, setting
+from trident.tasks.task import Labels, Task
 
 NEVER = -1e4  # logit of a class without other images in the batch
 TINY = 1e-6

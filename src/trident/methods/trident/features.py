@@ -118,8 +118,8 @@ class TridentOnFeatures(HeadOnFeatures):
         return tuple(Linear(f"attfex.{name}", *size, bias=False) for name, size in sizes.items())
 
     def initial(self, n_features: int, generator: torch.Generator) -> Parameters:
-        heads = (self.semantic_head(n_features), self.label_layer(n_features), self.label_head(n_features))
-        parts = (*heads, *self.mask_layers, *self.decoder(n_features))
+        parts: list[GaussianHead | Linear] = [self.semantic_head(n_features), self.label_layer(n_features)]
+        parts += [self.label_head(n_features), *self.mask_layers, *self.decoder(n_features)]
         start = {key: value for part in parts for key, value in part.initial(generator).items()}
         zero = ("label.loc.weight", "label.loc.bias", "attfex.mask.weight")
         return start | {key: torch.zeros(start[key].shape) for key in zero}
