@@ -51,7 +51,7 @@ class Source(ABC):
             yield upcoming()
 
 
-@dataclass
+@dataclass(eq=False)
 class TaskSource(Source):
     """Draws the tasks of one random stream, with their noise, so that task `i` is the same in any batch."""
 
@@ -91,7 +91,7 @@ class TaskSource(Source):
         return generator.standard_normal(shape, np.float32) if self.sampled else np.zeros(shape, np.float32)
 
 
-@dataclass
+@dataclass(eq=False)
 class ClassSource(Source):
     """Draws batches of single images from all training classes, for methods that train a classifier.
 
