@@ -33,7 +33,7 @@ def extend(package: Path) -> None:
     methods = package / "methods"
     field, function = blocks("Add a loss term")
     objective = methods / "trident" / "objective.py"
-    insert(objective, "\n    def check_weights", field)
+    insert(objective, "\n    def weight", field)
     objective.write_text(objective.read_text("utf-8") + "\n\n" + function, "utf-8")
     method, line = blocks("Add a method")
     (methods / "nearest.py").write_text(method, "utf-8")

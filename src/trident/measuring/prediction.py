@@ -6,7 +6,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from trident.engines.learner import AdaptsOnce, Encodes, EncodesAlone, Learner
+from trident.engines.learner import AdaptsOnce, Encodes, Learner
 from trident.engines.workers import parallel_map
 from trident.methods.inner_loop.base import Encodings
 from trident.nn.parameters import Parameters
@@ -51,7 +51,7 @@ def encode_support(
     learner: Learner, parameters: Parameters, task: Task, views: Views = ONE_VIEW
 ) -> list[Encodings] | None:
     """The encodings of one task's support images in each view, or averaged; None where they depend on the queries."""
-    if not (isinstance(learner, EncodesAlone) and learner.encodes_alone):
+    if not (isinstance(learner, Encodes) and learner.encodes_alone):
         return None
     support = task.images[:, task.support]
     shown = [support] if views.average == "features" else views_of(support, views)
@@ -99,7 +99,7 @@ def _one_by_one(
 ) -> Tensor:
     """Log-probabilities of each query of one task: (query, n_way)."""
     n_queries = task.n_queries
-    if isinstance(learner, EncodesAlone) and learner.encodes_alone:
+    if isinstance(learner, Encodes) and learner.encodes_alone:
         classify, n_queries = _from_encodings(learner, parameters, task, index, views, support)
     elif isinstance(learner, AdaptsOnce) and learner.adapts_once:
         adapted = learner.adapted(parameters, queries_alone(task, index, [0]))
@@ -117,7 +117,7 @@ def _one_by_one(
 
 
 def _from_encodings(
-    learner: EncodesAlone, parameters: Parameters, task: Task, index: int, views: Views, support: Encodings | None
+    learner: Encodes, parameters: Parameters, task: Task, index: int, views: Views, support: Encodings | None
 ) -> tuple[Callable[[Sequence[int]], Tensor], int]:
     """A function that classifies single queries from cached encodings, and the number of queries."""
     n_support, images = task.n_support, task.images[index : index + 1]
