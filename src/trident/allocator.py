@@ -11,10 +11,9 @@ _TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8
 def keep_freed_memory() -> None:
     """Let the allocator keep freed memory instead of returning it to the system at once.
 
-    A batch of large images frees hundreds of megabytes, which the next one allocates again. Where they go back to the
-    system in between, half of the time on a CPU can be page faults. The price: a process may hold as much memory as it
-    once needed, until it ends. Nothing is changed if the environment has settings for glibc's allocator already, as in
-    `MALLOC_ARENA_MAX=8 trident predict ...`.
+    The next batch of images needs it again; without it, half of the time on a CPU can be page faults. The price: a
+    process may hold as much memory as it once needed. Nothing is changed if the environment has settings for glibc's
+    allocator already, as in `MALLOC_ARENA_MAX=8 trident predict ...`.
     """
     # mimalloc, torch's allocator on Arm, keeps freed memory for 10 ms. It reads this once, when torch is loaded.
     os.environ.setdefault("MIMALLOC_PURGE_DELAY", "1000")  # milliseconds

@@ -19,11 +19,11 @@ def is_shown(text: str) -> bool:
     return _NOT_SHOWN.search(text) is None
 
 
-def _escaped(found: re.Match[str]) -> str:
-    code = ord(found[0])
+def _escaped(match: re.Match[str]) -> str:
+    code = ord(match[0])
     if 0xDC80 <= code <= 0xDCFF:
         return f"\\x{code - 0xDC00:02x}"  # how Python keeps such a byte
-    return found[0].encode("unicode_escape").decode()
+    return match[0].encode("unicode_escape").decode()
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -60,6 +60,15 @@ class LostProcessError(TridentError):
 
 class ResumableError(TridentError):
     """Work was stopped, and what is done so far was kept."""
+
+
+@contextmanager
+def os_errors(what: str) -> Iterator[None]:
+    """Turn an OSError into a TridentError that says what cannot be done, and why."""
+    try:
+        yield
+    except OSError as error:
+        raise TridentError(f"{what}: {error.strerror or error}") from error
 
 
 @contextmanager

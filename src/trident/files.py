@@ -20,7 +20,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
 
-from trident.errors import TridentError
+from trident.errors import TridentError, os_errors
 
 LONGEST_NAME = 255  # bytes, on all common file systems
 _TEMPORARY = re.compile(r"\.trident-([0-9a-f]{8})-[0-9a-f]{16}\.(part|link)")
@@ -48,10 +48,11 @@ def open_regular(path: Path, most_bytes: int = MOST_TEXT) -> BufferedReader:
     except OSError as error:
         raise UnopenedError(path, str(error.strerror)) from error
     about = os.fstat(file.fileno())
-    if stat.S_ISREG(about.st_mode) and about.st_size <= most_bytes:
+    regular = stat.S_ISREG(about.st_mode)
+    if regular and about.st_size <= most_bytes:
         return file
     file.close()
-    raise UnopenedError(path, _large(most_bytes) if stat.S_ISREG(about.st_mode) else "it is not an ordinary file")
+    raise UnopenedError(path, _too_large(most_bytes) if regular else "it is not an ordinary file")
 
 
 def read_regular(path: Path, most_bytes: int = MOST_TEXT) -> bytes:
@@ -59,11 +60,11 @@ def read_regular(path: Path, most_bytes: int = MOST_TEXT) -> bytes:
     with open_regular(path, most_bytes) as file:
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:  # it grew meanwhile
-        raise UnopenedError(path, _large(most_bytes))
+        raise UnopenedError(path, _too_large(most_bytes))
     return content
 
 
-def _large(most_bytes: int) -> str:
+def _too_large(most_bytes: int) -> str:
     return f"it has more than {most_bytes} bytes, the most that can be read"
 
 
@@ -97,18 +98,14 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
     check_writable(path)
     for leftover in path.parent.glob(".trident-*"):
         delete_leftover(leftover)
-    try:
-        with temporary_file(path.parent) as (temporary, file):
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-            replace_file(temporary, path)
-    except OSError as error:
-        raise TridentError(f"cannot write {path}: {error.strerror or error}") from error
+    with os_errors(f"cannot write {path}"), temporary_file(path.parent) as (temporary, file):
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+        replace_file(temporary, path)
 
 
 def replace_file(complete: Path, path: Path) -> None:
-    """Give a complete file its final name."""
     complete.replace(path)
     flush(path.parent)
 

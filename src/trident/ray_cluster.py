@@ -49,8 +49,7 @@ def check_cluster(address: str) -> None:
 def connected(address: str, say: Callable[[str], None]) -> Iterator[ModuleType]:
     """Yields the module `ray`, connected to a cluster. With auto and no running cluster, one is started here.
 
-    Call `check_cluster` first, because Ray waits for minutes for an address that does not answer. What Ray prints is
-    kept away: it would mix with a table on standard output.
+    Call `check_cluster` first. What Ray prints is kept away: it would mix with a table on standard output.
     """
     ray = _imported()
     if ray.is_initialized():  # by the program that uses this library

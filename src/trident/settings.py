@@ -25,9 +25,8 @@ def setting(
     """A settings field. `after_training`: it may be changed for trained weights. `most`: the largest value.
 
     `least`, or `above`: the smallest value, or what it must be above; 'none' is allowed. `check_bounds` checks them.
-
-    Recipes may come from untrusted sources, in weights files. The largest values leave room for every sensible use, and
-    keep a wrong digit from asking for more memory or time than a machine has.
+    Recipes may come from untrusted sources, in weights files: the largest values keep them from asking for more memory
+    or time than a machine has.
     """
     facts = {"help": help, "after_training": after_training, "most": most, "least": least, "above": above}
     return field(default=default, metadata=facts)

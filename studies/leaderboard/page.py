@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from studies.leaderboard.document import HEADINGS
+from studies.leaderboard.document import ABSENT, HEADINGS, TITLES, network_of
 from studies.leaderboard.plot import plotted_boards, unequal_counts
 from trident.leaderboard.results import FOLDER, REFERENCE, lines_of, missing, tasks_by_condition
-from trident.leaderboard.rows import BOARDS, TITLES, absent
+from trident.leaderboard.rows import BOARDS
 from trident.report.figures import to_svg
 from trident.report.page import render
 
@@ -21,7 +21,8 @@ def page(folder: Path = FOLDER) -> str:
         titles=TITLES,
         headings=HEADINGS,
         reference=REFERENCE,
-        absent=absent(),
+        absent=ABSENT,
+        network_of=network_of,
         tasks_by_condition=tasks_by_condition,
         plot=to_svg(unequal_counts(plotted), "unequal") if plotted else None,
     )

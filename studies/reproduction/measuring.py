@@ -23,7 +23,7 @@ from trident.engines.execution import Execution, device_name
 from trident.errors import NotFiniteError
 from trident.learning.checkpoint import Checkpoint
 from trident.measuring.calibration import calibration, fit_temperature
-from trident.measuring.decoupling import LATENTS, Decoupling, davies_bouldin, decoupling
+from trident.measuring.decoupling import Decoupling, davies_bouldin, decoupling
 from trident.measuring.evaluate import Evaluation, evaluate
 from trident.measuring.latents import reconstructions
 from trident.measuring.record import mean_and_interval
@@ -120,12 +120,10 @@ def _points(result: Decoupling) -> list[dict[str, Any]]:
 
     labels = result.shown.labels[0]
     points: list[dict[str, Any]] = []
-    for latent in LATENTS:
-        for when, means in (("before", result.shown.before), ("after", result.shown.after)):
-            values = getattr(means, latent)[0]  # (query, latent)
-            plane = PCA(2, svd_solver="full").fit_transform(values)
-            title = f"z_{latent} {when}\nDavies-Bouldin {davies_bouldin(values, labels):.2f}"
-            points.append({"title": title, "places": [[round(float(x), 3) for x in row] for row in plane]})
+    for name, values in result.shown_points().items():
+        plane = PCA(2, svd_solver="full").fit_transform(values)
+        title = f"{name}\nDavies-Bouldin {davies_bouldin(values, labels):.2f}"
+        points.append({"title": title, "places": [[round(float(x), 3) for x in row] for row in plane]})
     return points
 
 

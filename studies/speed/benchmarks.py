@@ -22,8 +22,7 @@ from trident.engines.workers import parallel_map
 from trident.errors import NotFiniteError
 from trident.learning.run_start import check_run
 from trident.learning.step_gradient import training_source
-from trident.measuring.evaluate import chunks_of
-from trident.measuring.prediction import predict
+from trident.measuring.prediction import chunks_of, predict
 from trident.measuring.subject import TrainedModel, default_chunk
 from trident.nn.parameters import Parameters, on_device
 from trident.progress import StageProgress

@@ -23,7 +23,7 @@ from stores import write_store
 from tiny import TINY_BACKBONE, TINY_RECIPE, tiny_store
 from trident.cli import console
 from trident.cli.app import app
-from trident.data.registry import READERS
+from trident.data import READERS
 from trident.data.store import open_store
 from trident.grids.files import MeasuredOn
 from trident.learning.checkpoint import Checkpoint, load_checkpoint, save_checkpoint

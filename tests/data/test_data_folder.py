@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from data_pictures import picture, refusal, save, save_class_folders, save_split, table
-from trident.data.folder import hashed_split
 from trident.data.prepare import prepare
+from trident.data.readers import hashed_split
 from trident.data.store import SPLITS
 
 

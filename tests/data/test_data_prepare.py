@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from data_pictures import picture, save, save_class_folders
+from trident.data import READERS
 from trident.data.prepare import prepare
-from trident.data.registry import READERS
 from trident.data.store import describe, open_store, verify_fingerprint
 from trident.errors import TridentError
 

@@ -8,7 +8,7 @@ from weakref import ref
 import numpy as np
 
 from data_pictures import picture, png, python2_pickle, refusal, table
-from trident.data.pickles import PickleCache
+from trident.data.benchmarks import PickleCache
 from trident.data.prepare import prepare
 from trident.data.store import SPLITS
 

@@ -50,7 +50,7 @@ def slow() -> ImageInMemory:
 
 
 def pids(processes: DecodingProcesses) -> list[int]:
-    return [one._process.pid for one in (*processes._free, *processes._busy)]
+    return [one.process.pid for one in (*processes._free, *processes._busy)]
 
 
 def test_pixels_and_errors_are_those_of_decoding_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,7 +238,7 @@ def test_processes_end_with_their_parent(tmp_path: Path) -> None:
         "import os, signal, sys\n"
         "from trident.data.decoding_process import decoders\n"
         "decoders.start(2)\n"
-        "print(*[one._process.pid for one in decoders._free], flush=True)\n"
+        "print(*[one.process.pid for one in decoders._free], flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout

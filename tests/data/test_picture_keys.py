@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 
 from data_pictures import picture, save
+from trident.data.benchmarks import PickleCache
 from trident.data.images import MOST_BYTES, ImageFile, ImageInMemory, ImageSource, UnreadableImageError, in_memory
 from trident.data.omniglot import ZippedImage
-from trident.data.pickles import PickleCache
 from trident.data.pictures import sources_of
 
 
@@ -49,13 +49,13 @@ def test_pictures_are_known_by_their_content(tmp_path: Path) -> None:
 
 
 def test_pictures_sent_to_the_page_are_known_by_their_content() -> None:
-    from trident.web.uploads import DecodedPicture, Received
+    from trident.web.uploads import Received
 
-    same = [DecodedPicture(Received(name, picture(0))).key() for name in "ab"]
+    same = [Received(name, picture(0)).key() for name in "ab"]
     assert same[0] == same[1] == ImageInMemory("c", Image.fromarray(picture(0))).key()
-    assert DecodedPicture(Received("a", picture(1))).key() != same[0]
+    assert Received("a", picture(1)).key() != same[0]
     with pytest.raises(UnreadableImageError, match="it is no picture"):
-        DecodedPicture(Received("a", None, "it is no picture")).key()
+        Received("a", None, "it is no picture").key()
 
 
 def test_what_changes_a_held_picture_changes_its_key() -> None:

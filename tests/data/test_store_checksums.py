@@ -17,7 +17,6 @@ from ablation_grids import Answer
 from commands import assert_one_line_error
 from stores import write_store
 from tiny import TINY_RECIPE, source_for, tiny_store
-from trident.data import checksums
 from trident.data.store import ImageStore, open_store
 from trident.errors import TridentError
 
@@ -27,7 +26,7 @@ IMAGE_BYTES, PER_BLOCK = 256, 10  # tiny_store has 120 images of 16x16, 40 for e
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(checksums, "BLOCK_BYTES", PER_BLOCK * IMAGE_BYTES + 100)
+    monkeypatch.setattr("trident.data.store.BLOCK_BYTES", PER_BLOCK * IMAGE_BYTES + 100)
     monkeypatch.chdir(tmp_path)
     store = tiny_store()
     write_store(tmp_path / "noise.store", "noise", store.classes, iter(store.images))

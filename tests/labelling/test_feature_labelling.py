@@ -22,7 +22,7 @@ from trident.labelling.label_latents import LabelLatents, latents_for
 from trident.labelling.making import make_labeller
 from trident.labelling.picture_features import features_of
 from trident.labelling.suggesting import suggest
-from trident.labelling.typicality import LEAST_TYPICAL, normalised, typicality, typicality_alone
+from trident.labelling.typicality import LEAST_TYPICAL, normalised, typicality
 from trident.methods.transductive.soft_kmeans import SoftKMeans
 from trident.methods.trident.features import TRAINING_MEAN
 from trident.tasks.task import Task
@@ -184,7 +184,7 @@ def test_typicality_alone_is_that_of_a_pile_of_one(n_labelled: list[int]) -> Non
     features, labels = made_up(2, n_labelled, 8, spread=2.0)
     pile = normalised(np.concatenate([made_up(2, 10, 8, spread=2.0, seed=1)[0], -features[:1]]))
     each = [typicality(normalised(features), labels, pile[place : place + 1], 2) for place in range(len(pile))]
-    found = typicality_alone(normalised(features), labels, pile, 2)
+    found = typicality(normalised(features), labels, pile, 2, together=False)
     if found is None:
         assert each == [None] * len(pile)
         return

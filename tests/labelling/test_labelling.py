@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-import trident.nn.conv_layer as conv_layer
+import trident.nn.conv4 as conv4
 from commands import assert_one_line_error
 from stores import write_store
 from tiny import TINY_METHOD, TINY_RECIPE, tiny_store
@@ -87,16 +87,16 @@ def test_slices_of_many_pictures_say_what_the_whole_does(
     turned = replace(checkpoint, recipe=recipe, parameters=checkpoint.parameters | gains)  # a line that falls
     for_pile, pile = labeller(turned, 120, seed=5)
     calls: list[int] = []
-    convolve = conv_layer.ConvLayer._convolution
+    convolve = conv4.ConvLayer._convolution
 
-    def counted(layer: conv_layer.ConvLayer, images: object, weight: object) -> object:
+    def counted(layer: conv4.ConvLayer, images: object, weight: object) -> object:
         calls.append(images.shape[1])  # type: ignore[attr-defined]
         return convolve(layer, images, weight)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(conv_layer.ConvLayer, "_convolution", counted)
+    monkeypatch.setattr(conv4.ConvLayer, "_convolution", counted)
     in_slices = for_pile.probabilities(pile)
-    assert max(calls) <= conv_layer.MOST_AT_ONCE
-    monkeypatch.setattr(conv_layer, "MOST_AT_ONCE", 10_000)
+    assert max(calls) <= conv4.MOST_AT_ONCE
+    monkeypatch.setattr(conv4, "MOST_AT_ONCE", 10_000)
     np.testing.assert_allclose(for_pile.probabilities(pile), in_slices, atol=1e-5)
     assert max(calls) == 127
 

@@ -11,8 +11,7 @@ from commands import assert_one_line_error
 from trident.data.glyphs import open_glyphs
 from trident.errors import TridentError
 from trident.learning.checkpoint import load_checkpoint
-from trident.learning.run_start import start_run
-from trident.learning.stages import stages_of
+from trident.learning.run_start import stages_of, start_run
 from trident.recipes.loading import load_recipe
 
 FIRST = """

@@ -124,8 +124,8 @@ def test_every_protocol_is_measured_once_and_paired() -> None:
         progress=lambda name, done, total: seen.append((name, done, total)),
     )
     assert [row.name for row in result.rows] == list(DISTINCT)
-    assert [row.evaluation.protocol for row in result.rows] == list(DISTINCT.values())
-    assert result.rows[0].evaluation.protocol == DEFAULT  # the default, not what the run was trained under
+    assert [row.evaluation.subject.protocol for row in result.rows] == list(DISTINCT.values())
+    assert result.rows[0].evaluation.subject.protocol == DEFAULT  # the default, not what the run was trained under
     assert result.rows[0].difference == 0
     for row in result.rows[1:]:
         change = row.evaluation.predictions.accuracies - result.rows[0].evaluation.predictions.accuracies
@@ -288,7 +288,7 @@ def test_the_default_has_the_batch_norm_that_the_model_is_meant_for() -> None:
     recipe = replace(TINY_RECIPE, protocol=Protocol(batch_norm="running"), method=ProtoNet())
     model = Checkpoint(recipe, recipe.initial(0), recipe.model.initial_running(), 0)
     result = audit(model, tiny_store(), split="test", tasks=4, seed=0)
-    rows = {row.name: row.evaluation.protocol.batch_norm for row in result.rows}
+    rows = {row.name: row.evaluation.subject.protocol.batch_norm for row in result.rows}
     assert rows.pop("transductive batch norm") == "transductive"
     assert rows.pop("support batch norm") == "support"
     assert set(rows.values()) == {"running"} and "running batch norm" not in rows

@@ -9,15 +9,15 @@ import torch
 import trident.nn.conv4 as conv4
 from tiny import TINY_METHOD, TINY_RECIPE, tiny_store
 from trident.engines.execution import Execution
-from trident.engines.learner import EncodesAlone, Learner
+from trident.engines.learner import Encodes, Learner
 from trident.engines.plain.inner_loop import InnerLoopLearner
 from trident.measuring.prediction import encode_support, predict, predict_one_by_one
 from trident.measuring.subject import TrainedModel, default_chunk
 from trident.methods.base import Method
 from trident.methods.inner_loop.base import Inputs
 from trident.methods.metric.matching import MatchingNetwork
+from trident.methods.metric.nearest_mean import SimpleShot
 from trident.methods.metric.protonet import ProtoNet
-from trident.methods.metric.simpleshot import SimpleShot
 from trident.methods.trident.network import Trident
 from trident.nn.parameters import Parameters
 from trident.recipes.loading import load_recipe
@@ -99,7 +99,7 @@ def test_a_support_set_encoded_before_changes_nothing(way: str, batch_norm: str)
     support = encode_support(of.learner, of.parameters, task, ALL)
     method = of.learner.model.method
     by_itself = batch_norm == "running" and not method.positional
-    assert isinstance(of.learner, EncodesAlone)
+    assert isinstance(of.learner, Encodes)
     assert (support is not None) == of.learner.encodes_alone == by_itself
     if support is None:
         return

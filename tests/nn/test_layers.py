@@ -10,11 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tiny import doubles
-from trident.nn import batch_norm, conv_layer
-from trident.nn.attfex import Attfex, Positional, TaskFeatures
+from trident.nn import batch_norm, conv4
+from trident.nn.attfex import Attfex, TaskFeatures
 from trident.nn.batch_norm import BatchNorm, BatchNormStatistics, mean_and_variance
-from trident.nn.conv4 import Conv4
-from trident.nn.conv_layer import ConvLayer
+from trident.nn.conv4 import Conv4, ConvLayer
 from trident.nn.convolution import LARGE, convolve, convolve_patches, max_pool, patches_of, upsample
 from trident.nn.gaussian import Gaussian
 from trident.nn.linear import activate
@@ -226,7 +225,7 @@ def layer_calls() -> dict[str, Call]:
 
 @pytest.mark.parametrize("call", list(layer_calls()))
 @pytest.mark.parametrize("source", ["transductive", "support", "running"])
-@pytest.mark.parametrize("n_images", [IMAGES, conv_layer.MOST_AT_ONCE + 20])
+@pytest.mark.parametrize("n_images", [IMAGES, conv4.MOST_AT_ONCE + 20])
 def test_a_call_changes_none_of_its_arguments(call: str, source: str, n_images: int) -> None:
     """What batch norm has seen is returned. Many images are processed in slices, and in place."""
     parameters, running = layer_parameters(), running_statistics()
@@ -252,8 +251,8 @@ def test_a_call_changes_none_of_its_arguments(call: str, source: str, n_images: 
 @pytest.mark.parametrize("source", ["transductive", "support", "running"])
 def test_many_images_in_slices_give_the_same_numbers(source: str) -> None:
     layer, parameters = ConvLayer("conv", 2, CHANNELS, batch_norm=True), layer_parameters()
-    images = random(TASKS, conv_layer.MOST_AT_ONCE + 20, 4, 4, 2)
-    statistics = BatchNormStatistics(source, conv_layer.SLICE + 10, running_statistics())
+    images = random(TASKS, conv4.MOST_AT_ONCE + 20, 4, 4, 2)
+    statistics = BatchNormStatistics(source, conv4.SLICE + 10, running_statistics())
     expected = layer.pooled(parameters, images, statistics)
     with torch.no_grad():
         torch.testing.assert_close(layer.pooled(parameters, images, statistics), expected)
@@ -312,7 +311,7 @@ def attfex_by_the_equations(features: Tensor, parameters: Parameters, activation
 @pytest.mark.parametrize("activation", [True, False])
 @pytest.mark.parametrize("scale", ["inside", "outside"])
 def test_attfex_is_the_papers_equations(activation: bool, scale: str) -> None:
-    attfex = Attfex("attfex", Positional("attfex", IMAGES, 6), 6, 5, "leaky_relu", activation, scale, residual=False)
+    attfex = Attfex("attfex", IMAGES, 6, 5, "leaky_relu", activation, scale, residual=False)
     start = doubles(attfex.initial(torch.Generator().manual_seed(1)))
     parameters = {key: torch.stack([value, 2 * value]) for key, value in start.items()}
     features = random(TASKS, IMAGES, 3, 2, CHANNELS)

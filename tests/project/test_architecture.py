@@ -191,7 +191,7 @@ def test_facts_about_methods_are_those_of_their_default_settings() -> None:
 
 def test_methods_are_not_given_query_labels() -> None:
     """A task has no such field, and the type checker, which is strict, lets no method read what is not there."""
-    assert {one.name for one in fields(Task)} == {"images", "support_labels", "n_way", "noise", "_cache"}
+    assert {one.name for one in fields(Task)} == {"images", "support_labels", "n_way", "noise"}
     heads = [kind for kind in map(method_class, method_paths()) if issubclass(kind, HeadOnFeatures)]
     assert len(heads) > 20 and all(get_type_hints(kind.head)["task"] is Task for kind in heads)
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["mypy"]

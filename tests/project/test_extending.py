@@ -33,14 +33,14 @@ def extend(package: Path) -> None:
     methods = package / "methods"
     field, function = blocks("Add a loss term")
     objective = methods / "trident" / "objective.py"
-    insert(objective, "\n    def check_weights", field)
+    insert(objective, "\n    def weight", field)
     objective.write_text(objective.read_text("utf-8") + "\n\n" + function, "utf-8")
     method, line = blocks("Add a method")
     (methods / "nearest.py").write_text(method, "utf-8")
     insert(methods / "registry.py", '    "simpleshot"', line)
     reader, line = blocks("Add a dataset")
     (package / "data" / "textures.py").write_text(reader, "utf-8")
-    insert(package / "data" / "registry.py", '    "folder"', line)
+    insert(package / "data" / "__init__.py", '    "folder"', line)
 
 
 # Commands, one after another in one process with the changed package, which loads torch once.

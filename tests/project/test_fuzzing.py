@@ -19,8 +19,7 @@ from stores import write_store
 from tiny import TINY_RECIPE, initial, tiny_store
 from trident.cli.app import app
 from trident.data.prepare import read_dataset
-from trident.data.store import open_store
-from trident.data.store_writer import NO_DIGEST, digest_of_header
+from trident.data.store import NO_DIGEST, digest_of_header, open_store
 from trident.errors import TridentError
 from trident.learning.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from trident.recipes.files import recipe_names

@@ -48,16 +48,16 @@ def in_doubles() -> None:
 
 def killing(rank: int, step: int, number: int) -> None:
     """Before it computes a step, one process sends itself a signal. Only in the first attempt."""
-    place, of = launched(), step_gradient.Batches.of
+    place, batches = launched(), step_gradient.StepGradient.batches
     if place is None or place.rank != rank or place.restarts:
         return
 
-    def then(self: step_gradient.Batches, now: int) -> Any:
+    def then(self: step_gradient.StepGradient, now: int) -> Any:
         if now == step:
             os.kill(os.getpid(), number)
-        return of(self, now)
+        return batches(self, now)
 
-    step_gradient.Batches.of = then  # type: ignore[method-assign, assignment]
+    step_gradient.StepGradient.batches = then  # type: ignore[method-assign, assignment]
 
 
 def killing_later(*attempts: tuple[list[int], float]) -> None:

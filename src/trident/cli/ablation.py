@@ -77,7 +77,7 @@ def ablate(
         raise TridentError("which grid? Name it before the settings; 'trident ablate' lists the grids")
     from trident.grids.files import read_grid
 
-    read_grid(grid)  # a wrong name is told before torch is imported
+    read_grid(grid)  # a wrong name is reported before torch is imported
     from trident.grids.grid import load_grid
 
     loaded = load_grid(grid, opt.overrides_of(settings), recipe, split=split, tasks=tasks)

@@ -7,7 +7,7 @@ import typer
 
 from trident.cli import options as opt
 from trident.cli.app import data_app
-from trident.data.registry import READERS
+from trident.data import READERS
 from trident.errors import TridentError, one_line
 
 
@@ -115,11 +115,10 @@ def cache(
 
     folder = cache_folder()
     features = FeatureCache(folder, say=lambda line: say(f"trident: {line}"))
-    pictures, size = features.size()
+    deleted, _ = features.size()
     if clear:
-        deleted = pictures
         features.clear()
-        pictures, size = features.size()
+    pictures, size = features.size()
     if features.problem is not None:
         raise TridentError(features.problem)
     if as_json:

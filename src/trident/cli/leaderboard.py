@@ -13,6 +13,7 @@ from trident.errors import TridentError
 if TYPE_CHECKING:
     from trident.data.store import ImageStore
     from trident.leaderboard.rows import Board
+    from trident.progress import Progress
 
 Results = Annotated[Path | None, typer.Option("--results", help="Folder of results; default: the included ones.")]
 SHOWN = "mini-1-shot"  # the board that is shown by default
@@ -41,7 +42,7 @@ def leaderboard(
 
     from trident.leaderboard.rows import board_called
 
-    shown = board_called("glyphs" if quick else board or SHOWN)  # a wrong name is told before torch is imported
+    shown = board_called("glyphs" if quick else board or SHOWN)  # a wrong name is reported before torch is imported
     from trident.leaderboard.results import FOLDER
 
     if quick:
@@ -118,12 +119,12 @@ def _measure(
     from trident.leaderboard.measuring import Features, measure
     from trident.leaderboard.results import add
     from trident.leaderboard.rows import row_called, rows
-    from trident.progress import Progress
 
+    tell = (lambda _: None) if quiet else say
     chosen = [row_called(name) for name in names] or list(rows().values())
     with counting("measuring") as bar:
 
-        def stage(what: str) -> Progress:
+        def stage(what: str) -> "Progress":
             return lambda done, total: bar(done, total, what)
 
         done, problem = 0, None
@@ -133,21 +134,19 @@ def _measure(
             fitting = stores["mini"] if board.data == "cub" else store
             for row in chosen:
                 try:
-                    found = measure(row, board, store, fitting, features, tasks, device, stage)
+                    measured = measure(row, board, store, fitting, features, tasks, device, stage)
                 except TridentError as error:
                     problem = error
-                    if not quiet and len(names) * len(boards) != 1:
-                        say(f"{row.name} on {board.name}: skipped, {error}")
+                    if len(names) * len(boards) != 1:
+                        tell(f"{row.name} on {board.name}: skipped, {error}")
                     continue
-                add(row.name, board.name, found, folder)
+                add(row.name, board.name, measured, folder)
                 done += 1
-                if not quiet:
-                    accuracies = [f"{name} {one.figure} %" for name, one in found.items()]
-                    say(f"{row.name} on {board.name}: {', '.join(accuracies)}")
+                accuracies = ", ".join(f"{name} {one.figure} %" for name, one in measured.items())
+                tell(f"{row.name} on {board.name}: {accuracies}")
         if problem and not done:  # nothing of what was asked for can be done
             raise problem
-    if not quiet:
-        say(f"the results are in {folder}")
+    tell(f"the results are in {folder}")
 
 
 def _show(board: "Board", folder: Path, as_json: bool) -> None:

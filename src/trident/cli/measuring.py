@@ -29,7 +29,6 @@ class Job(NamedTuple):
     checkpoint: "Checkpoint"
     store: "ImageStore"
     sample: "Callable[[int], Sample]"  # given the default number of tasks
-    seed: int
     progress: "Counter"
     processes: "Processes"
     figure: Callable[[str, Callable[[], Any]], None]  # draws the figure of a part, if it is wanted
@@ -100,7 +99,10 @@ def evaluate(
     """
     from trident.cli.console import counting
 
-    parts = _parts(also)
+    parts = [part for part in also.split(",") if part]
+    for part in parts:
+        if part not in PARTS:
+            raise TridentError(f"--also {part}: there is no such part{did_you_mean(part, PARTS)}")
     figure = _figures(parts, out)
     check_run(run)
     if temperature != "validation" and temperature_data is not None:
@@ -115,7 +117,7 @@ def evaluate(
         return checkpoint
 
     with opt.on_processes(device) as here:
-        from trident.learning.distributed import check_same_inputs, checkpoint_from_first
+        from trident.learning.checkpoint import check_same_inputs, checkpoint_from_first
         from trident.measuring.evaluate import evaluate as measure
 
         checkpoint = checkpoint_from_first(here.processes, load)
@@ -129,7 +131,7 @@ def evaluate(
             return {**chosen, "engine": engine, "precision": precision, "tasks_per_chunk": tasks_per_chunk}
 
         with counting("evaluating tasks") as progress:
-            job = Job(checkpoint, store, sample, seed, progress, here.processes, figure)
+            job = Job(checkpoint, store, sample, progress, here.processes, figure)
             # Parts that not every model has come first, so that a refusal costs no time.
             measured = {part: PARTS[part](job) for part in reversed(PARTS) if part in parts and part != "calibration"}
             if "calibration" in parts:
@@ -139,23 +141,15 @@ def evaluate(
     if not here.processes.first:
         return
     opt.print_caution(checkpoint, store, split)
-    found = [measured[part] for part in PARTS if part in parts]
+    shown = [measured[part] for part in PARTS if part in parts]
     if as_json:
-        values = {key: value for part, _ in found for key, value in part.items()}
+        values = {key: value for part, _ in shown for key, value in part.items()}
         opt.print_json({**result.to_json(), **values, "weights": checkpoint.summary()})
         return
     print(f"accuracy {result.accuracy:.2f} ± {result.ci95:.2f} %")
     print(f"({result.describe_protocol()}; {checkpoint.describe()})")
-    for _, lines in found:
+    for _, lines in shown:
         print("\n".join(["", *lines]))
-
-
-def _parts(also: str) -> list[str]:
-    parts = [part for part in also.split(",") if part]
-    for part in parts:
-        if part not in PARTS:
-            raise TridentError(f"--also {part}: there is no such part{did_you_mean(part, PARTS)}")
-    return parts
 
 
 def _figures(parts: list[str], out: Path | None) -> Callable[[str, Callable[[], Any]], None]:
@@ -212,13 +206,9 @@ def _decoupling(job: Job) -> Part:
     from trident.measuring.decoupling import decoupling, projected_panels
     from trident.report.figures import latent_plot
 
-    result = decoupling(job.checkpoint, job.store, progress=job.progress, **job.sample(DECOUPLING_TASKS))
-
-    def draw() -> Any:
-        panels = [(panel.title(), panel.points) for panel in projected_panels(result, job.seed)]
-        return latent_plot(panels, result.shown.labels[0])
-
-    job.figure("decoupling", draw)
+    sample = job.sample(DECOUPLING_TASKS)
+    result = decoupling(job.checkpoint, job.store, progress=job.progress, **sample)
+    job.figure("decoupling", lambda: latent_plot(projected_panels(result, sample["seed"]), result.shown.labels[0]))
     rows = [("Davies-Bouldin score", "before", "after", "change (lower: classes better separated)")]
     for name, change in result.changes.items():
         difference = f"{change.change:+.4f} ± {change.change_ci95:.4f}"
@@ -232,18 +222,12 @@ def _reconstructions(job: Job) -> Part:
     from trident.report.figures import reconstruction_plot
 
     sample = job.sample(TASKS)
-    result = reconstructions(
-        job.checkpoint, job.store, split=sample["split"], seed=job.seed, device=sample.get("device", "cpu")
-    )
+    split, seed, device = sample["split"], sample["seed"], sample.get("device", "cpu")
+    result = reconstructions(job.checkpoint, job.store, split=split, seed=seed, device=device)
     job.figure("reconstructions", lambda: reconstruction_plot(result))
     errors = {"squared_error": result.squared_error, "squared_error_of_mean": result.squared_error_of_mean}
-    spec = job.checkpoint.recipe.episode
-    lines = [
-        f"{result.describe()}.",
-        f"({job.store.dataset} {sample['split']}, {spec.describe()}, {spec.describe_queries()}, "
-        f"{job.checkpoint.recipe.describe_protocol()}, task 0 of seed {job.seed}; {job.checkpoint.describe()})",
-    ]
-    return {"reconstructions": errors}, lines
+    protocol = f"({result.protocol}, task 0 of seed {seed}; {job.checkpoint.describe()})"
+    return {"reconstructions": errors}, [f"{result.describe()}.", protocol]
 
 
 PARTS: dict[str, Callable[..., Any]] = {

@@ -115,16 +115,11 @@ NoCache = Annotated[
 def aligned(rows: Sequence[Sequence[str]], gap: str = "  ", numbers: bool = False) -> list[str]:
     """Rows with their columns aligned to the left; with `numbers`, all but the first column to the right."""
     rows = [[one_line(entry) for entry in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-
-    def line(row: Sequence[str]) -> str:
-        rest = [
-            entry.rjust(width) if numbers else entry.ljust(width)
-            for entry, width in zip(row[1:], widths[1:], strict=True)
-        ]
-        return gap.join([row[0].ljust(widths[0]), *rest]).rstrip()
-
-    return [line(row) for row in rows]
+    columns = []
+    for place, column in enumerate(zip(*rows, strict=True)):
+        width = max(map(len, column))
+        columns.append([entry.rjust(width) if numbers and place else entry.ljust(width) for entry in column])
+    return [gap.join(row).rstrip() for row in zip(*columns, strict=True)]
 
 
 def print_json(values: Any) -> None:
@@ -134,17 +129,8 @@ def print_json(values: Any) -> None:
 
 def overrides_of(words: list[str] | None) -> list[str]:
     """`key=value`, `--key=value` and `--key value` all become `key=value`."""
-    found: list[str] = []
-    waiting: str | None = None
-    for word in words or []:
-        if waiting is not None:
-            found.append(f"{waiting}={word}")
-            waiting = None
-        elif word.startswith("--") and "=" not in word:
-            waiting = word
-        else:
-            found.append(word)
-    return [*found, f"{waiting}="] if waiting is not None else found
+    rest = iter(words or [])
+    return [f"{word}={next(rest, '')}" if word.startswith("--") and "=" not in word else word for word in rest]
 
 
 def load_for_measuring(run: Path, settings: list[str] | None) -> "Checkpoint":

@@ -9,8 +9,8 @@ import typer
 from trident.cli import options as opt
 from trident.cli.app import app
 from trident.errors import NotFiniteError, TridentError, one_line
-from trident.labelling.inputs import check_cluster_and_backbone, check_one_source, given_pictures, labeller_from
-from trident.labelling.tables import Row, as_csv, as_json, check_kept, mark_of, rows_of, write
+from trident.labelling.inputs import check_one_source, given_pictures, say_if_unchecked
+from trident.labelling.tables import as_csv, as_json, check_kept, mark_of, rows_of, write
 from trident.learning.weights_header import check_run
 from trident.methods.registry import check_method
 
@@ -86,17 +86,25 @@ def predict(
         raise TridentError("--method excludes --model and --weights: they have a method already")
     if out is not None:
         check_writable(out)
-    if cluster is not None:
-        check_cluster_and_backbone(cluster, backbone, weights, model)
+    if cluster is not None:  # before any work: Ray is there, a cluster answers, and there are features to compute
+        from trident.labelling.making import CONV4, chosen_backbone
+        from trident.ray_cluster import check_cluster
+
+        if model is None and chosen_backbone(backbone, weights) == CONV4:
+            raise TridentError(
+                "--cluster computes features, and conv4 has none that are the same in every pile: omit it"
+            )
+        check_cluster(cluster)
     given = given_pictures(query, support, corrections, say)
     pile, corrected = given.pile, given.corrected
     known = {source.name: (name, mark_of(source)) for source, name in corrected.items()} if out is not None else {}
     check_kept(out, known)
     decoders.start()  # while torch is imported
+    from trident.labelling.making import labeller_from
+
     labeller = labeller_from(given, model, backbone, weights, opt.device_of(device), not no_cache, say, method)
-    _check_network(labeller, method, cluster)
     try:
-        labelled = _labelled(labeller, pile, cluster)
+        labelled = _labelled(labeller, pile, method, cluster)
     except NotFiniteError as error:
         network = model or (weights if weights != "auto" else labeller.describe())
         raise NotFiniteError(f"{network}: {error}") from error
@@ -109,36 +117,32 @@ def predict(
         on_terminal = out is None and sys.stdout.isatty()
         write(as_csv(rows, labelled.classes, every, one_line if on_terminal else str), out)
     if out is not None:
-        say(_summary(rows, len(pile) + len(corrected), out))
+        none = sum(row.none_of_these for row in rows)
+        labelled_rows = f"labelled {sum(bool(row.label) for row in rows)} of {len(pile) + len(corrected)} pictures"
+        say(f"{labelled_rows}, see {out}" + (f"; none of these classes: {none}" if none else ""))
     _end(f"skipped {why}" for why in skipped.values())
 
 
-def _check_network(labeller: "PictureLabeller", method: str | None, cluster: str | None) -> None:
-    """A method with its own small network cannot use a cluster, and labels worse than pretrained features do."""
-    from trident.cli.console import say
+def _labelled(
+    labeller: "PictureLabeller", pile: "Sequence[ImageSource]", method: str | None, cluster: str | None
+) -> "Labelled":
+    from trident.cli.console import counting, say
+    from trident.labelling.cluster_features import label_on_cluster
     from trident.labelling.labeller import Labeller
 
-    if not isinstance(labeller, Labeller):
-        return
-    if cluster is not None:
-        raise TridentError(
-            f"--cluster computes features of a backbone, but {method} brings its own network: omit one of them"
-        )
-    if method is not None:
-        text = f"{method} brings its own small network, trained on miniImageNet"
-        say(f"{text}: pretrained features give more right labels")
-
-
-def _labelled(labeller: "PictureLabeller", pile: "Sequence[ImageSource]", cluster: str | None) -> "Labelled":
-    from trident.cli.console import counting, say
-
+    if isinstance(labeller, Labeller):
+        if cluster is not None:
+            raise TridentError(
+                f"--cluster computes features of a backbone, but {method} brings its own network: omit one of them"
+            )
+        if method is not None:
+            text = f"{method} brings its own small network, trained on miniImageNet"
+            say(f"{text}: pretrained features give more right labels")
+        with opt.stoppable(lambda: False), counting("labelling pictures") as progress:
+            return labeller.label(pile, progress)
     with opt.stoppable(lambda: labeller.keeps_features), counting("labelling pictures") as progress:
         if cluster is None:
             return labeller.label(pile, progress)
-        from trident.labelling.cluster_features import label_on_cluster
-        from trident.labelling.feature_labeller import FeatureLabeller
-
-        assert isinstance(labeller, FeatureLabeller)  # the only kind without conv4
         return label_on_cluster(labeller, pile, cluster, say, progress)
 
 
@@ -148,12 +152,6 @@ def _end(problems: "Iterable[str]") -> None:
     if lines:
         print("\n".join(lines), file=sys.stderr)
         raise typer.Exit(2)
-
-
-def _summary(rows: list[Row], n_pictures: int, out: Path) -> str:
-    text = f"labelled {sum(bool(row.label) for row in rows)} of {n_pictures} pictures, see {out}"
-    none = sum(row.none_of_these for row in rows)
-    return text + (f"; none of these classes: {none}" if none else "")
 
 
 @app.command(short_help="Copy or move labelled pictures into a folder for each class.")
@@ -179,11 +177,9 @@ def sort(
     """
     from trident.cli.console import counting, say
     from trident.labelling.sorting import carry_out, pictures_to_sort, plan, strangers
-    from trident.labelling.tables import MARK, read_corrections
+    from trident.labelling.tables import read_corrections
 
-    if MARK not in read_corrections(table).columns:
-        text = f"{table} has no column '{MARK}', so it cannot be checked that these are the same pictures"
-        say(text)
+    say_if_unchecked(table, read_corrections(table).columns, say)
     with counting("looking at pictures") as progress:
         pictures = pictures_to_sort(table, target, move, progress)
     labels = pictures.labels
@@ -208,9 +204,9 @@ def sort(
     problems = pictures.problems
     if really:
         with counting("sorting pictures") as progress:
-            result = carry_out(steps, target, move, progress)
-        problems = problems + result.failures
-        number = f"{result.done} of {len(steps)}" if result.failures else f"{result.done}"
+            done, failures = carry_out(steps, target, move, progress)
+        problems = problems + failures
+        number = f"{done} of {len(steps)}" if failures else f"{done}"
         say(f"{verb.replace('y', 'ie')}d {number} pictures into {target}{there}")
     else:
         for source, place in steps:
@@ -240,6 +236,7 @@ def fit(
     from trident.data.images import silence_pillow
     from trident.files import check_writable
     from trident.labelling.feature_labeller import FeatureLabeller
+    from trident.labelling.making import labeller_from
     from trident.labelling.saved import SUFFIX, save_classifier
 
     silence_pillow()
@@ -278,6 +275,7 @@ def suggest(
     from trident.cli.console import counting, say
     from trident.data.images import silence_pillow
     from trident.labelling.feature_labeller import FeatureLabeller
+    from trident.labelling.making import labeller_from
     from trident.labelling.picture_features import features_of
     from trident.labelling.suggesting import suggest as choose
     from trident.labelling.typicality import normalised
@@ -296,10 +294,10 @@ def suggest(
     features = normalised(features[readable])
     labelled = labeller.label_features(features)
     chosen = choose(labeller.unit_features, features, labelled, number)
-    found = [(given.pile[readable[place]].name, *labelled.ranking(place)[0]) for place in chosen]
+    suggested = [(given.pile[readable[place]].name, *labelled.ranking(place)[0]) for place in chosen]
     if as_json:
-        opt.print_json([{"path": path, "best_guess": label, "probability": p} for path, label, p in found])
+        opt.print_json([{"path": path, "best_guess": label, "probability": p} for path, label, p in suggested])
     else:
-        for path, label, p in found:
+        for path, label, p in suggested:
             print(f"{one_line(path)}\tperhaps {one_line(label)} ({p:.2f})")
     _end(f"skipped {why}" for why in [*failures.values(), *given.unread.values(), *given.unread_of_pile.values()])

@@ -114,7 +114,7 @@ def recipes(
             print()
         print("Begin with 'trident train glyphs': it needs no data. 'trident recipes glyphs' explains its settings.")
         return
-    read_recipe(name)  # a wrong name is told before torch is imported
+    read_recipe(name)  # a wrong name is reported before torch is imported
     from trident.nn.parameters import count_by_part
     from trident.recipes.loading import load_recipe
 
@@ -169,15 +169,13 @@ def train(
         raise TridentError("no output folder: give --out RUN, a folder for the run's files")
     from trident.recipes.files import read_recipe
 
-    read_recipe(recipe)  # a wrong name is told before torch is imported
+    read_recipe(recipe)  # a wrong name is reported before torch is imported
     from trident.recipes.loading import load_recipe
 
     with opt.on_processes(device, engine, precision) as here:
         from trident.cli.console import say
-        from trident.learning.checkpoint import Checkpoint, load_checkpoint
-        from trident.learning.distributed import check_same_inputs, checkpoint_from_first
-        from trident.learning.run_start import restart_run, start_run
-        from trident.learning.stages import stages_of
+        from trident.learning.checkpoint import Checkpoint, check_same_inputs, checkpoint_from_first, load_checkpoint
+        from trident.learning.run_start import restart_run, stages_of, start_run
 
         def inputs() -> tuple["Recipe", str, "ImageStore"]:
             loaded = load_recipe(recipe, opt.overrides_of(settings))
@@ -196,8 +194,8 @@ def train(
         def start() -> Checkpoint:
             if here.restarts:
                 before = restart_run(loaded, store, out)
-                said = f"going on after step {before.step}, the last one saved in" if before else "nothing was saved in"
-                say(f"restart {here.restarts}: {said} {out}")
+                state = f"going on after step {before.step}, the last one saved" if before else "nothing was saved"
+                say(f"restart {here.restarts}: {state} in {out}")
                 if before:
                     return before
             weights = None if start_from is None else load_checkpoint(start_from)
@@ -210,7 +208,7 @@ def train(
 def _train_stage(recipe: "Recipe", out: Path, store: "ImageStore", data: str, here: opt.ThisProcess) -> bool:
     """Train a stage before the last one, or go on with it. Returns whether it is finished."""
     from trident.cli.console import say
-    from trident.learning.distributed import checkpoint_from_first
+    from trident.learning.checkpoint import checkpoint_from_first
     from trident.learning.run_lock import held_by_first
     from trident.learning.run_start import restart_run, start_run
 
@@ -229,24 +227,22 @@ def _train_stage(recipe: "Recipe", out: Path, store: "ImageStore", data: str, he
 def _resume(run: Path, overrides: list[str], data: str | None, here: opt.ThisProcess, store_on: str) -> bool:
     from dataclasses import replace
 
-    from trident.learning.checkpoint import LAST, load_checkpoint
-    from trident.learning.distributed import check_same_inputs, checkpoint_from_first
+    from trident.learning.checkpoint import LAST, check_same_inputs, checkpoint_from_first, load_checkpoint
     from trident.learning.run_lock import held_by_first
-    from trident.learning.run_start import check_resumable, check_same_data
-    from trident.learning.stages import FOLDER
+    from trident.learning.run_start import STAGE_FOLDER, check_resumable, check_same_data
     from trident.recipes.loading import with_overrides
 
     def check_there() -> None:
         if not run.is_dir():
             raise TridentError(f"there is no run at {run}: --resume takes the folder given to --out before")
-        if not (run / LAST).is_file() and (run / FOLDER).is_dir():
+        if not (run / LAST).is_file() and (run / STAGE_FOLDER).is_dir():
             raise TridentError(f"{run} is still in its first stage: give the command that began it again")
 
     def last() -> "Checkpoint":
-        found = load_checkpoint(run / LAST)
-        recipe = with_overrides(found.recipe, overrides)
-        check_resumable(found.recipe, recipe)
-        return replace(found, recipe=recipe)
+        saved = load_checkpoint(run / LAST)
+        recipe = with_overrides(saved.recipe, overrides)
+        check_resumable(saved.recipe, recipe)
+        return replace(saved, recipe=recipe)
 
     def inputs() -> "ImageStore":
         store = opt.open_for(checkpoint.recipe, data, checkpoint, store_on)

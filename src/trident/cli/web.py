@@ -1,5 +1,6 @@
 """A web page for labelling pictures: `trident web`."""
 
+import secrets
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -84,7 +85,7 @@ def web(
     except ImportError as error:
         raise TridentError("trident web needs the web extra: pip install 'trident-fewshot[web]'") from error
     from trident.data.decoding_process import DecodingProcesses
-    from trident.web.access import chosen_token, is_loopback, new_token
+    from trident.web.access import chosen_token, is_loopback
     from trident.web.limits import MEGA, Limits
     from trident.web.serve import address_of, check_proxies, listen, make_server, run
     from trident.web.service import Service
@@ -94,7 +95,7 @@ def web(
     with listen(host, port) as listening:  # before loading torch, so that a busy port fails fast
         address = address_of(listening)
         if token is None and (proxies or not is_loopback(listening.getsockname()[0])):
-            token = new_token()
+            token = secrets.token_urlsafe(32)
             address += f"?token={token}"
         limits = Limits(
             pictures=pictures,

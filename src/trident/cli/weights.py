@@ -3,7 +3,7 @@ turns pictures into features."""
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -13,9 +13,6 @@ from trident.errors import TridentError, did_you_mean
 from trident.learning.weights_header import check_run, read_header
 from trident.methods.registry import about, method_paths
 from trident.weights import weight_names, weights_file
-
-if TYPE_CHECKING:
-    from trident.learning.checkpoint import Checkpoint
 
 
 @app.command(short_help="List the included trained weights.")
@@ -74,23 +71,18 @@ def export(
         raise TridentError("--data and --tasks need --fit-temperature")
     checkpoint = load_checkpoint(run)
     if fit:
-        checkpoint = _with_temperatures(checkpoint, data, tasks or 200, device)
+        from trident.cli.console import counting
+        from trident.labelling.labeller import fit_temperatures
+
+        store = opt.open_for(checkpoint.recipe, data, checkpoint)
+        sample = opt.sample_of(split="val", tasks=tasks or 200, seed=0, device=device)
+        with counting("evaluating validation tasks") as progress:
+            checkpoint = replace(checkpoint, temperatures=fit_temperatures(checkpoint, store, progress, **sample))
     save_checkpoint(to, shareable(checkpoint, half))
     print(
         f"wrote {to}: {checkpoint.describe()}, temperatures "
         + ", ".join(f"{value:.3f} ({name})" for name, value in checkpoint.temperatures._asdict().items())
     )
-
-
-def _with_temperatures(checkpoint: "Checkpoint", data: str | None, tasks: int, device: str) -> "Checkpoint":
-    from trident.cli.console import counting
-    from trident.labelling.labeller import fit_temperatures
-
-    store = opt.open_for(checkpoint.recipe, data, checkpoint)
-    sample = opt.sample_of(split="val", tasks=tasks, seed=0, device=device)
-    with counting("evaluating validation tasks") as progress:
-        temperatures = fit_temperatures(checkpoint, store, progress, **sample)
-    return replace(checkpoint, temperatures=temperatures)
 
 
 def _described(name: str) -> dict[str, Any]:
@@ -144,14 +136,14 @@ def backbones(
 def _print_list(as_json: bool) -> None:
     from trident.backbones.pretrained import listed
 
-    found = listed()
+    known = listed()
     if as_json:
-        opt.print_json(found)
+        opt.print_json(known)
         return
-    print("\n".join(opt.aligned([HEADINGS, *map(_row, found)])))
+    print("\n".join(opt.aligned([HEADINGS, *map(_row, known)])))
     print("'trident backbones NAME' loads one and prints what is known about it.")
-    if not all(about["installed"] for about in found):
-        print("To install:", *sorted({about["install"] for about in found if not about["installed"]}), sep="\n  ")
+    if missing := {about["install"] for about in known if not about["installed"]}:
+        print("To install:", *sorted(missing), sep="\n  ")
 
 
 def _row(about: dict[str, Any]) -> tuple[str, ...]:

@@ -11,8 +11,6 @@ import numpy as np
 from trident.errors import TridentError
 from trident.progress import Progress
 
-BLOCK_BYTES = 64 * 2**20  # a block is a whole number of images
-
 
 def digest_of(text: str, tensors: Mapping[str, np.ndarray]) -> str:
     """SHA-256 over a text and named tensors, for files of weights and classifiers."""
@@ -22,10 +20,6 @@ def digest_of(text: str, tensors: Mapping[str, np.ndarray]) -> str:
         digest.update(f"{key} {value.dtype.str} {value.shape}".encode())
         digest.update(value.tobytes())
     return digest.hexdigest()
-
-
-def images_per_block(image_bytes: int) -> int:
-    return max(1, BLOCK_BYTES // image_bytes)
 
 
 class Checksums:

@@ -26,8 +26,7 @@ _NUMBERED_NAME = re.compile(r"(\d{3})\..+")
 def read_cub(source: Path) -> Dataset:
     """Describe CUB from its own lists, or from class folders in train/ and test/, as in a common mirror.
 
-    `source` is the folder CUB_200_2011 or its parent. The mirror splits the images of each class into train and test.
-    Few-shot learning needs a split by class, so both are joined and split by class, as with the lists.
+    The mirror splits the images of each class. Both parts are joined, and split by class as with the lists.
     """
     for root in (source, source / "CUB_200_2011"):
         if any((root / name).is_file() for name in _LISTS):
@@ -55,9 +54,8 @@ def _from_lists(root: Path) -> list[ClassImages]:
     for image, name in image_names.items():
         label = int(labels[image]) if labels[image].isdecimal() and len(labels[image]) <= _MOST_DIGITS else 0
         if label not in class_names:
-            raise TridentError(
-                f"{labels_path}: image {image} has class {labels[image][:80]}, which is not in {classes_path}"
-            )
+            of_class = f"image {image} has class {labels[image][:80]}"
+            raise TridentError(f"{labels_path}: {of_class}, which is not in {classes_path}")
         paths.setdefault(label, []).append(file_inside(root / "images", name, images_path))
     require_images((path for listed in paths.values() for path in listed), images_path)
     # Classes without images are omitted: classes.txt lists all 200 even if only some are present.

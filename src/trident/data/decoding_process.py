@@ -1,8 +1,7 @@
 """Decodes untrusted pictures in processes of their own, which have limits on time and memory.
 
-A small file can take minutes or gigabytes to decode, and a fault in a decoder can end the process. So a picture is sent
-to another process: the system ends it when it has used too much processor time, and gives it no more memory than
-allowed. Then only this picture has an error, and the next one gets a new process. Processes are kept for more pictures.
+A small file can take minutes or gigabytes to decode, and a fault in a decoder can end the process. Then only this
+picture has an error, and the next one gets a new process. Processes are kept for more pictures.
 
 A process gets a pickled `_Job` and the bytes of the picture's file. What it answers is not pickled, because a picture
 may have taken it over: the kind (a byte), a length, and pixels or a text. Before it decodes a large picture it answers
@@ -117,13 +116,10 @@ class DecodingProcesses:
         self._closed = False
 
     def decode(self, source: ImageSource, target: Target, seconds: float = math.inf) -> np.ndarray:
-        """Like `target.decode`, but with limits on memory and on processor time, which is at most `seconds`.
-
-        Pictures that are pixels in memory already are not sent to another process.
-        """
+        """Like `target.decode`, but with limits on memory and on processor time, which is at most `seconds`."""
         seconds = min(seconds, _seconds(target.pixels))
         content = in_memory(source).held
-        if not isinstance(content, bytes):
+        if not isinstance(content, bytes):  # it is pixels already
             return target.decode(ImageInMemory(source.name, content))
         job = _Job(len(content), target, seconds)
         with suppress(_EndedError):  # perhaps not because of the picture: the system may have no memory left
@@ -144,14 +140,10 @@ class DecodingProcesses:
         with self._lock:
             self._closed = True
             for process in self._busy:
-                process.end()  # while another thread waits for its answer
+                process.process.kill()  # while another thread waits for its answer
             for process in self._free:
                 process.kill()
             self._free.clear()
-
-    def forget(self) -> None:
-        """In a fork: the processes belong to the parent."""
-        self.__init__()  # type: ignore[misc]
 
     def _decoded(self, name: str, job: _Job, content: bytes) -> np.ndarray:
         with self._process() as process:
@@ -184,7 +176,7 @@ class _Process:
     def __init__(self) -> None:
         # Not multiprocessing, which would import the user's script once more.
         program = f"import sys; sys.path[:] = {sys.path!r}; {_PROGRAM}"
-        self._process = subprocess.Popen(
+        self.process = subprocess.Popen(
             [sys.executable, "-c", program],
             bufsize=0,
             pipesize=_PIPE_BYTES,
@@ -198,7 +190,7 @@ class _Process:
 
     def decoded(self, name: str, job: _Job, content: bytes, room: _Room) -> np.ndarray:
         """The pixels. An UnreadableImageError says why there are none."""
-        sent, output = self._process.stdin, self._process.stdout
+        sent, output = self.process.stdin, self.process.stdout
         assert sent is not None and output is not None
         try:
             pickled = pickle.dumps(job)
@@ -219,21 +211,18 @@ class _Process:
                 raise UnreadableImageError(f"{name}: {reason}")
         except (BrokenPipeError, EOFError, TimeoutError) as error:
             self.kill()
-            if isinstance(error, TimeoutError) or self._process.returncode == -signal.SIGPROF:
+            if isinstance(error, TimeoutError) or self.process.returncode == -signal.SIGPROF:
                 raise TooSlowError(f"{name}: it took too long to decode: save it again, or smaller") from error
-            raise _EndedError(self._process.returncode) from error
-
-    def end(self) -> None:
-        self._process.kill()
+            raise _EndedError(self.process.returncode) from error
 
     def kill(self) -> None:
         self.alive = False
         with suppress(BrokenPipeError):
-            self._process.stdin.close()  # type: ignore[union-attr]
+            self.process.stdin.close()  # type: ignore[union-attr]
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(0.2)  # one that has ended tells why; one that is free ends now
-        self._process.kill()
-        self._process.wait()
+            self.process.wait(0.2)  # one that has ended tells why; one that is free ends now
+        self.process.kill()
+        self.process.wait()
 
 
 def _write_all(pipe: IO[bytes], content: bytes) -> None:
@@ -320,7 +309,7 @@ def _address_space() -> int | None:
 
 decoders = DecodingProcesses()  # all that one command needs
 atexit.register(decoders.close)
-os.register_at_fork(after_in_child=decoders.forget)
+os.register_at_fork(after_in_child=decoders.__init__)  # type: ignore[misc]  # its processes belong to the parent
 
 
 # Many images, in order, with few of them in memory
@@ -349,11 +338,15 @@ def decoded(sources: Sequence[DatasetImage], target: Target, workers: int) -> It
     processes = DecodingProcesses()
     threads = ThreadPoolExecutor(min(workers, len(batches)))  # each waits for a process of its own
     waiting: deque[Future[list[Decoded]]] = deque()
+
+    def decode_batch(batch: list[ImageSource | UnreadableImageError]) -> list[Decoded]:
+        return [one if isinstance(one, UnreadableImageError) else _decoded(processes, one, target) for one in batch]
+
     try:
         for batch in batches:
             if len(waiting) >= _BATCHES_IN_FLIGHT * workers:
                 yield from waiting.popleft().result()
-            waiting.append(threads.submit(_decode_batch, processes, _portable(batch), target))
+            waiting.append(threads.submit(decode_batch, [_portable(source) for source in batch]))
         while waiting:
             yield from waiting.popleft().result()
     finally:
@@ -361,21 +354,12 @@ def decoded(sources: Sequence[DatasetImage], target: Target, workers: int) -> It
         threads.shutdown(cancel_futures=True)
 
 
-def _portable(batch: Sequence[DatasetImage]) -> list[ImageSource | UnreadableImageError]:
+def _portable(source: DatasetImage) -> ImageSource | UnreadableImageError:
     """What another thread can read. Pickles and zip files are read in this one only; a file waits for its turn."""
-    loaded: list[ImageSource | UnreadableImageError] = []
-    for source in batch:
-        try:
-            loaded.append(source if isinstance(source, ImageFile) else in_memory(source))
-        except UnreadableImageError as error:
-            loaded.append(error)
-    return loaded
-
-
-def _decode_batch(
-    processes: DecodingProcesses, batch: list[ImageSource | UnreadableImageError], target: Target
-) -> list[Decoded]:
-    return [one if isinstance(one, UnreadableImageError) else _decoded(processes, one, target) for one in batch]
+    try:
+        return source if isinstance(source, ImageFile) else in_memory(source)
+    except UnreadableImageError as error:
+        return error
 
 
 def _decoded(processes: DecodingProcesses, source: ImageSource, target: Target) -> Decoded:

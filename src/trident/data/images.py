@@ -79,7 +79,11 @@ class ImageSource(ABC):
         """A hash of the content; the name does not matter. Raises UnreadableImageError."""
         with naming_errors(self.name):
             content = self.content()
-            return key_of(content) if isinstance(content, bytes) else key_of_pixels(_opened(content))
+            if isinstance(content, bytes):
+                return key_of(content)
+            image = _opened(content)
+            pixels = _to_eight_bits(_upright(image), "RGB")  # its palette, transparency and orientation count
+            return key_of(f"{image.mode} {pixels.size} ".encode(), pixels.tobytes())
 
 
 class DatasetImage(ImageSource):
@@ -106,8 +110,6 @@ class ImageInMemory(ImageSource):
 
 @dataclass(frozen=True, slots=True)
 class ImageFile(DatasetImage):
-    """An image file."""
-
     file: Path = field()
 
     @property
@@ -134,12 +136,9 @@ def _opened(content: Content) -> Image.Image:
 
 def open_image(content: bytes) -> Image.Image:
     """Open an image file, given by its content, in one of the supported formats."""
-    try:
-        image = Image.open(BytesIO(content), formats=_FORMATS)
-    except UnidentifiedImageError as error:
-        if content[4:12] in _HEIC:
-            raise ValueError("HEIC pictures cannot be read here: save it as JPEG or PNG") from error
-        raise
+    if content[4:12] in _HEIC:
+        raise ValueError("HEIC pictures cannot be read here: save it as JPEG or PNG")
+    image = Image.open(BytesIO(content), formats=_FORMATS)
     try:
         _check(image, content)
     except BaseException:
@@ -160,17 +159,13 @@ def _check(image: Image.Image, content: bytes) -> None:
         # Tiles are always decoded completely, but Pillow limits only the size of the picture.
         tags = image.tag_v2  # type: ignore[attr-defined]
         width, height = tags.get(_TILE_WIDTH_TAG, 0), tags.get(_TILE_HEIGHT_TAG, 0)
-        if width > 0 and height > 0:
-            tiles = -(-image.width // width) * -(-image.height // height) * width * height
-            if tiles > max(2 * image.width * image.height, _TILE_PIXELS):
-                raise ValueError("its tiles have far more pixels than the picture, too many to be safe: save it again")
+        n_tiles = -(-image.width // width) * -(-image.height // height) if width > 0 and height > 0 else 0
+        if n_tiles * width * height > max(2 * image.width * image.height, _TILE_PIXELS):
+            raise ValueError("its tiles have far more pixels than the picture, too many to be safe: save it again")
 
 
 def silence_pillow() -> None:
-    """Turn off Pillow's warnings about odd files in a command or a server, because `decode` reports errors itself.
-
-    This affects the whole process, because `warnings.catch_warnings` is not thread-safe.
-    """
+    """Turn off Pillow's warnings about odd files in the whole process, because `decode` reports errors itself."""
     warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
     warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
@@ -186,16 +181,7 @@ def naming_errors(name: str) -> Iterator[None]:
 
 def key_of(*content: bytes) -> bytes:
     """A hash of a picture's content."""
-    digest = hashlib.blake2b(digest_size=20)
-    for part in content:
-        digest.update(part)
-    return digest.digest()
-
-
-def key_of_pixels(image: Image.Image) -> bytes:
-    """A hash of what `decode` sees of a picture in memory: also its palette, transparency and orientation."""
-    pixels = _to_eight_bits(_upright(image), "RGB")
-    return key_of(f"{image.mode} {pixels.size} ".encode(), pixels.tobytes())
+    return hashlib.blake2b(b"".join(content), digest_size=20).digest()
 
 
 @dataclass(frozen=True)
@@ -296,14 +282,8 @@ _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
 def has_more_scans(content: bytes, most: int = MOST_SCANS) -> bool:
     """Whether a JPEG file has more scans. What follows the picture, such as a film, is not counted."""
     scans, place = 0, 2  # after the marker of its start
-    while match := _MARKER.search(content, place):
-        kind = content[match.start() + 1]
-        if kind == _END:
-            return False
-        if kind == _START_OF_SCAN:
-            scans += 1
-            if scans > most:
-                return True
+    while scans <= most and (match := _MARKER.search(content, place)) and match[0][1] != _END:
+        scans += match[0][1] == _START_OF_SCAN
         length = int.from_bytes(content[match.end() : match.end() + 2])
         place = match.end() + max(2, length)
-    return False
+    return scans > most

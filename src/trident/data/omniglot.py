@@ -1,9 +1,8 @@
 """Omniglot (Lake et al. 2015) from its zip files, without extracting them, or from extracted folders.
 
-A class is one character of one alphabet. The split is by alphabet. The evaluation set is for testing. The background
-alphabets are sorted by name: the last sixth (at least one) is for validation, the rest for training. That is 5 and 25
-of the 30, or 1 and 4 of the five in a small set. Without the evaluation set, the last sixth is for testing and the
-sixth before it for validation.
+A class is one character of one alphabet. The split is by alphabet. The evaluation set is for testing. Of the background
+alphabets, sorted by name, the last sixth (at least one) is for validation, the rest for training. Without the
+evaluation set, the last sixth is for testing and the sixth before it for validation.
 """
 
 from dataclasses import dataclass
@@ -54,9 +53,8 @@ def read_omniglot(source: Path) -> Dataset:
     held_out = max(1, len(alphabets) // 6)
     n_parts = 2 if evaluation else 3
     if len(alphabets) < n_parts:
-        raise TridentError(
-            f"{source} has {len(alphabets)} background alphabets: at least {n_parts} are needed to split"
-        )
+        present = f"{source} has {len(alphabets)} background alphabets"
+        raise TridentError(f"{present}: at least {n_parts} are needed to split")
     split_of = dict.fromkeys(alphabets, "train")
     if not evaluation:
         split_of |= dict.fromkeys(alphabets[-held_out:], "test")
@@ -80,9 +78,8 @@ def _find(source: Path) -> tuple[Alphabets, Alphabets]:
         return _read_folder(source), {}
     background = next((alphabets for name in _BACKGROUNDS if (alphabets := _read_set(source, name))), None)
     if background is None:
-        raise TridentError(
-            f"{source} has no images_background.zip, nor a folder images_background: expected Omniglot's files"
-        )
+        missing = "no images_background.zip, nor a folder images_background"
+        raise TridentError(f"{source} has {missing}: expected Omniglot's files")
     return background, _read_set(source, _EVALUATION)
 
 
@@ -94,10 +91,9 @@ def _read_set(source: Path, name: str) -> Alphabets:
 
 
 def _read_folder(folder: Path) -> Alphabets:
+    png = frozenset({".png"})
     return {
-        alphabet.name: {
-            character.name: list(image_files([character], frozenset({".png"}))) for character in subfolders(alphabet)
-        }
+        alphabet.name: {character.name: [*image_files([character], png)] for character in subfolders(alphabet)}
         for alphabet in subfolders(folder)
     }
 
@@ -115,9 +111,8 @@ def _read_zip(path: Path) -> tuple[str, Alphabets]:
         if member.is_dir() or not parts or parts[0] == "__MACOSX" or parts[-1].startswith("."):
             continue
         if len(parts) != 4 or ".." in parts or parts[0] == "/" or not parts[3].lower().endswith(".png"):
-            raise TridentError(
-                f"{path}: member {member.filename!r} is not of the form SET/ALPHABET/CHARACTER/IMAGE.png"
-            )
+            form = "SET/ALPHABET/CHARACTER/IMAGE.png"
+            raise TridentError(f"{path}: member {member.filename!r} is not of the form {form}")
         if member.file_size > _MAX_BYTES:
             raise TridentError(f"{path}: member {member.filename} has {member.file_size} bytes, too many for a drawing")
         if member.compress_type not in (ZIP_STORED, ZIP_DEFLATED):  # the others can be unpacked as a whole only

@@ -24,8 +24,7 @@ _OTHER_PICTURES = frozenset(
 def find_pictures(folder: Path, without: Iterable[Path] = ()) -> tuple[list[ImageFile], dict[str, str]]:
     """The pictures in a folder and its subfolders, sorted by path; and a message for each path that cannot be read.
 
-    Hidden files and folders, the folders in `without`, and files that are not pictures are skipped. Links to folders
-    are not followed.
+    Hidden files and folders, the folders in `without`, links to folders, and other files are skipped.
     """
     pictures: list[ImageFile] = []
     unread: dict[str, str] = {}
@@ -54,10 +53,7 @@ def find_pictures(folder: Path, without: Iterable[Path] = ()) -> tuple[list[Imag
 
 
 def listed_pictures(path: Path) -> list[ImageFile]:
-    """The pictures that a text file lists, one path on each line, relative to the current folder.
-
-    A path that is listed twice counts once. Whether the files can be read is not checked yet.
-    """
+    """The pictures that a text file lists, one path on each line. A path that is listed twice counts once."""
     text = read_regular(path)
     if b"\0" in text:
         raise TridentError("that is not a text file; a list of pictures has one path on each line")
@@ -69,8 +65,7 @@ def listed_pictures(path: Path) -> list[ImageFile]:
 def sources_of(images: Any) -> list[ImageSource]:
     """Accepts paths, PIL images, arrays or tensors in a list, or one array of all pictures.
 
-    An array is (height, width), (height, width, channel) or (channel, height, width), with a leading image axis if it
-    holds all pictures. It is uint8, or floating point from 0 to 1.
+    An array is uint8, or floating point from 0 to 1. Its channels come first or last, or it has none.
     """
     if isinstance(images, str | bytes | os.PathLike | Image.Image):
         raise BadValueError(f"images are {type(images).__name__}, a single one: give a list of them")

@@ -1,12 +1,10 @@
 """A pile of pictures to label: a folder, a list of paths, tar archives or Parquet files.
 
-Tar archives, such as WebDataset's shards, are read where they lie; nothing is unpacked. An archive is read once from
-start to end, header by header, to know where its pictures are. A picture's bytes are read when it is needed. A member's
-name is only a name: no file is ever made from it, so it can do no harm.
+Tar archives, such as WebDataset's shards, are read where they lie; nothing is unpacked. An archive is read once, header
+by header, to know where its pictures are. A member's name is only a name: no file is ever made from it.
 
-Parquet files have a column with the bytes of image files, and perhaps a column with their names. Both are found by
-themselves. The pictures are in the column `image`, or in the only column of bytes, or in a column of records with
-`bytes` and `path`, as the Hugging Face datasets have them. Files are read one row group at a time.
+Parquet files have a column with the bytes of image files: `image`, or the only column of bytes, or records with `bytes`
+and `path`, as in the Hugging Face datasets. Another column may have their names. One row group is read at a time.
 """
 
 import os
@@ -23,6 +21,7 @@ from trident.data.images import IMAGE_SUFFIXES, MOST_BYTES, ImageFile, ImageSour
 from trident.data.pictures import find_pictures, listed_pictures
 from trident.errors import TridentError
 from trident.files import MOST_DATA, open_regular
+from trident.importing import needed
 
 KINDS = "a folder of pictures, a text file with one path on each line, or tar archives or Parquet files"
 
@@ -33,6 +32,7 @@ _LARGEST_HEADER = 2**20  # bytes; long names and attributes of a member are in f
 _PREFIXES = (".", "__MACOSX")  # of members that archivers add by themselves
 
 PARQUET_SUFFIX = ".parquet"
+_PARQUET = ("pyarrow.parquet", "Parquet files need pyarrow", "cluster")  # the package, and who needs it
 _IMAGE_COLUMNS = ("image", "jpg", "jpeg", "png", "img", "picture", "bytes", "content")
 _NAME_COLUMNS = ("name", "path", "file_name", "filename", "file", "key", "__key__", "id", "image_id", "url")
 _LARGEST_GROUP = 2**31  # bytes of the pictures in a row group, which is read at once
@@ -42,8 +42,15 @@ _reading = threading.Lock()  # so that two threads do not read the same row grou
 
 def find_pile(query: Path, without: Iterable[Path] = ()) -> Pile:
     """The pictures of a pile. In a folder with pictures, archives are not looked into."""
+    name = query.name.lower()
+    if query.is_file() and name.endswith(TAR_SUFFIXES):
+        return tar_pictures([query])
+    if query.is_file() and name.endswith(PARQUET_SUFFIX):
+        return parquet_pictures([query])
+    if query.is_file() and query.suffix.lower() in IMAGE_SUFFIXES:
+        raise TridentError(f"that is a single picture; it must be {KINDS}")
     if query.is_file():
-        return _in_file(query)
+        return listed_pictures(query), {}
     if not query.is_dir():
         raise TridentError(f"there is no such folder or file; it must be {KINDS}")
     pictures, unread = find_pictures(query, without)
@@ -52,9 +59,7 @@ def find_pile(query: Path, without: Iterable[Path] = ()) -> Pile:
     tars, tables = (_files(query, suffixes) for suffixes in (TAR_SUFFIXES, (PARQUET_SUFFIX,)))
     if tars and tables:
         raise TridentError(f"it has both tar archives and Parquet files ({tars[0]}, {tables[0]}): give one kind")
-    if not tars and not tables:
-        return pictures, unread
-    archived, more = tar_pictures(tars) if tars else parquet_pictures(tables)
+    archived, more = parquet_pictures(tables) if tables else tar_pictures(tars)
     return archived, unread | more
 
 
@@ -66,36 +71,17 @@ def apart_from(
         return pile  # those of an archive have no path
     known = {os.path.realpath(source.file) for source in labelled if isinstance(source, ImageFile)}
     inside = tuple(f"{os.path.realpath(folder)}{os.sep}" for folder in folders)
-
-    def is_known(source: ImageSource) -> bool:
-        assert isinstance(source, ImageFile)
-        real = os.path.realpath(source.file)
-        return real in known or real.startswith(inside)
-
-    return [source for source in pile if not is_known(source)]
-
-
-def _in_file(path: Path) -> Pile:
-    name = path.name.lower()
-    if name.endswith(TAR_SUFFIXES):
-        return tar_pictures([path])
-    if name.endswith(PARQUET_SUFFIX):
-        return parquet_pictures([path])
-    if path.suffix.lower() in IMAGE_SUFFIXES:
-        raise TridentError(f"that is a single picture; it must be {KINDS}")
-    return listed_pictures(path), {}
+    real = {source: os.path.realpath(source.file) for source in pile if isinstance(source, ImageFile)}
+    return [source for source, path in real.items() if path not in known and not path.startswith(inside)]
 
 
 def _files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
     """Files in a folder and its subfolders whose names end so, sorted. Hidden ones are skipped, as are _metadata."""
-    matching = []
+    matching: list[Path] = []
     for where, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        matching += [
-            Path(where) / name
-            for name in sorted(files)
-            if name.lower().endswith(suffixes) and not name.startswith((".", "_")) and (Path(where) / name).is_file()
-        ]
+        names = [name for name in sorted(files) if not name.startswith((".", "_")) and name.lower().endswith(suffixes)]
+        matching += [Path(where) / name for name in names if (Path(where) / name).is_file()]
     return matching
 
 
@@ -149,9 +135,8 @@ def tar_pictures(archives: Iterable[Path]) -> tuple[list[TarPicture], dict[str, 
         names = UniqueNames()
         try:
             for member in _members(archive):
-                pictures.append(
-                    TarPicture(archive, names.unique(member.name.removeprefix("./")), member.offset_data, member.size)
-                )
+                name = names.unique(member.name.removeprefix("./"))
+                pictures.append(TarPicture(archive, name, member.offset_data, member.size))
         except (OSError, tarfile.TarError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) and error.strerror else str(error) or "it is damaged"
             unread[str(archive)] = f"{archive}: the archive cannot be read to its end: {why}"
@@ -214,7 +199,7 @@ class ParquetPicture(ImageSource):
 
 def parquet_pictures(files: Iterable[Path]) -> tuple[list[ParquetPicture], dict[str, str]]:
     """The pictures in these files, row by row; and a message for each file that cannot be read."""
-    parquet = _imported()
+    parquet = needed(*_PARQUET)
     pictures: list[ParquetPicture] = []
     unread: dict[str, str] = {}
     for path in files:
@@ -257,30 +242,21 @@ def _columns(schema: Any) -> tuple[str, str | None]:
         raise ValueError(
             f"it has the columns {', '.join(schema.names)}: that with the bytes of image files must be called 'image'"
         )
-    texts = [entry.name for entry in schema if _is_name(kinds, entry.type)]
-    name = next((name for name in _NAME_COLUMNS if name in texts), None)
+
+    def is_name(kind: Any) -> bool:
+        kind = kind.value_type if kinds.is_dictionary(kind) else kind
+        return bool(kinds.is_string(kind) or kinds.is_large_string(kind) or kinds.is_integer(kind))
+
+    name = next((name for name in _NAME_COLUMNS if name in schema.names and is_name(schema.field(name).type)), None)
     if name is None and chosen[0] in records and schema.field(chosen[0]).type.get_field_index("path") >= 0:
         name = f"{chosen[0]}.path"
     return chosen[0], name
 
 
-def _is_name(kinds: Any, kind: Any) -> bool:
-    kind = kind.value_type if kinds.is_dictionary(kind) else kind
-    return bool(kinds.is_string(kind) or kinds.is_large_string(kind) or kinds.is_integer(kind))
-
-
 @lru_cache(_GROUPS_IN_MEMORY)
 def _row_group(path: Path, changed: int, size: int, group: int, column: str) -> Any:
-    with _imported().ParquetFile(path) as file:
+    with needed(*_PARQUET).ParquetFile(path) as file:
         entry = file.metadata.row_group(group)
         if entry.total_byte_size > _LARGEST_GROUP:
             raise ValueError(f"its row group has {entry.total_byte_size} bytes: write the file with smaller row groups")
         return file.read_row_group(group, [column]).column(column)
-
-
-def _imported() -> Any:
-    try:
-        import pyarrow.parquet
-    except ImportError as error:
-        raise TridentError("Parquet files need pyarrow: pip install 'trident-fewshot[cluster]'") from error
-    return pyarrow.parquet

@@ -10,13 +10,12 @@ import numpy as np
 import PIL
 
 import trident
+from trident.data import READERS, WITH_SPLIT_FILE
 from trident.data.decoding_process import decoded
 from trident.data.images import Target, UnreadableImageError
 from trident.data.readers import Dataset, refuse_links_outside
-from trident.data.registry import READERS, WITH_SPLIT_FILE
 from trident.data.resuming import check_new_store, write_resumable_store
-from trident.data.store import ImageStore, open_store
-from trident.data.store_writer import StoreWriter
+from trident.data.store import ImageStore, StoreWriter, open_store
 from trident.errors import TridentError
 from trident.importing import imported
 from trident.progress import Progress
@@ -37,10 +36,9 @@ def prepare(
 ) -> ImageStore:
     """Decode every image of a dataset and write a store. After an error nothing is written.
 
-    Images of another size are resized until their shorter side fits, and cropped at the centre. Images that cannot be
-    read are an error, which is reported after all images have been tried. `workers` is the number of processes that
-    decode them, each image within limits of time and memory. A run that was killed or interrupted is resumed by the
-    next one with the same arguments, which calls `on_resume`.
+    Images that cannot be read are an error, which is reported after all images have been tried. `workers` is the number
+    of processes that decode them. A run that was killed or interrupted is resumed by the next one with the same
+    arguments, which calls `on_resume`.
     """
     source, target = Path(source), Path(target)
     if image_size is not None and image_size not in _IMAGE_SIZES:
@@ -49,10 +47,9 @@ def prepare(
     dataset = read_dataset(name, source, split_file)
     size = image_size or dataset.image_size
     decoding = Target(size, dataset.channels, dataset.inverted)
-    shape = (size, size, dataset.channels)
     write_resumable_store(
         target,
-        lambda file: StoreWriter(file, dataset.name, dataset.table, shape),
+        lambda file: StoreWriter(file, dataset.name, dataset.table, (size, size, dataset.channels)),
         fingerprint_of_inputs(dataset, decoding),
         lambda first: _pixels(dataset, first, decoding, workers, progress),
         on_resume,
@@ -97,10 +94,9 @@ def fingerprint_of_inputs(dataset: Dataset, *options: object) -> str:
 
 def _size_and_time(file: Path) -> tuple[int, int]:
     try:
-        about = file.stat()
+        return file.stat().st_size, file.stat().st_mtime_ns
     except OSError:  # reported when it is decoded
         return -1, -1
-    return about.st_size, about.st_mtime_ns
 
 
 def _pixels(

@@ -1,12 +1,13 @@
-"""Shared by all readers: the `Dataset` they return, and functions for folders and split files.
+"""Shared by all readers: the `Dataset` they return, functions for folders and split files, and the reader of folders.
 
-A reader checks all that can be checked without decoding an image: missing files, empty classes, classes in two splits,
-labels out of range.
+A reader checks all that can be checked without decoding an image.
 """
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from trident.data.images import IMAGE_SUFFIXES, DatasetImage, ImageFile
@@ -60,12 +61,12 @@ def ordered_classes(where: Path, classes: Iterable[ClassImages]) -> tuple[ClassI
 
 def require_files(folder: Path, names: Iterable[str]) -> list[Path]:
     """The paths of files. A missing one is an error."""
-    names = list(names)
-    missing = [name for name in names if not (folder / name).is_file()]
+    paths = [folder / name for name in names]
+    missing = [path.name for path in paths if not path.is_file()]
     if missing:
-        raise TridentError(f"{folder} has no {missing[0]}: expected {', '.join(names)}")
-    refuse_links_outside(folder, (folder / name for name in names))
-    return [folder / name for name in names]
+        raise TridentError(f"{folder} has no {missing[0]}: expected {', '.join(path.name for path in paths)}")
+    refuse_links_outside(folder, paths)
+    return paths
 
 
 def file_inside(folder: Path, name: str, listed_in: Path) -> Path:
@@ -77,20 +78,12 @@ def file_inside(folder: Path, name: str, listed_in: Path) -> Path:
 
 def refuse_links_outside(root: Path, files: Iterable[Path]) -> None:
     """Check that no link leads out of the folder: what lies elsewhere is not a part of the dataset."""
-    inside: dict[Path, bool] = {}
     top = root.resolve()
-
-    def is_inside(path: Path) -> bool:
-        real = path.resolve()
-        return real == top or top in real.parents
-
+    is_inside = cache(lambda folder: folder.resolve().is_relative_to(top))  # resolving takes time
     for file in files:
-        if file.parent not in inside:  # many files have the same folder, and resolving takes time
-            inside[file.parent] = is_inside(file.parent)
-        if not inside[file.parent] or (file.is_symlink() and not is_inside(file)):
-            raise TridentError(
-                f"{file} leads out of {root} through a link: copy what it leads to, or prepare that folder instead"
-            )
+        if not is_inside(file.parent) or (file.is_symlink() and not file.resolve().is_relative_to(top)):
+            todo = "copy what it leads to, or prepare that folder instead"
+            raise TridentError(f"{file} leads out of {root} through a link: {todo}")
 
 
 def require_images(paths: Iterable[Path], listed_in: Path) -> None:
@@ -172,9 +165,13 @@ def split_table(listed: Iterable[tuple[str, str, Path]]) -> dict[str, str]:
 
 
 def classes_by_split(
-    folders: Mapping[str, Sequence[Path]], split_of: Mapping[str, str], listed_in: Path, root: Path
+    root: Path, split_of: Mapping[str, str], listed_in: Path, lists_all: bool = True
 ) -> list[ClassImages]:
-    """The classes of a split, with the images in their folders."""
+    """The classes of a split, with the images in their folders. `lists_all`: other class folders are an error."""
+    folders = class_folders(root)
+    unlisted = [name for name in folders if lists_all and name not in split_of]
+    if unlisted:
+        raise TridentError(f"{listed_in} has no split for class '{unlisted[0]}': list each class folder in one split")
     missing = [name for name in split_of if name not in folders]
     if missing:
         count = f"{len(missing)} classes have" if len(missing) > 1 else "1 class has"
@@ -182,8 +179,34 @@ def classes_by_split(
     return [ClassImages(name, split, image_files(folders[name])) for name, split in split_of.items()]
 
 
-def refuse_unlisted(folders: Iterable[str], split_of: Mapping[str, str], listed_in: Path) -> None:
-    """Check that a split lists every class."""
-    unlisted = [name for name in folders if name not in split_of]
-    if unlisted:
-        raise TridentError(f"{listed_in} has no split for class '{unlisted[0]}': list each class folder in one split")
+def read_folder(source: Path, split_file: Path | None = None) -> Dataset:
+    """Describe a folder of class folders. Split by `split_file`, by folders train, val and test, or by hash."""
+    classes = _classes_of_folder(source, split_file)
+    return Dataset(source.resolve().name, ordered_classes(source, classes), image_size=84)
+
+
+def hashed_split(names: Iterable[str]) -> dict[str, str]:
+    """Split classes 64 : 16 : 20, ordered by the SHA-256 of their names, with at least one in each part."""
+    ordered = sorted(names, key=lambda name: hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest())
+    n_val, n_test = max(1, round(0.16 * len(ordered))), max(1, round(0.2 * len(ordered)))
+    parts = ["train"] * (len(ordered) - n_val - n_test) + ["val"] * n_val + ["test"] * n_test
+    return dict(zip(ordered, parts, strict=True))
+
+
+def _classes_of_folder(source: Path, split_file: Path | None) -> list[ClassImages]:
+    if split_file is not None:
+        return classes_by_split(source, read_split_file(split_file), split_file)
+    by_split = split_folders(source)
+    if by_split:
+        stray = [folder for folder in subfolders(source) if folder.name not in by_split]
+        if stray:
+            raise TridentError(f"{stray[0]} lies beside {next(iter(by_split))}/: put each class folder into a split")
+        return [
+            ClassImages(folder.name, split, image_files([folder]))
+            for split, parent in by_split.items()
+            for folder in subfolders(parent)
+        ]
+    folders = class_folders(source)
+    if len(folders) < 3:
+        raise TridentError(f"{source} has {len(folders)} class folders: at least 3 are needed for train, val and test")
+    return classes_by_split(source, hashed_split(folders), source)

@@ -1,36 +1,45 @@
 """A packed image store: one file with all decoded images, which opens at once and is memory-mapped.
 
 The file is a safetensors file with a single uint8 tensor `images` (image, height, width, channel), sorted by class. A
-store of features has float32 features of a frozen backbone instead, (image, feature). The
-class table (name, split, first image, number of images), a fingerprint of the pixels and checksums of blocks of images
-are in the file's metadata. The format is open and runs no code when read. The tensor can be copied to a GPU as it is.
+store of features has float32 features of a frozen backbone instead, (image, feature). The class table (name, split,
+first image, number of images), a fingerprint of the pixels and checksums of blocks of images are in the file's
+metadata. The format is open and runs no code when read. The tensor can be copied to a GPU as it is.
 """
 
+import hashlib
 import json
+import re
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from trident.data.checksums import Checksums
-from trident.data.store_writer import (
-    FORMAT,
-    MOST_HEADER,
-    TYPES,
-    checked_classes,
-    checked_header,
-    checked_shape,
-    new_hash,
-)
-from trident.data.store_writer import SPLITS as SPLITS
-from trident.data.store_writer import ClassEntry as ClassEntry
 from trident.errors import TridentError
 from trident.files import MOST_DATA, open_regular
 
 PLACES = ("auto", "device", "host")
+SPLITS = ("train", "val", "test")
+BLOCK_BYTES = 64 * 2**20  # of images with one checksum: a block is a whole number of images
+NO_DIGEST = "0" * 64  # a placeholder, replaced when all pixels are written
+_FORMAT = "trident-store-1"
+_TYPES: dict[str, Any] = {"U8": np.dtype(np.uint8), "F32": np.dtype("<f4")}  # by their names in safetensors
+_MOST_HEADER = 2**25  # bytes; a class takes about 80, the checksum of a block of images 65
+_READ_AT_ONCE = 4 * 2**20
+
+
+@dataclass(frozen=True)
+class ClassEntry:
+    """One class of a store: its images are `images[start : start + count]`."""
+
+    name: str
+    split: str
+    start: int
+    count: int
 
 
 @dataclass(frozen=True)
@@ -82,6 +91,11 @@ def positions_of(classes: Iterable[ClassEntry]) -> np.ndarray:
     return np.concatenate([np.arange(entry.start, entry.start + entry.count) for entry in classes])
 
 
+def new_hash(classes: Sequence[ClassEntry]) -> Any:
+    """The beginning of a store's fingerprint; the images follow."""
+    return hashlib.sha256(json.dumps([asdict(entry) for entry in classes], sort_keys=True).encode())
+
+
 def store_in_memory(dataset: str, images: np.ndarray, classes: Sequence[ClassEntry]) -> ImageStore:
     digest = new_hash(classes)
     digest.update(np.ascontiguousarray(images))
@@ -97,21 +111,21 @@ def open_store(path: Path) -> ImageStore:
     try:
         with open_regular(path, MOST_DATA) as file:
             (length,) = struct.unpack("<Q", file.read(8))
-            if length > min(path.stat().st_size, MOST_HEADER):
+            if length > min(path.stat().st_size, _MOST_HEADER):
                 raise ValueError("its header is longer than the file, or than that of a store can be")
             content = file.read(length)
-        header = checked_header(content)
+        header = _checked_header(content)
         metadata = header["__metadata__"]
-        if metadata.get("format") != FORMAT:
+        if metadata.get("format") != _FORMAT:
             raise ValueError("it was not written by 'trident data prepare'")
         keys = ("dataset", "fingerprint", "features_of", "features_fingerprint")
         dataset, fingerprint, features_of, of_features = texts = [metadata.get(key, "") for key in keys]
         if not all(isinstance(text, str) for text in texts) or not fingerprint:
             raise ValueError("its metadata is not text")
         kind = "F32" if features_of else "U8"
-        shape = checked_shape(header["images"], kind, path.stat().st_size - 8 - length)
-        classes = checked_classes(json.loads(metadata["classes"]), shape[0])
-        images = np.memmap(path, TYPES[kind], "r", offset=8 + length, shape=shape)
+        shape = _checked_shape(header["images"], kind, path.stat().st_size - 8 - length)
+        classes = _checked_classes(json.loads(metadata["classes"]), shape[0])
+        images = np.memmap(path, _TYPES[kind], "r", offset=8 + length, shape=shape)
         checksums = _checksums(path, metadata, len(images))
         return ImageStore(dataset, images, classes, fingerprint, features_of, checksums, of_features)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, struct.error) as error:
@@ -127,6 +141,51 @@ def _checksums(path: Path, metadata: dict[str, Any], n_images: int) -> Checksums
     return Checksums(path, per_block, digests)
 
 
+def _checked_header(content: bytes) -> Any:
+    """A store's header, which is compared with its own checksum first. Older versions wrote none."""
+    if re.search(rb'"(header_checksum|block_checksums)"', content):
+        recorded = re.search(rb'"header_checksum": "([0-9a-f]{64})"', content)
+        if not recorded or digest_of_header(content, recorded[1].decode()) != recorded[1].decode():
+            raise ValueError("its header does not match its checksum, so the file is damaged")
+    return json.loads(content)
+
+
+def _checked_shape(tensor: Any, kind: str, n_bytes: int) -> tuple[int, ...]:
+    """The shape of a store's images or features, which must be of this type and fill so many bytes."""
+    shape = tensor["shape"]
+    if not isinstance(shape, list) or not all(type(length) is int and length > 0 for length in shape):
+        raise ValueError("the shape of its images is not a list of lengths")
+    square = len(shape) == 4 and shape[1] == shape[2] and shape[3] in (1, 3)
+    if tensor["dtype"] != kind or not (len(shape) == 2 if kind == "F32" else square):
+        raise ValueError("it holds neither square images in colour or grey nor features")
+    needed = prod(shape) * _TYPES[kind].itemsize
+    if needed != n_bytes or tensor["data_offsets"] != [0, needed]:
+        raise ValueError("its images do not fill the rest of the file: it was cut or made longer")
+    return tuple(shape)
+
+
+def _checked_classes(table: Any, n_images: int) -> tuple[ClassEntry, ...]:
+    """The class table of a store with so many images. Each class begins where the one before it ends."""
+    if not isinstance(table, list) or not table:
+        raise ValueError("it has no class table")
+    classes, start = tuple(ClassEntry(**entry) for entry in table), 0
+    for entry in classes:
+        if not isinstance(entry.name, str) or entry.split not in SPLITS:
+            others = f"a split other than {', '.join(SPLITS)}"
+            raise ValueError(f"its class table has a class without a name, or in {others}")
+        if type(entry.start) is not int or type(entry.count) is not int or entry.count < 1 or entry.start != start:
+            raise ValueError("its class table does not fit its images: one class must begin where another ends")
+        start += entry.count
+    if start != n_images:
+        raise ValueError(f"its class table does not fit its images: it has {start} images, and there are {n_images}")
+    return classes
+
+
+def digest_of_header(header: bytes, recorded: str) -> str:
+    """The checksum of a header that contains the checksum `recorded`, which is replaced by zeros for that."""
+    return hashlib.sha256(header.replace(recorded.encode(), NO_DIGEST.encode())).hexdigest()
+
+
 def describe(store: ImageStore) -> dict[str, Any]:
     """The values that `trident data show` prints."""
     splits = {}
@@ -139,12 +198,12 @@ def describe(store: ImageStore) -> dict[str, Any]:
                 "fewest_images_in_a_class": min(counts),
                 "most_images_in_a_class": max(counts),
             }
-    kind = (
-        {key: getattr(store, key) for key in ("features_of", "features_fingerprint")}
-        | {"features": store.images.shape[1]}
-        if store.features_of
-        else {"image_size": store.image_size, "channels": store.image_channels}
-    )
+    kind: dict[str, Any]
+    if store.features_of:
+        of, fingerprint = store.features_of, store.features_fingerprint
+        kind = {"features_of": of, "features_fingerprint": fingerprint, "features": store.images.shape[1]}
+    else:
+        kind = {"image_size": store.image_size, "channels": store.image_channels}
     return {
         "dataset": store.dataset,
         **kind,
@@ -158,3 +217,109 @@ def describe(store: ImageStore) -> dict[str, Any]:
 def verify_fingerprint(store: ImageStore) -> bool:
     """Read every pixel and check that the fingerprint matches the class table and the images."""
     return store_in_memory(store.dataset, store.images, store.classes).fingerprint == store.fingerprint
+
+
+class StoreWriter:
+    """Writes a store into an open file. The header comes first; its checksums are zeros until the end."""
+
+    def __init__(
+        self, file: BinaryIO, dataset: str, classes: Sequence[ClassEntry], shape: Sequence[int], *features_of: str
+    ):
+        """`shape` is that of one image. `features_of`: if features come instead, their backbone's name, fingerprint."""
+        self.file = file
+        self.dataset = dataset
+        self.classes = classes
+        self.shape = tuple(shape)
+        self.features_of = features_of
+        self.kind = "F32" if features_of else "U8"
+        self.type: np.dtype[Any] = _TYPES[self.kind]
+        self.total = sum(entry.count for entry in classes)
+        self.image_bytes: int = prod(self.shape) * self.type.itemsize
+        self.per_block = max(1, BLOCK_BYTES // self.image_bytes)
+        self.written = 0  # images
+        self._all = new_hash(classes)
+        self._block = hashlib.sha256()
+        self._blocks: list[str] = []
+        self._first_byte = self._write_header(NO_DIGEST, [NO_DIGEST] * -(-self.total // self.per_block))
+
+    @property
+    def running_digest(self) -> str:
+        """SHA-256 over the class table and the images so far."""
+        return str(self._all.copy().hexdigest())
+
+    @property
+    def size(self) -> int:
+        """The size of the finished file in bytes."""
+        return self._first_byte + self.total * self.image_bytes
+
+    def add(self, image: np.ndarray) -> None:
+        """Append the next image."""
+        if image.shape != self.shape or image.dtype != self.type:
+            given = f"{self.dataset}: image {self.written} is {image.dtype} {image.shape}"
+            raise TridentError(f"{given}, expected {self.type} {self.shape}")
+        pixels = np.ascontiguousarray(image)
+        self.file.write(pixels.data)
+        self._hash(pixels.data)
+
+    def take_over(self, count: int) -> bool:
+        """Read on to where `count` images are written already. False if the file ends before."""
+        missing = (count - self.written) * self.image_bytes
+        at_once = max(1, _READ_AT_ONCE // self.image_bytes) * self.image_bytes
+        while missing > 0:
+            content = self.file.read(min(missing, at_once))
+            for start in range(0, len(content) // self.image_bytes * self.image_bytes, self.image_bytes):
+                self._hash(memoryview(content)[start : start + self.image_bytes])
+            if len(content) < min(missing, at_once):
+                return False
+            missing -= len(content)
+        return True
+
+    def cut(self) -> None:
+        """Remove what the file holds after the images that are known."""
+        self.file.seek(self._first_byte + self.written * self.image_bytes)
+        self.file.truncate()
+
+    def finish(self) -> None:
+        """Write the checksums into the header, when all images are there."""
+        if self.written != self.total:
+            raise TridentError(f"{self.dataset}: {self.written} images came for a class table of {self.total}")
+        if self.written % self.per_block:
+            self._blocks.append(self._block.hexdigest())
+        self._write_header(self._all.hexdigest(), self._blocks)
+
+    def _hash(self, pixels: memoryview) -> None:
+        self._all.update(pixels)
+        self._block.update(pixels)
+        self.written += 1
+        if self.written % self.per_block == 0:
+            self._blocks.append(self._block.hexdigest())
+            self._block = hashlib.sha256()
+
+    def _write_header(self, fingerprint: str, blocks: Sequence[str]) -> int:
+        """The first byte after the header, whose length does not depend on the checksums."""
+        metadata = {
+            "format": _FORMAT,
+            "dataset": self.dataset,
+            "classes": json.dumps([asdict(entry) for entry in self.classes]),
+            "images_per_block": str(self.per_block),
+            "block_checksums": " ".join(blocks),
+            "header_checksum": NO_DIGEST,
+            "fingerprint": fingerprint,
+        }
+        metadata |= dict(zip(("features_of", "features_fingerprint"), self.features_of, strict=False))
+        offsets = [0, self.total * self.image_bytes]
+        images = {"dtype": self.kind, "shape": [self.total, *self.shape], "data_offsets": offsets}
+        header = _padded({"__metadata__": metadata, "images": images})
+        metadata["header_checksum"] = digest_of_header(header, NO_DIGEST)
+        header = _padded({"__metadata__": metadata, "images": images})
+        self.file.seek(0)
+        self.file.write(struct.pack("<Q", len(header)) + header)
+        return 8 + len(header)
+
+
+def _padded(header: dict[str, Any]) -> bytes:
+    """Multiples of 8 bytes, so that the images are aligned."""
+    content = json.dumps(header).encode()
+    if len(content) > _MOST_HEADER:
+        raise TridentError(f"the header of the store would have {len(content)} bytes: {_MOST_HEADER} can be read again")
+    return content + b" " * (-len(content) % 8)

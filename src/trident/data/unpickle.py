@@ -5,14 +5,12 @@ names. This one allows only the instructions that build data, and maps the few n
 this file. numpy's own dtype and array constructors are not among them: a forged state could make them read foreign
 memory.
 
-It is based on the standard library's unpickler in Python, not the one in C: its instructions can be restricted, and the
-C version lets a file of twenty bytes allocate gigabytes of memory. The C version in a process with limits would need
-the same stand-ins for numpy, and would hold the largest dataset twice, once on each side.
+It is based on the standard library's unpickler in Python. The one in C lets a file of twenty bytes allocate gigabytes;
+in a process with limits it would need the same stand-ins for numpy, and the largest dataset would be in memory twice.
 
 A small pickle can describe a huge object, because parts can be used again and again. So all work is bounded: the number
 of instructions, the bytes that calls may make of the file's bytes, and the depth and the number of elements of the
-result, counted as if nothing were shared. Keys of dicts and members of sets are single values: hashing a tuple of
-tuples of tuples could take for ever.
+result, counted as if nothing were shared. Keys of dicts and members of sets are single values.
 """
 
 import os
@@ -138,10 +136,9 @@ def _fill(array: np.ndarray, state: Any) -> None:
 
 def _from_buffer(content: Any, dtype: Any, shape: Any, order: Any, axis_order: Any = None) -> np.ndarray:
     _check_shape((shape,) if isinstance(shape, int) else shape)
-    array = np.frombuffer(_raw(content), _numpy_dtype(dtype))
-    if _text(order) == "K" and axis_order is not None:  # how recent numpy writes a transposed array
-        return array.reshape(shape).transpose(axis_order)
-    return array.reshape(shape, order="F" if _text(order) == "F" else "C")
+    array = np.frombuffer(_raw(content), _numpy_dtype(dtype)).reshape(shape, order="F" if _text(order) == "F" else "C")
+    # How recent numpy writes a transposed array:
+    return array.transpose(axis_order) if _text(order) == "K" and axis_order is not None else array
 
 
 def _scalar(dtype: Any, content: Any) -> Any:
@@ -334,9 +331,8 @@ def load_pickle(path: Path) -> Any:
     except OSError as error:
         raise TridentError(f"cannot read {path}: {error.strerror or error}") from error
     except Exception as error:  # a damaged pickle can raise any error
-        raise TridentError(
-            f"{path} is not a whole pickle ({type(error).__name__}: {_one_line(error)}): fetch it again"
-        ) from error
+        problem = f"{type(error).__name__}: {_one_line(error)}"
+        raise TridentError(f"{path} is not a whole pickle ({problem}): fetch it again") from error
 
 
 def _one_line(error: Exception) -> str:

@@ -1,14 +1,13 @@
 """Several processes that work on the same thing. torchrun starts them; torch.distributed connects them.
 
-Every process runs the same code. `Processes` says which one this is, and lets them exchange results. All processes must
-call its methods in the same order, because each call waits for the others. `ALONE` is the only process of an ordinary
-program: its methods return at once.
+Every process runs the same code. `Processes` says which one this is, and lets them exchange results. All must call its
+methods in the same order, because each call waits for the others. `ALONE` is the only process of an ordinary program.
 """
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as distributed
@@ -86,19 +85,17 @@ class _Connected(Processes):
         return values
 
     def from_first(self, work: Callable[[], Value]) -> Value:
-        attempts: list[Any] = [None]
-        if self.first:
-            attempts = [_attempt(work)]
+        attempt: list[Any] = [_attempt(work) if self.first else None]
         with _reporting_lost_processes():
-            distributed.broadcast_object_list(attempts, 0)
-        value: Value = _result(attempts)
-        return value
+            distributed.broadcast_object_list(attempt, 0)
+        [(value, problem)] = attempt
+        _raise_first(problem)
+        return cast(Value, value)
 
     def on_each(self, work: Callable[[], Value]) -> Value:
         value, problem = _attempt(work)
-        problems = self.gather(problem)
-        result: Value = _result([(value, problem) for problem in problems])
-        return result
+        _raise_first(*self.gather(problem))
+        return cast(Value, value)
 
     def check_same(self, facts: Mapping[str, object]) -> None:
         everyone = self.gather({name: str(value) for name, value in facts.items()})
@@ -106,12 +103,8 @@ class _Connected(Processes):
             for name in everyone[0] | theirs:
                 first, other = everyone[0].get(name, "missing"), theirs.get(name, "missing")
                 if first != other:
-                    raise shared(
-                        TridentError(
-                            f"{name} is {first} in process 0 and {other} in process {rank}: it must be the same in all "
-                            "processes"
-                        )
-                    )
+                    differ = f"{name} is {first} in process 0 and {other} in process {rank}"
+                    raise shared(TridentError(f"{differ}: it must be the same in all processes"))
 
 
 @contextmanager
@@ -124,11 +117,11 @@ def connected(launched: Launched, nccl: bool) -> Iterator[Processes]:
     # optimiser, they would keep ours alive after its end; its threads may then crash a program that is done.
     import torch.distributed.nn.functional  # noqa: F401
 
-    rank, size, restarts = launched.rank, launched.size, launched.restarts
+    rank, size = launched.rank, launched.size
     with _reporting_lost_processes():
         kept, _, _ = next(rendezvous("env://", rank, size))
         # torchrun keeps its store when it starts the processes again, with the addresses of those that have ended.
-        store = PrefixStore(f"trident/{restarts}/{size}", kept)
+        store = PrefixStore(f"trident/{launched.restarts}/{size}", kept)
         backend = "cpu:gloo,cuda:nccl" if nccl else "gloo"
         distributed.init_process_group(backend, store=store, rank=rank, world_size=size)
     processes = _Connected(rank, size)
@@ -145,21 +138,19 @@ def shared(error: TridentError) -> TridentError:
     return error
 
 
-def _attempt(work: Callable[[], Value]) -> tuple[Any, tuple[type[TridentError], str] | None]:
-    """A result and None, or None and an error as its type and message."""
+_Problem = tuple[type[TridentError], str] | None  # an error's type and message
+
+
+def _attempt(work: Callable[[], Value]) -> tuple[Value | None, _Problem]:
     try:
         return work(), None
     except TridentError as error:
         return None, (type(error), str(error))
 
 
-def _result(attempts: Sequence[tuple[Any, tuple[type[TridentError], str] | None]]) -> Any:
-    """The first result, unless there is an error."""
-    for _, problem in attempts:
-        if problem is not None:
-            kind, message = problem
-            raise shared(kind(message))
-    return attempts[0][0]
+def _raise_first(*problems: _Problem) -> None:
+    for kind, message in filter(None, problems):
+        raise shared(kind(message))
 
 
 @contextmanager

@@ -4,14 +4,14 @@ The first call with a shape runs the kernels one by one, which compiles them, an
 their inputs into the recording's buffers and replay it.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from trident.engines.learner import Gradient, LearnerFields
+from trident.engines.learner import Gradient, Learner
 from trident.nn.parameters import Parameters
 from trident.tasks.task import Batch, Labels, Task, tensors_of
 
@@ -54,7 +54,7 @@ class Replay:
 
 
 @dataclass(frozen=True)
-class RecordedLearner(LearnerFields, ABC):
+class RecordedLearner(Learner):
     """Base of learners whose gradient is recorded on a GPU, once for each shape of tasks."""
 
     recordings: dict[tuple[Any, ...], Replay] = field(init=False, default_factory=dict, compare=False, repr=False)

@@ -1,5 +1,6 @@
 """A `Learner` runs a method: it predicts the queries of tasks and computes the training gradient."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -25,38 +26,39 @@ class Gradient(NamedTuple):
     finite: Tensor  # (task,) bool: whether loss and gradient are finite; a few tasks diverge in their inner steps
 
 
-class Learner(Protocol):
-    """Runs a method on one engine. Parameters have no task axis."""
+@dataclass(frozen=True)
+class Learner(ABC):
+    """Runs a method on one engine. Parameters have no task axis. `execution.make_learner` builds learners."""
 
-    @property
-    def model(self) -> Model: ...
+    model: Model
+    batch_norm: str = "transductive"
+    running: Parameters | None = None
+    precision: str = "fp32"
 
-    @property
-    def batch_norm(self) -> str: ...
-
+    @abstractmethod
     def log_probabilities(self, parameters: Parameters, task: Task) -> Tensor:
         """Of the queries' classes: (task, query, n_way). Probabilities are averaged over the draws of noise."""
 
+    @abstractmethod
     def gradient(self, parameters: Parameters, batch: Batch) -> Gradient:
         """The gradient of the summed losses of the queries."""
 
+    def statistics(self, task: Task) -> BatchNormStatistics:
+        return BatchNormStatistics(self.batch_norm, task.n_support, self.running or {})
 
+
+@runtime_checkable
 class Encodes(Protocol):
     """A learner that encodes images first, and predicts from the encodings."""
+
+    @property
+    def encodes_alone(self) -> bool:
+        """Whether, with these settings, no image changes the encoding of another, so that encodings can be cached."""
 
     def encode(self, parameters: Parameters, task: Task) -> Encodings: ...
 
     def log_probabilities_from(self, parameters: Parameters, task: Task, encodings: Encodings) -> Tensor:
         """Same as `log_probabilities`. Of the task's images only their number is used."""
-
-
-@runtime_checkable
-class EncodesAlone(Encodes, Protocol):
-    """A learner that can encode each image on its own, so that encodings can be cached."""
-
-    @property
-    def encodes_alone(self) -> bool:
-        """Whether that holds with these settings: no image changes the encoding of another."""
 
 
 @runtime_checkable
@@ -72,19 +74,6 @@ class AdaptsOnce(Protocol):
 
     def log_probabilities_adapted(self, adapted: Parameters, task: Task) -> Tensor:
         """Same as `log_probabilities`, from the tasks' own parameters."""
-
-
-@dataclass(frozen=True)
-class LearnerFields:
-    """The fields that all learners share. `execution.make_learner` builds learners."""
-
-    model: Model
-    batch_norm: str = "transductive"
-    running: Parameters | None = None
-    precision: str = "fp32"
-
-    def statistics(self, task: Task) -> BatchNormStatistics:
-        return BatchNormStatistics(self.batch_norm, task.n_support, self.running or {})
 
 
 def only_finite(values: Tensor, finite: Tensor) -> Tensor:

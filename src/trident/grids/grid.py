@@ -70,8 +70,8 @@ def load_grid(name: str, overrides: Sequence[str] = (), recipe: str | None = Non
     file, path = read_grid(name)
     base = load_recipe(recipe) if recipe else None
     with errors_in(path):
-        beside = str(path.parent / file.recipe) if file.recipe.endswith(".toml") else file.recipe
-        base = base or load_recipe(beside)
+        own = str(path.parent / file.recipe) if file.recipe.endswith(".toml") else file.recipe
+        base = base or load_recipe(own)
         common = _by_full_key(base, file.settings)
         base = _changed(base, common, "settings")
         plan, labels = _crossed(base, file) if file.axes else _listed(base, file)
@@ -201,9 +201,9 @@ def _in_todays_form(values: Any) -> Any:
     rest = {key: value for key, value in values.items() if key not in ("protocol", "hits")}
     measured = rest.get("evaluation")
     if isinstance(measured, dict) and isinstance(protocol := measured.get("protocol"), dict):
-        beside = {"described": values["protocol"], "hits": values.get("hits"), "trident": values.get("trident")}
-        beside |= {"tasks": protocol.get("tasks"), "data": protocol.get("fingerprint")}
-        rest["evaluation"] = measured | beside | {"queries": protocol.get("n_way", 0) * protocol.get("n_query", 0)}
+        moved = {"described": values["protocol"], "hits": values.get("hits"), "trident": values.get("trident")}
+        moved |= {"tasks": protocol.get("tasks"), "data": protocol.get("fingerprint")}
+        rest["evaluation"] = measured | moved | {"queries": protocol.get("n_way", 0) * protocol.get("n_query", 0)}
     return rest
 
 

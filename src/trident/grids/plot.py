@@ -28,10 +28,10 @@ def differences_chart(grid: Grid, results: Results, differences: Mapping[str, li
     figure, axes = new_figure(8, 2.5 + 0.3 * len(others))
     labels = [name if differences[name] else f"{name} (no result)" for name in others]
     for place, name in enumerate(others):
-        if found := differences[name]:
-            mean, interval = mean_and_interval(np.mean(found, 0))
+        if of_seeds := differences[name]:
+            mean, interval = mean_and_interval(np.mean(of_seeds, 0))
             axes.errorbar(mean, place, xerr=interval, color=COLOURS[0], marker=MARKERS[0], capsize=3)
-            axes.plot(np.mean(found, 1), [place] * len(found), "k|", markersize=9)
+            axes.plot(np.mean(of_seeds, 1), [place] * len(of_seeds), "k|", markersize=9)
     axes.axvline(0, linestyle=":", linewidth=1, color="grey")
     axes.set_yticks(range(len(others)), labels)
     axes.set_ylim(len(others) - 0.5, -0.5)  # the first one on top
@@ -53,8 +53,8 @@ def accuracies_chart(grid: Grid, results: Results) -> Any:
         row, column = map(formatted, grid.varied(cell).values()) if first else ("", cell.name)
         place, line = places.setdefault(column, len(places)), f"{first} {row}".strip() or "accuracy"
         ours, paper = lines.setdefault(line, []), lines.setdefault(f"{line}, paper", [])
-        if cell.name in results and (found := results[cell.name].evaluation):
-            ours.append((place, found.accuracy, found.ci95))
+        if cell.name in results and (measured := results[cell.name].evaluation):
+            ours.append((place, measured.accuracy, measured.ci95))
         if cell.name in grid.paper_figures:
             accuracy, interval = grid.paper_figures[cell.name]
             paper.append((place, accuracy, interval))

@@ -10,7 +10,7 @@ import os
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
@@ -33,7 +33,8 @@ _LEAST, _MOST = 4 * BATCH, 64 * BATCH  # pictures of a block
 _BLOCKS_FOR_EACH = 16  # actors get at least so many blocks one after the other, if the pile is large enough
 _KEYS_AT_ONCE = 8192  # looked up in the cache at once
 
-Row = dict[str, Any]  # of a dataset: one block of pictures, or what was found about it
+Row = dict[str, Any]  # of a dataset: one block of pictures, or what is known about it
+Network = tuple[str, str, str]  # the backbone's name, device and fingerprint
 
 
 def label_on_cluster(
@@ -46,89 +47,84 @@ def label_on_cluster(
     """Does what `labeller.label` does, with the features computed on a cluster."""
     with connected(cluster, say) as ray:
         dealt = _Pile(ray, labeller.backbone, pile, labeller.cache, progress)
-        features, failures = dealt.features()
+        features, failures = dealt.features_and_failures()
     return replace(labeller.label_computed(features, failures), keys=dealt.keys)
 
 
+@dataclass
 class _Pile:
     """The command's side: it cuts the pile into blocks and collects what comes back."""
 
-    def __init__(
-        self,
-        ray: ModuleType,
-        backbone: Pretrained,
-        sources: Sequence[ImageSource],
-        cache: FeatureCache | None,
-        progress: Progress,
-    ):
-        self._ray, self._backbone, self._sources, self._cache = ray, backbone, sources, cache
-        self._progress = progress
-        self._found = np.zeros((len(sources), backbone.n_features), np.float32)
-        self._failures: dict[int, str] = {}
-        self.keys: dict[int, bytes] = {}
-        self._done = 0
+    ray: ModuleType
+    backbone: Pretrained
+    sources: Sequence[ImageSource]
+    cache: FeatureCache | None
+    progress: Progress
+    failures: dict[int, str] = field(default_factory=dict)
+    keys: dict[int, bytes] = field(default_factory=dict)
 
-    def features(self) -> tuple[np.ndarray, dict[int, str]]:
-        """The features and error messages, as `features_of` returns them."""
-        missing = self._not_in_cache()
-        self._report(len(self._sources) - len(missing))
-        for places, row in self._mapped(missing, _FeatureActor, self._arguments):
-            features = np.frombuffer(row["features"], np.float32).reshape(len(places), self._backbone.n_features)
-            keys = self._keys(places, row)
-            self._failures |= {places[int(at)]: why for at, why in json.loads(row["failures"]).items()}
-            self._found[places] = features
-            if self._cache is not None:
-                good = {key: self._found[place] for place, key in keys.items() if place not in self._failures}
-                self._cache.put(self._backbone.fingerprint, good)
-            self._report(len(places))
-        return self._found, dict(sorted(self._failures.items()))
-
-    @property
-    def _arguments(self) -> tuple[str, str, str, str]:
-        name = self._backbone.name
+    def features_and_failures(self) -> tuple[np.ndarray, dict[int, str]]:
+        """As `features_of` returns them."""
+        features = np.zeros((len(self.sources), self.backbone.n_features), np.float32)
+        missing = self._not_in_cache(features)
+        done = len(self.sources) - len(missing)
+        self.progress(done, len(self.sources))
+        name, fingerprint = self.backbone.name, self.backbone.fingerprint
         if name.startswith("onnx:"):
             name = f"onnx:{Path(name.removeprefix('onnx:')).absolute()}"
-        return name, self._backbone.device, self._backbone.fingerprint, str(Path.cwd())
+        for places, row in self._mapped(missing, (name, self.backbone.device, fingerprint)):
+            features[places] = np.frombuffer(row["features"], np.float32).reshape(len(places), features.shape[1])
+            keys = self._keys(places, row)
+            self.failures |= {places[int(at)]: why for at, why in json.loads(row["failures"]).items()}
+            if self.cache is not None:
+                good = {key: features[place] for place, key in keys.items() if place not in self.failures}
+                self.cache.put(fingerprint, good)
+            done += len(places)
+            self.progress(done, len(self.sources))
+        return features, dict(sorted(self.failures.items()))
 
-    def _not_in_cache(self) -> list[int]:
-        """The pictures whose features must be computed. The cluster reads the others too, to know their keys."""
-        everything = list(range(len(self._sources)))
-        if self._cache is None or self._cache.size() == (0, 0):
+    def _not_in_cache(self, features: np.ndarray) -> list[int]:
+        """The pictures whose features must be computed; `features` gets the others.
+
+        The cluster reads all of them, to know their keys.
+        """
+        everything = list(range(len(self.sources)))
+        if self.cache is None or self.cache.size() == (0, 0):
             return everything
         keys: dict[int, bytes] = {}
-        for places, row in self._mapped(everything, _KeyActor, (str(Path.cwd()),)):
+        for places, row in self._mapped(everything, None):
             keys |= self._keys(places, row)
-        readable = sorted(keys)
+        readable, missing = sorted(keys), []
         for start in range(0, len(readable), _KEYS_AT_ONCE):
             part = readable[start : start + _KEYS_AT_ONCE]
-            wanted = [keys[place] for place in part]
-            known = self._cache.get(self._backbone.fingerprint, wanted, self._backbone.n_features)
-            for place, key in zip(part, wanted, strict=True):
-                if key in known:
-                    self._found[place] = known[key]
-                    del keys[place]
-        return sorted(keys)
+            known = self.cache.get(self.backbone.fingerprint, [keys[place] for place in part], features.shape[1])
+            for place in part:
+                if keys[place] in known:
+                    features[place] = known[keys[place]]
+                else:
+                    missing.append(place)
+        return missing
 
-    def _mapped(self, places: Sequence[int], actor: type, arguments: tuple[str, ...]) -> Iterator[tuple[Any, Row]]:
-        """What actors of this class return for each block of these pictures, as soon as it is there."""
+    def _mapped(self, places: Sequence[int], network: Network | None) -> Iterator[tuple[Any, Row]]:
+        """What actors return for each block of these pictures, as soon as it is there. No `network`: keys only."""
         if not places:
             return
-        gpus = 1 if actor is _FeatureActor and self._backbone.device.startswith("cuda") else 0
-        room = int(self._ray.cluster_resources().get("GPU" if gpus else "CPU", 0))
+        gpus = 1 if network is not None and self.backbone.device.startswith("cuda") else 0
+        room = int(self.ray.cluster_resources().get("GPU" if gpus else "CPU", 0))
         if not room:
             raise TridentError(f"the Ray cluster has no {'GPUs' if gpus else 'CPUs'}: give --device cpu or other nodes")
         size = min(max(len(places) // (_BLOCKS_FOR_EACH * room) // BATCH * BATCH, _LEAST), _MOST)
         blocks = [places[start : start + size] for start in range(0, len(places), size)]
         rows = [
-            {"block": number, "sources": pickle.dumps([self._sources[place] for place in block])}
+            {"block": number, "sources": pickle.dumps([self.sources[place] for place in block])}
             for number, block in enumerate(blocks)
         ]
-        data = self._ray.data
+        data = self.ray.data
         data.DataContext.get_current().enable_progress_bars = False
         actors = min(room, len(blocks))
         mapped = data.from_items(rows, override_num_blocks=len(rows)).map_batches(
-            actor,
-            fn_constructor_args=arguments,
+            _Actor,
+            fn_constructor_args=(str(Path.cwd()), network),
             batch_size=1,
             num_cpus=1,
             num_gpus=gpus,
@@ -139,7 +135,7 @@ class _Pile:
                 if row["problem"]:
                     raise TridentError(row["problem"])
                 yield blocks[row["block"]], row
-        except self._ray.exceptions.RayError as error:
+        except self.ray.exceptions.RayError as error:
             raise TridentError(f"the Ray cluster failed: {short_message(error)}") from error
 
     def _keys(self, places: Sequence[int], row: Row) -> dict[int, bytes]:
@@ -147,66 +143,63 @@ class _Pile:
         keys = dict(zip(places, pickle.loads(row["keys"]), strict=True))
         unread = {place: key for place, key in keys.items() if isinstance(key, str)}
         for place, why in unread.items():
-            if isinstance(key_or_reason(self._sources[place]), bytes):
+            if isinstance(key_or_reason(self.sources[place]), bytes):
                 raise TridentError(
                     f"a node of the cluster cannot read {why}; this machine can: the pile must be on a file system "
                     "that all nodes share, at the same path"
                 )
-        self._failures |= unread
+        self.failures |= unread
         readable = {place: key for place, key in keys.items() if isinstance(key, bytes)}
         self.keys |= readable
         first = min(readable, default=None)  # one of each block will do
-        if first is not None and key_or_reason(self._sources[first]) != readable[first]:
+        if first is not None and key_or_reason(self.sources[first]) != readable[first]:
             raise TridentError(
-                f"{self._sources[first].name} is another file on a node of the cluster, or it changed just now: the "
+                f"{self.sources[first].name} is another file on a node of the cluster, or it changed just now: the "
                 "pile must be on a file system that all nodes share"
             )
         return readable
 
-    def _report(self, count: int) -> None:
-        self._done += count
-        self._progress(self._done, len(self._sources))
 
+class _Actor:
+    """On a node of the cluster: reads pictures and returns their keys; if it has a network, their features too.
 
-class _KeyActor:
-    """On a node of the cluster: reads pictures and returns their keys."""
+    Mistakes of the user come back as a line, because Ray would try again and again.
+    """
 
-    def __init__(self, folder: str):
+    def __init__(self, folder: str, network: Network | None):
         silence_pillow()
+        if network is not None:
+            keep_freed_memory()
         with suppress(OSError):  # paths may be relative; if they cannot be found, the first picture tells
             os.chdir(folder)
+        self._network = network
 
     def __call__(self, batch: Row) -> Row:
-        return {"block": batch["block"], "problem": [""]} | self.columns(pickle.loads(batch["sources"][0]))
-
-    def columns(self, sources: list[ImageSource]) -> Row:
-        return {"keys": [pickle.dumps([key_or_reason(source) for source in sources])]}
-
-
-class _FeatureActor(_KeyActor):
-    """Returns the features, too. Mistakes of the user come back as a line, because Ray would try again and again."""
-
-    def __init__(self, name: str, device: str, fingerprint: str, folder: str):
-        super().__init__(folder)
-        keep_freed_memory()
-        self._name, self._device, self._fingerprint = name, device, fingerprint
+        sources: list[ImageSource] = pickle.loads(batch["sources"][0])
+        row: Row = {"block": batch["block"][0], "problem": "", "keys": b"", "features": b"", "failures": "{}"}
+        if self._network is None:
+            row["keys"] = pickle.dumps([key_or_reason(source) for source in sources])
+        else:
+            try:
+                row |= self._with_features(sources)
+            except TridentError as error:
+                row["problem"] = f"on a node of the cluster: {error}"
+        return {name: [value] for name, value in row.items()}
 
     @cached_property
     def _backbone(self) -> Pretrained:
-        network = find_backbone(self._name, self._device)
-        if network.fingerprint != self._fingerprint:
+        assert self._network is not None
+        name, device, fingerprint = self._network
+        backbone = find_backbone(name, device)
+        if backbone.fingerprint != fingerprint:
             raise TridentError(
-                f"backbone {self._name} has other weights on a node of the cluster: install the same version everywhere"
+                f"backbone {name} has other weights on a node of the cluster: install the same version everywhere"
             )
-        return network
+        return backbone
 
-    def columns(self, sources: list[ImageSource]) -> Row:
+    def _with_features(self, sources: list[ImageSource]) -> Row:
         keys: dict[int, bytes] = {}
-        try:
-            features, bad = features_of(self._backbone, sources, None, keys=keys)
-        except TridentError as error:
-            row = {"keys": [b""], "features": [b""], "failures": ["{}"]}
-            return row | {"problem": [f"on a node of the cluster: {error}"]}
+        features, bad = features_of(self._backbone, sources, None, keys=keys)
         read = [keys[at] if at in keys else bad[at] for at in range(len(sources))]
         failures = json.dumps({at: why for at, why in bad.items() if at in keys})
-        return {"keys": [pickle.dumps(read)], "features": [features.tobytes()], "failures": [failures]}
+        return {"keys": pickle.dumps(read), "features": features.tobytes(), "failures": failures}

@@ -20,7 +20,7 @@ from trident.labelling.feature_cache import FeatureCache
 from trident.labelling.label_latents import LabelLatents, Transform
 from trident.labelling.labelled import Labelled, check_labels
 from trident.labelling.picture_features import features_of, readable_features
-from trident.labelling.typicality import LEAST_TYPICAL, normalise_in_place, normalised, typicality, typicality_alone
+from trident.labelling.typicality import LEAST_TYPICAL, normalise_in_place, normalised, typicality
 from trident.measuring.calibration import softmax
 from trident.methods.base import HeadOnFeatures
 from trident.methods.metric.nearest_mean import NearestMean
@@ -83,17 +83,15 @@ class FeatureLabeller:
         if not by_class:
             return self
         classes = tuple(dict.fromkeys([*self.classes, *by_class]))
-        features, labels = [self.features], [self.labels]
+        features, labels = [*self.features], [*self.labels]
         for name, sources in by_class.items():
-            label, rows = classes.index(name), self.raw_features(sources)
+            label = classes.index(name)
             known = {row.tobytes() for row in self.features[self.labels == label]}
-            new = np.zeros(len(rows), bool)
-            for place, row in enumerate(rows):
-                new[place] = row.tobytes() not in known
-                known.add(row.tobytes())
-            features.append(rows[new])
-            labels.append(np.full(int(new.sum()), label, np.int64))
-        return replace(self, classes=classes, features=np.concatenate(features), labels=np.concatenate(labels))
+            new = {row.tobytes(): row for row in self.raw_features(sources)}
+            new = {content: row for content, row in new.items() if content not in known}
+            features += new.values()
+            labels += [label] * len(new)
+        return replace(self, classes=classes, features=np.stack(features), labels=np.array(labels, np.int64))
 
     def label(self, pile: Sequence[ImageSource], progress: Progress | None = None, together: bool = True) -> Labelled:
         keys: dict[int, bytes] = {}
@@ -105,8 +103,7 @@ class FeatureLabeller:
         if failures:
             features = features[[place for place in range(len(features)) if place not in failures]]
         normalise_in_place(features)  # in place, because it may be a large part of the memory
-        labelled = self._label_normalised(features, together)
-        return labelled.with_failures(failures) if failures else labelled
+        return self._label_normalised(features, together).with_failures(failures)
 
     def raw_features(self, pictures: Sequence[ImageSource]) -> np.ndarray:
         """Features (picture, feature). A picture that cannot be read is an error."""
@@ -119,8 +116,7 @@ class FeatureLabeller:
     def _label_normalised(self, features: np.ndarray, together: bool) -> Labelled:
         if not len(features):
             return Labelled(self.classes, np.zeros((0, len(self.classes))))
-        judge = typicality if together else typicality_alone
-        typical = judge(self.unit_features, self.labels, features, len(self.classes))
+        typical = typicality(self.unit_features, self.labels, features, len(self.classes), together)
         taking_part = np.ones(len(features), bool) if typical is None else typical >= LEAST_TYPICAL
         probabilities = np.zeros((len(features), len(self.classes)))
         if together and taking_part.sum() >= ENOUGH_TOGETHER * len(self.classes):
@@ -161,7 +157,7 @@ class FeatureLabeller:
         else:
             pile[:] = features[places]
         if self._transform is not None:
-            self._transform.overwrite(pile)
+            self._transform(pile)
         images = torch.from_numpy(rows)[None]
         task = Task(images, torch.from_numpy(self.labels)[None], len(self.classes))
         with torch.no_grad():
@@ -176,7 +172,7 @@ class FeatureLabeller:
         """What the labelled pictures are compared by: (picture, feature) float64."""
         rows = self.unit_features.astype(np.float64)
         if self._transform is not None:
-            self._transform.overwrite(rows)
+            self._transform(rows)
         return rows
 
     @cached_property

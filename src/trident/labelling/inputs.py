@@ -11,8 +11,6 @@ from trident.labelling.tables import COLUMN, MARK, mark_of, read_corrections
 
 if TYPE_CHECKING:
     from trident.data.images import ImageFile, ImageSource
-    from trident.labelling.feature_cache import FeatureCache
-    from trident.labelling.making import PictureLabeller
 
 Say = Callable[[str], None]  # prints a line for the user
 
@@ -81,9 +79,9 @@ def pile_of(
     if support is not None and query.is_dir() and query.resolve().is_relative_to(support.resolve()):
         raise TridentError(f"--query {query} is inside --support {support}: choose another folder of pictures to label")
     with errors_in(f"--query {query}"):
-        found, unread = find_pile(query, without)
-    pictures = apart_from(found, [source for sources in by_class.values() for source in sources], without)
-    omitted = len(found) - len(pictures)
+        pile, unread = find_pile(query, without)
+    pictures = apart_from(pile, [source for sources in by_class.values() for source in sources], without)
+    omitted = len(pile) - len(pictures)
     if omitted and pictures:
         say(f"{omitted} pictures of the pile are labelled already, and left out")
     if not pictures:
@@ -98,16 +96,6 @@ def check_one_source(support: Path | None, model: Path | None) -> None:
         raise TridentError("give the labelled pictures: --support DIR, or --model FILE of 'trident fit'")
     if support is not None and model is not None:
         raise TridentError("--support DIR and --model FILE exclude each other: give one of them")
-
-
-def check_cluster_and_backbone(cluster: str, backbone: str, weights: str, model: Path | None) -> None:
-    """Before any work: Ray is there, a cluster answers, and there are features to compute on it."""
-    from trident.labelling.making import CONV4, chosen_backbone
-    from trident.ray_cluster import check_cluster
-
-    if model is None and chosen_backbone(backbone, weights) == CONV4:
-        raise TridentError("--cluster computes features, and conv4 has none that are the same in every pile: omit it")
-    check_cluster(cluster)
 
 
 def corrected_pictures(
@@ -127,12 +115,12 @@ def corrected_pictures(
 def _read_corrected(
     corrections: Path, pile: "Sequence[ImageSource]", known: Collection[str], say: Say
 ) -> "dict[ImageSource, str]":
-    found, marks, columns, _ = read_corrections(corrections)
+    classes, marks, columns, _ = read_corrections(corrections)
     by_path = {source.name: source for source in pile}
-    missing = [path for path in found if path not in by_path]
+    missing = [path for path in classes if path not in by_path]
     # A path that is not UTF-8 was read with characters that cannot be written as such.
     unreadable = [path for path in missing if not path.isprintable()]
-    if unreadable or (missing and len(missing) == len(found)):
+    if unreadable or (missing and len(missing) == len(classes)):
         advice = "save the table as UTF-8 (CSV UTF-8)" if unreadable else "give the same --query"
         raise TridentError(
             f"{corrections} corrects {[*unreadable, *missing][0]}, which is not in the pile: paths must be as "
@@ -141,14 +129,12 @@ def _read_corrected(
     if missing:  # moved since, into the folder of a class for example
         more = f" and {len(missing) - 1} more" if missing[1:] else ""
         say(f"{corrections} corrects {missing[0]}{more}, not in the pile any more: left out")
-    if not found:
-        text = f"{corrections} has no corrections: write the right class into the column '{COLUMN}'"
-        say(f"{text}; no other column is read")
+    if not classes:
+        column = f"write the right class into the column '{COLUMN}'; no other column is read"
+        say(f"{corrections} has no corrections: {column}")
         return {}
-    if MARK not in columns:
-        text = f"{corrections} has no column '{MARK}', so it cannot be checked that these are the same pictures"
-        say(text)
-    right = {by_path[path]: name for path, name in found.items() if path in by_path}
+    say_if_unchecked(corrections, columns, say)
+    right = {by_path[path]: name for path, name in classes.items() if path in by_path}
     others = [path for path in marks if path in by_path and mark_of(by_path[path]) not in ("", marks[path])]
     if others:
         raise TridentError(
@@ -160,79 +146,26 @@ def _read_corrected(
     return right
 
 
-def in_classes(
-    corrected: "Mapping[ImageSource, str]", by_class: "Mapping[str, Sequence[ImageSource]] | None" = None
-) -> "dict[str, list[ImageSource]]":
+def in_classes(given: Given) -> "dict[str, list[ImageSource]]":
     """The labelled and the corrected pictures of each class, without those of no class. New classes come last."""
-    found = {name: [*sources] for name, sources in (by_class or {}).items()}
-    for source, name in corrected.items():
+    pictures: dict[str, list[ImageSource]] = {name: [*sources] for name, sources in given.by_class.items()}
+    for source, name in given.corrected.items():
         if name != NONE:
-            found.setdefault(name, []).append(source)
-    return found
+            pictures.setdefault(name, []).append(source)
+    return pictures
 
 
-def labeller_from(
-    given: Given,
-    model: Path | None,
-    backbone: str,
-    weights: str,
-    device: str,
-    use_cache: bool,
-    say: Say,
-    method: str | None = None,
-) -> "PictureLabeller":
-    """Makes the labeller, of a saved classifier or of pictures. Says what it is, and what would be better."""
-    from trident.backbones.pretrained import INCLUDED
-    from trident.labelling.making import CONV4, HINT, chosen_backbone, labeller_by_method, make_labeller
-    from trident.weights import weights_for
-
-    if model is not None:
-        from trident.labelling.saved import load_classifier
-
-        if backbone == CONV4:
-            raise TridentError("--backbone conv4: a saved classifier needs the backbone that it was made with: omit it")
-        cache = opened_cache(use_cache, say)
-        saved = load_classifier(model, device, None if backbone == "auto" else backbone, cache)
-        more = in_classes(given.corrected)
-        new = new_classes(more, saved.classes)
-        saved = saved.with_pictures(more)
-        say(f"{model}: {saved.describe()}, {len(saved.classes)} classes{new}")
-        return saved
-    by_class = in_classes(given.corrected, given.by_class)
-    if method is not None:
-        labeller = labeller_by_method(by_class, method, backbone, device, opened_cache(use_cache, say))
-        say(labeller.describe())
-        if not labeller.calibrated:
-            say("its probabilities are not calibrated: they may be too sure, or not sure enough")
-        return labeller
-    chosen = chosen_backbone(backbone, weights)
-    labeller = make_labeller(by_class, chosen, weights, device, opened_cache(use_cache and chosen != CONV4, say))
-    if chosen == CONV4:
-        auto = weights_for(sum(map(len, by_class.values())), len(by_class))
-        say(f"weights: {Path(auto if weights == 'auto' else weights).stem}, {labeller.describe()}")
-        return labeller
-    say(labeller.describe())
-    if backbone == "auto" and chosen == INCLUDED:
-        say(HINT)
-    return labeller
+def say_if_unchecked(table: Path, columns: Collection[str], say: Say) -> None:
+    if MARK not in columns:
+        say(f"{table} has no column '{MARK}', so it cannot be checked that these are the same pictures")
 
 
 def new_classes(names: Iterable[str], known: Iterable[str]) -> str:
     """Names those that are not known, for a message; and the most similar known one, if it may have been meant."""
     known = {*known, NONE}
     written = {name.casefold(): name for name in known}
-    found = []
+    new = []
     for name in sorted(set(names) - known):
         close = difflib.get_close_matches(name.casefold(), written, n=1)
-        found.append(one_line(name) + (f" (there is {one_line(written[close[0]])} too)" if close else ""))
-    return f"; new classes: {', '.join(found)}" if found else ""
-
-
-def opened_cache(wanted: bool, say: Say) -> "FeatureCache | None":
-    """The feature cache; a cache that cannot be used is reported, and work goes on without it."""
-    from trident.labelling.making import open_cache
-
-    cache = open_cache(wanted, lambda line: say(f"trident: {line}"))
-    if cache is not None and cache.problem is not None:
-        say(f"trident: features are not kept: {cache.problem}")
-    return cache
+        new.append(one_line(name) + (f" (there is {one_line(written[close[0]])} too)" if close else ""))
+    return f"; new classes: {', '.join(new)}" if new else ""

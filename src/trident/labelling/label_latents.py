@@ -3,12 +3,12 @@
 They take the place of the features when pictures are compared. `docs/results.md` tells what this is worth.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from trident.backbones.frozen import FrozenBackbone
 from trident.learning.checkpoint import load_checkpoint
@@ -19,6 +19,7 @@ from trident.recipes.loading import load_recipe
 from trident.tasks.task import Task
 
 WEIGHTS = "features-trident"
+Transform = Callable[[np.ndarray], None]  # features (picture, feature) become label latents, in place to save memory
 
 
 @dataclass(frozen=True)
@@ -28,35 +29,26 @@ class LabelLatents:
     method: TridentOnFeatures  # with mask_from="support"
     parameters: Parameters  # with the statistics of its training
 
-    def for_labelled(self, features: np.ndarray, labels: np.ndarray, n_classes: int) -> "Transform | None":
-        """The latents for these labelled pictures (picture, feature); None if they resemble no training images."""
+    def for_labelled(self, features: np.ndarray, labels: np.ndarray, n_classes: int) -> Transform | None:
+        """For these labelled pictures (picture, feature); None if they resemble no training images."""
         images = torch.from_numpy(features).double()[None]
         task = Task(images, torch.from_numpy(labels)[None], n_classes)
         parameters = {key: value.double() for key, value in self.parameters.items()}
-        trust = self.method.trust(parameters, images, task)
+        trust = self.method.trust(parameters, images, task)  # (1, 1, 1)
         if not trust.any():
             return None
-        return Transform(self.method, parameters, self.method.mask(parameters, scaled(images), task), trust)
+        mask = self.method.mask(parameters, scaled(images), task)  # (1, 1, feature)
 
+        def overwrite(rows: np.ndarray) -> None:
+            images = torch.from_numpy(rows)[None]
+            own = {key: value.to(images) for key, value in parameters.items()}
+            with torch.no_grad():
+                for start in range(0, len(rows), IMAGES_AT_ONCE):
+                    part = images[:, start : start + IMAGES_AT_ONCE]
+                    latents = self.method.infer(own, scaled(part), mask.to(images), trust.to(images), {})
+                    part.copy_(latents.label.loc)
 
-@dataclass(frozen=True)
-class Transform:
-    """From features to label latents, with all that the labelled pictures decide."""
-
-    method: TridentOnFeatures
-    parameters: Parameters
-    mask: Tensor  # (1, 1, feature)
-    trust: Tensor  # (1, 1, 1)
-
-    def overwrite(self, rows: np.ndarray) -> None:
-        """Features (picture, feature) become label latents, in place to save memory."""
-        images = torch.from_numpy(rows)[None]
-        parameters = {key: value.to(images) for key, value in self.parameters.items()}
-        mask, trust = self.mask.to(images), self.trust.to(images)
-        with torch.no_grad():
-            for start in range(0, len(rows), IMAGES_AT_ONCE):
-                part = images[:, start : start + IMAGES_AT_ONCE]
-                part.copy_(self.method.infer(parameters, scaled(part), mask, trust, {}).label.loc)
+        return overwrite
 
 
 @cache

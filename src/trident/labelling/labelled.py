@@ -20,10 +20,8 @@ class Labelled:
     keys: dict[int, bytes] = field(default_factory=dict)  # of the pictures' content, as far as they were needed
 
     def __post_init__(self) -> None:
-        judged = [self.probabilities] + ([] if self.typicality is None else [self.typicality[:, None]])
-        read = np.ones(len(self.probabilities), bool)
-        read[list(self.failures)] = False
-        if not all(np.isfinite(numbers[read]).all() for numbers in judged):
+        numbers = [self.probabilities] if self.typicality is None else [self.probabilities, self.typicality]
+        if not all(np.isfinite(np.delete(of_all, list(self.failures), 0)).all() for of_all in numbers):
             raise NotFiniteError(
                 "the prediction is not finite: the weights have a NaN, infinity, or numbers that are too large"
             )
@@ -32,13 +30,14 @@ class Labelled:
         """The labels of a pile that has unreadable pictures too, at the places of `failures`. They get rows of NaN."""
         n_pictures = len(self.probabilities) + len(failures)
         readable = [place for place in range(n_pictures) if place not in failures]
-        probabilities = np.full((n_pictures, len(self.classes)), np.nan)
-        probabilities[readable] = self.probabilities
-        typicality = None
-        if self.typicality is not None:
-            typicality = np.full(n_pictures, np.nan)
-            typicality[readable] = self.typicality
-        return replace(self, probabilities=probabilities, failures=failures, typicality=typicality)
+
+        def of_all(rows: np.ndarray) -> np.ndarray:
+            numbers = np.full((n_pictures, *rows.shape[1:]), np.nan)
+            numbers[readable] = rows
+            return numbers
+
+        typicality = None if self.typicality is None else of_all(self.typicality)
+        return replace(self, probabilities=of_all(self.probabilities), failures=failures, typicality=typicality)
 
     def ranking(self, picture: int) -> list[tuple[str, float]]:
         """Classes with their probabilities, the most likely first."""

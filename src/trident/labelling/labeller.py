@@ -91,10 +91,6 @@ class Labeller:
         return EpisodeSpec(len(self.classes), int(np.bincount(self.labels).max()), 1)
 
     @property
-    def keeps_features(self) -> bool:
-        return False
-
-    @property
     def calibrated(self) -> bool:
         return self.checkpoint.temperatures != Temperatures()
 
@@ -158,8 +154,8 @@ class Labeller:
                 except UnreadableImageError as error:
                     failures[place] = str(error)
             if pictures:
-                say = self.probabilities if together else self.probabilities_alone
-                probabilities[readable] = say(np.stack(pictures))
+                classify = self.probabilities if together else self.probabilities_alone
+                probabilities[readable] = classify(np.stack(pictures))
             done += len(chunk)
             if progress:
                 progress(done, len(pile))

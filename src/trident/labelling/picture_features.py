@@ -44,13 +44,18 @@ def features_of(
     try:
         for start in range(0, len(sources), _CACHE_AT_ONCE):
             part = range(start, min(start + _CACHE_AT_ONCE, len(sources)))
-            wanted, bad = _keys(sources, part, workers) if cache is not None else ({}, {})
-            failures |= bad
-            known = cache.get(backbone.fingerprint, list(wanted.values()), backbone.n_features) if cache else {}
-            for place, key in wanted.items():
-                if key in known:
-                    features[place], keys[place] = known[key], key
-            missing = {place: sources[place] for place in part if place not in bad and wanted.get(place) not in known}
+            missing = {place: sources[place] for place in part}
+            if cache is not None:
+                looked_up = list(workers.map(key_or_reason, missing.values()))
+                wanted = [key for key in looked_up if isinstance(key, bytes)]
+                known = cache.get(backbone.fingerprint, wanted, backbone.n_features)
+                for place, key in zip(part, looked_up, strict=True):
+                    if isinstance(key, str):
+                        failures[place] = key
+                        del missing[place]
+                    elif key in known:
+                        features[place], keys[place] = known[key], key
+                        del missing[place]
             report(len(part) - len(missing))
             decoded = _decoded(backbone, missing, workers, keys)
             while batch := list(islice(decoded, BATCH)):
@@ -80,15 +85,6 @@ def key_or_reason(source: ImageSource) -> bytes | str:
         return source.key()
     except UnreadableImageError as error:
         return str(error)
-
-
-def _keys(
-    sources: Sequence[ImageSource], part: range, workers: ThreadPoolExecutor
-) -> tuple[dict[int, bytes], dict[int, str]]:
-    """The keys of these pictures in the cache, and error messages."""
-    outcomes = dict(zip(part, workers.map(lambda place: key_or_reason(sources[place]), part), strict=True))
-    keys = {place: one for place, one in outcomes.items() if isinstance(one, bytes)}
-    return keys, {place: one for place, one in outcomes.items() if isinstance(one, str)}
 
 
 def _decoded(

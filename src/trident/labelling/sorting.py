@@ -41,13 +41,6 @@ class ToSort(NamedTuple):
     left: list[Path]  # copies, or moved pictures, in the folder of another class than the table says now
 
 
-class Sorted(NamedTuple):
-    """What was done."""
-
-    done: int  # files
-    failures: list[str]  # one line for each file that could not be copied, or not be moved
-
-
 def pictures_to_sort(table: Path, target: Path, moving: bool, progress: Progress) -> ToSort:
     """The labelled pictures of a table, if they are still the ones that were labelled.
 
@@ -124,7 +117,9 @@ def plan(labels: dict[Path, str], target: Path, moving: bool) -> list[Step]:
     """
     if target.exists() and not target.is_dir():
         raise TridentError(f"{target} is a file: give a folder for the pictures")
-    check_folder_names(labels.values(), target)
+    for label in labels.values():
+        if label in ("", ".", "..") or "/" in label or "\0" in label or len(os.fsencode(label)) > LONGEST_NAME:
+            raise TridentError(f"class {label!r} cannot be the name of a folder in {target}")
     half_moved = _half_moved(target.glob(_LEFTOVERS)) if moving else []
     taken: set[Path] = set()
     steps = []
@@ -150,12 +145,6 @@ def plan(labels: dict[Path, str], target: Path, moving: bool) -> list[Step]:
     return steps
 
 
-def check_folder_names(labels: Iterable[str], target: Path) -> None:
-    for label in labels:
-        if label in ("", ".", "..") or "/" in label or "\0" in label or len(os.fsencode(label)) > LONGEST_NAME:
-            raise TridentError(f"class {label!r} cannot be the name of a folder in {target}")
-
-
 def copies_elsewhere(labels: dict[Path, str], target: Path) -> list[Path]:
     """Copies of these files in folders of other classes than their label: from before the label was corrected."""
     there = _by_name(target)
@@ -176,9 +165,10 @@ def _by_name(target: Path) -> dict[str, list[Path]]:
     return there
 
 
-def carry_out(steps: list[Step], target: Path, moving: bool, progress: Progress | None = None) -> Sorted:
+def carry_out(steps: list[Step], target: Path, moving: bool, progress: Progress | None = None) -> tuple[int, list[str]]:
     """Copy or move each file, completely or not at all. Never overwrites a file. A failure does not stop the others.
 
+    Returns how many files were sorted, and a line for each one that could not be.
     Temporary files of killed processes are deleted at the end, when the moves that they belong to are finished.
     """
     leftovers = list(target.glob(_LEFTOVERS))
@@ -207,7 +197,7 @@ def carry_out(steps: list[Step], target: Path, moving: bool, progress: Progress 
             progress(number, len(steps))
     for path in leftovers:
         delete_leftover(path)
-    return Sorted(len(steps) - len(failures), failures)
+    return len(steps) - len(failures), failures
 
 
 def _half_moved(leftovers: Iterable[Path]) -> list[Step]:

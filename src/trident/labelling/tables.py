@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from trident.errors import TridentError, errors_in
-from trident.files import open_regular
+from trident.files import atomic_file, open_regular
 from trident.labelling.class_names import NONE, class_name, is_none
 
 if TYPE_CHECKING:
@@ -114,10 +114,10 @@ def _json_rows(text: str, columns: set[str]) -> Iterator[ReadRow]:
     columns |= table.keys() - {"classes", "pictures", "skipped"}
     for row in table["pictures"]:
         columns |= row.keys() - {"probabilities"}
-        found = ReadRow(*("" if row.get(key) is None else row[key] for key in ("path", "label", COLUMN, MARK)))
-        if not all(isinstance(value, str) for value in found):
+        cells = ReadRow(*("" if row.get(key) is None else row[key] for key in ("path", "label", COLUMN, MARK)))
+        if not all(isinstance(cell, str) for cell in cells):
             raise TypeError(f"{row} has other values than texts")
-        yield found
+        yield cells
 
 
 def _csv_rows(line: str, text: TextIO, columns: set[str]) -> Iterator[ReadRow]:
@@ -129,16 +129,14 @@ def _csv_rows(line: str, text: TextIO, columns: set[str]) -> Iterator[ReadRow]:
         raise TridentError(f"it has no columns 'path' and '{COLUMN}', one of each")
     columns.update(head)
     width = len(head)
-    path, label, correction, mark = (
-        head.index(one) if one in head else None for one in ("path", "label", COLUMN, MARK)
-    )
+    places = [head.index(one) if one in head else None for one in ("path", "label", COLUMN, MARK)]
     for row in table:
         if len(row) != width:
             if any(row[width:]):
                 raise TridentError(f"line {table.line_num} has more cells than the first line")
             row += [""] * width
-        name, found, right = ("" if place is None else unguarded(row[place]) for place in (path, label, correction))
-        yield ReadRow(name, found, right, "" if mark is None else row[mark])
+        path, label, correction, mark = ("" if place is None else row[place] for place in places)
+        yield ReadRow(unguarded(path), unguarded(label), unguarded(correction), mark)
 
 
 # Cells that spreadsheets must not take for formulas. `web/static/spreadsheets.js` does the same.
@@ -254,8 +252,6 @@ def write(text: str, out: Path | None) -> None:
         sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
         sys.stdout.buffer.flush()
         return
-    from trident.files import atomic_file
-
     with atomic_file(out) as file:
         file.write(text.encode("utf-8", "surrogateescape"))
 

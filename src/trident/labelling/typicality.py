@@ -14,27 +14,23 @@ _FEWEST = 5  # pictures needed for a median
 _AT_ONCE = 4096  # pictures compared at once
 
 
-def typicality(labelled: np.ndarray, labels: np.ndarray, pile: np.ndarray, n_classes: int) -> np.ndarray | None:
+def typicality(
+    labelled: np.ndarray, labels: np.ndarray, pile: np.ndarray, n_classes: int, together: bool = True
+) -> np.ndarray | None:
     """Features of unit length (labelled picture, feature), their classes, and features of the pile -> (picture,).
 
-    None if there are too few pictures to judge.
+    None if there are too few pictures to judge. Not `together`: each picture is judged as a pile of its own.
     """
     own, of_labelled = _cosines(labelled, labels, pile, n_classes)
-    known = np.concatenate([own, of_labelled])
-    if len(known) < _FEWEST:
+    n = len(of_labelled) + (len(own) if together else 1)
+    if n < _FEWEST:
         return None
-    return own / max(float(np.median(known)), 1e-6)
-
-
-def typicality_alone(labelled: np.ndarray, labels: np.ndarray, pile: np.ndarray, n_classes: int) -> np.ndarray | None:
-    """The typicality of each picture as if it were a pile of its own."""
-    own, of_labelled = _cosines(labelled, labels, pile, n_classes)
-    if len(of_labelled) + 1 < _FEWEST:
-        return None
-    ordered = np.sort(of_labelled)
-    n = len(ordered) + 1  # with the picture itself
-    medians = [own.clip(ordered[place - 1], ordered[place]) for place in ((n - 1) // 2, n // 2)]
-    return np.asarray(own / np.mean(medians, 0).clip(1e-6))
+    if together:
+        medians = np.median(np.concatenate([own, of_labelled]))
+    else:
+        ordered = np.sort(of_labelled)
+        medians = np.mean([own.clip(ordered[place - 1], ordered[place]) for place in ((n - 1) // 2, n // 2)], 0)
+    return np.asarray(own / np.maximum(medians, 1e-6))
 
 
 def _cosines(labelled: np.ndarray, labels: np.ndarray, pile: np.ndarray, n_classes: int) -> tuple[np.ndarray, ...]:

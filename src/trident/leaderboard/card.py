@@ -4,7 +4,7 @@ import itertools
 
 from trident.leaderboard.results import read
 from trident.leaderboard.rows import BOARDS, rows
-from trident.learning.checkpoint import Temperatures, load_checkpoint
+from trident.learning.checkpoint import load_checkpoint
 from trident.measuring.record import plus_minus
 from trident.measuring.subject import protocol_in_words
 from trident.nn.parameters import count
@@ -18,15 +18,11 @@ LIMITS = (
 
 def card_of(name: str) -> str:
     """The card that was written for these weights, or one that is made now."""
-    written = model_card(name)
-    return made_card(name) if written is None else written
-
-
-def made_card(name: str) -> str:
+    if (written := model_card(name)) is not None:
+        return written
     checkpoint = load_checkpoint(name)
-    recipe, best = checkpoint.recipe, checkpoint.best or {}
-    about = recipe.method.about
-    counted = count(checkpoint.parameters)
+    recipe, best = checkpoint.recipe, checkpoint.best
+    about, counted = recipe.method.about, count(checkpoint.parameters)
     lines = [
         f"# {name}",
         "",
@@ -40,23 +36,19 @@ def made_card(name: str) -> str:
     ]
     if best:
         of = best["protocol"]
-        told = protocol_in_words(of["dataset"], "val", recipe, of["tasks"], of["seed"])
+        protocol = protocol_in_words(of["dataset"], "val", recipe, of["tasks"], of["seed"])
         figure = plus_minus(best["accuracy"], best["ci95"])
-        lines.append(f"| Accuracy, which chose these weights | validation | {told} | {figure} % |")
+        lines.append(f"| Accuracy, which chose these weights | validation | {protocol} | {figure} % |")
     results = {board: read(board.name) for board in BOARDS.values()}
     for row, (board, measured) in itertools.product(rows().values(), results.items()):
         for record in measured.get(row.name, {}).values() if row.weights_on(board) == name and not row.recipe else ():
             figure = f"{record.figure} %, ECE {record.calibration['validation'].ece:.4f}"
             lines.append(f"| **Accuracy**, ECE | test | {record.described} | {figure} |")
-    lines += ["", f"Probabilities of `trident predict`: {_told(checkpoint.temperatures)}."]
+    temperatures = ", ".join(
+        f"temperature {value:.3f} fitted on validation tasks ({pile})"
+        for value, pile in zip(checkpoint.temperatures, ("many pictures", "a few", "each alone"), strict=True)
+    )
+    own = "A measured ECE has a temperature of its own, fitted in the same way."
+    lines += ["", f"Probabilities of `trident predict`: {temperatures}. {own}"]
     lines += ["", f"**Intended use.** Comparison with other methods (`trident leaderboard`).\n\n**Limits.** {LIMITS}"]
     return "\n".join(lines)
-
-
-def _told(temperatures: Temperatures) -> str:
-    piles = ("many pictures", "a few", "each alone")
-    fitted = [
-        f"temperature {value:.3f} fitted on validation tasks ({pile})"
-        for value, pile in zip(temperatures, piles, strict=True)
-    ]
-    return f"{', '.join(fitted)}. A measured ECE has a temperature of its own, fitted in the same way"

@@ -4,7 +4,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from typing import Any
 
 import torch
 
@@ -12,8 +11,7 @@ from trident.backbones.conv4 import Conv4Backbone
 from trident.backbones.feature_store import features_of_store
 from trident.backbones.frozen import FrozenBackbone
 from trident.backbones.pretrained import Pretrained
-from trident.data.store import ImageStore, class_table
-from trident.data.store_writer import new_hash
+from trident.data.store import ImageStore, class_table, new_hash
 from trident.engines.execution import device_name
 from trident.files import short_digest
 from trident.leaderboard.results import Results
@@ -29,15 +27,15 @@ from trident.settings import Protocol, Views, require
 from trident.weights import weight_names
 
 MEASURED = ("val", "test")  # splits: a temperature is fitted on the first
+Stage = Callable[[str], Progress | None]  # from what is being done to a progress bar for it
 
 
 class Features:
-    """Stores of features, computed once for each network. A few are kept."""
+    """Stores of features, computed once for each network. The last two are kept."""
 
-    def __init__(self, device: str, progress: Callable[[str], Progress | None] = lambda _: None, most: int = 2):
+    def __init__(self, device: str, stage: Stage = lambda _: None):
         self.device = device
-        self._progress = progress
-        self._most = most
+        self._stage = stage
         self._kept: dict[str, ImageStore] = {}
 
     def of(self, store: ImageStore, network: Pretrained, splits: Sequence[str]) -> ImageStore:
@@ -46,9 +44,9 @@ class Features:
             return store
         key = f"{store.fingerprint} {network.fingerprint} {' '.join(splits)}"
         if key not in self._kept:
-            while len(self._kept) >= self._most:
+            if len(self._kept) == 2:
                 del self._kept[next(iter(self._kept))]
-            progress = self._progress(f"features of {store.dataset} by {network.name}")
+            progress = self._stage(f"features of {store.dataset} by {network.name}")
             self._kept[key] = features_of_store(store, network, progress, splits)
         return self._kept[key]
 
@@ -89,12 +87,6 @@ def under_condition(checkpoint: Checkpoint, row: Row, condition: Protocol) -> Ch
     return replace(checkpoint, recipe=replace(checkpoint.recipe, protocol=protocol))
 
 
-def always_alone(checkpoint: Checkpoint, row: Row) -> bool:
-    """Whether no query changes the answer to another, under any condition."""
-    method = checkpoint.recipe.method
-    return row.batch_norm == "running" and isinstance(method, HeadOnFeatures) and not method.classifies_together
-
-
 def n_parameters(checkpoint: Checkpoint) -> int:
     """The number of parameters of the method and of the network that computes its features."""
     parts = [checkpoint.parameters]
@@ -130,7 +122,6 @@ def _frozen_weights(backbone: FrozenBackbone) -> Checkpoint:
 
 
 FITTING_TASKS = 200
-Stage = Callable[[str], Progress | None]  # from what is being done to a progress bar for it
 
 
 def measure(
@@ -145,6 +136,8 @@ def measure(
 ) -> Results:
     """The results by condition. One temperature is fitted, on balanced validation tasks of `fitting_store`."""
     whole = checkpoint_of(row, board)
+    method = whole.recipe.method
+    always_alone = row.batch_norm == "running" and isinstance(method, HeadOnFeatures) and not method.classifies_together
     images = tasks * board.episode.n_images * (1 + len(board.conditions))
 
     def evaluated(where: ImageStore, condition: str, split: str, n_tasks: int) -> Evaluation:
@@ -158,37 +151,30 @@ def measure(
     with_features(whole, store, row, features, images)  # so that computing features is not timed
     # Other programs change the time that passes, but hardly the time that a CPU computes.
     clock = time.process_time if torch.device(device).type == "cpu" else time.perf_counter
-    found = {}
+    path = whole.path
+    file = {"file": path.name, "digest": short_digest(path)} if path else {"file": None, "digest": None}
+    results = {}
     for condition in board.conditions:
-        if condition == "alone" and not whole.recipe.method.any_queries:
+        if condition == "alone" and not method.any_queries:
             continue
         n_tasks = max(2, tasks // FEWER_TASKS_ALONE) if condition == "alone" else tasks
         # A method that classifies each query alone anyway gives the same answers to all at once, in less time.
-        alone = condition == "alone" and always_alone(whole, row)
+        alone = condition == "alone" and always_alone
         began = clock()
         result = evaluated(store, "balanced" if alone else condition, "test", n_tasks)
         seconds = clock() - began
-        found[condition] = result.record(
+        results[condition] = result.record(
             described=result.describe_protocol() + (", each query alone" if alone else ""),
             protocol={},  # the board and the row say it
             data=fingerprint_of_test_classes(store),
-            weights=identity(whole),
+            # What was measured, so that results can be told from those of other weights or settings.
+            weights=whole.summary() | file | {"method": asdict(method)},
             parameters=n_parameters(whole),
             milliseconds=1000 * seconds / n_tasks,
             execution=asdict(result.execution) | {"device": device_name(device)},
             calibration={"validation": calibration(result.predictions, temperature).figures()},
         )
-    return found
-
-
-def identity(whole: Checkpoint) -> dict[str, Any]:
-    """What was measured, so that results can be told from those of other weights or settings."""
-    file = whole.path
-    return whole.summary() | {
-        "file": file.name if file else None,  # readers have other folders
-        "digest": short_digest(file) if file else None,
-        "method": asdict(whole.recipe.method),
-    }
+    return results
 
 
 def fingerprint_of_test_classes(store: ImageStore) -> str:

@@ -30,7 +30,7 @@ def read(board: str, folder: Path = FOLDER) -> dict[str, Results]:
     for path in folder.glob("*.json"):
         of_boards = checked(dict[str, dict[str, Any]], read_json(path))
         own = {(path.stem, name): of_board for name, of_board in of_boards.items()} | own
-    found, queries = {}, BOARDS[board].episode.n_counted
+    results, queries = {}, BOARDS[board].episode.n_counted
     for (row, on), conditions in own.items():
         if on == board:
             with errors_in(f"{folder}: the results of {row} on {board} are damaged"):
@@ -38,13 +38,13 @@ def read(board: str, folder: Path = FOLDER) -> dict[str, Results]:
                     name: in_todays_form(one, queries=queries)
                     for name, one in checked(dict[str, Any], conditions).items()
                 }
-                found[row] = checked(Results, values)
-    return found
+                results[row] = checked(Results, values)
+    return results
 
 
-def add(row: str, board: str, found: Results, folder: Path) -> None:
+def add(row: str, board: str, results: Results, folder: Path) -> None:
     """Keep what was measured of a row on one board."""
-    conditions = {condition: record.to_json() for condition, record in found.items()}
+    conditions = {condition: record.to_json() for condition, record in results.items()}
     change_line(folder / FILE_NAME, f"{row} on {board}", lambda _: {"conditions": conditions})
 
 
@@ -77,46 +77,27 @@ class Line:
     @property
     def published(self) -> str:
         """The published figure with what it was measured on; empty if there is none."""
-        theirs = None if self.board.data != "mini" else self.row.published_at(self.board.episode.n_shot)
-        if theirs is None:
+        figure = None if self.board.data != "mini" else self.row.published_at(self.board.episode.n_shot)
+        if figure is None:
             return ""
-        interval = "" if theirs.ci95 is None else f" ± {theirs.ci95:g}"
-        return f"{theirs.accuracy:g}{interval} ({theirs.network}; {theirs.protocol}; {theirs.source})"
+        interval = "" if figure.ci95 is None else f" ± {figure.ci95:g}"
+        return f"{figure.accuracy:g}{interval} ({figure.network}; {figure.protocol}; {figure.source})"
 
     @property
     def together(self) -> bool:
         """Whether it classifies queries together."""
         return self.row.together or self.row.batch_norm == "transductive"
 
-    @property
-    def network(self) -> str:
-        """What its network was before training, and what differs from most others."""
-        from trident.backbones.conv4 import Conv4Backbone
-        from trident.backbones.frozen import FrozenBackbone
-        from trident.learning.stages import PREFIX as STAGE
-
-        recipe = self.row.recipe_on(self.board)
-        if isinstance(recipe.backbone, FrozenBackbone):
-            return "frozen"
-        start = recipe.training.start_from
-        own = start is None or start.startswith(STAGE)  # an earlier stage of the same training is its own
-        told = ["own" if own else f"own, from {start}"]
-        if isinstance(recipe.backbone, Conv4Backbone) and recipe.backbone.activation == "leaky_relu":
-            told.append("LeakyReLU")
-        if self.row.batch_norm == "transductive":
-            told.append("batch norm of the task's images")
-        return ", ".join(told)
-
 
 def lines_of(board: Board, folder: Path = FOLDER) -> list[Line]:
     """The measured rows of a board, best first."""
     results = read(board.name, folder)
-    beside = results.get(REFERENCE, {}).get("balanced")
+    reference = results.get(REFERENCE, {}).get("balanced")
     lines = []
     for name, row in rows().items():
         measured = results.get(name, {})
         if "balanced" in measured:
-            against = difference(measured["balanced"], beside) if beside and name != REFERENCE else None
+            against = difference(measured["balanced"], reference) if reference and name != REFERENCE else None
             lines.append(Line(row, board, measured, against))
     return sorted(lines, key=lambda line: -line.balanced.accuracy)
 

@@ -22,11 +22,6 @@ CONDITIONS = {  # by name: what differs from balanced piles
     "dirichlet": Protocol(balance="dirichlet"),
     "alone": Protocol(queries_at_once="one"),
 }
-TITLES = {
-    "balanced": "as many queries of each class",
-    "dirichlet": "class counts drawn from Dirichlet(2)",
-    "alone": "each query classified alone",
-}
 FEWER_TASKS_ALONE = 5  # classifying each query alone costs as much as a task, so a fifth of the tasks are measured
 
 
@@ -143,30 +138,10 @@ class Row:
         return next((figure for figure in self.published if figure.n_shot == n_shot), None)
 
 
-@dataclass(frozen=True)
-class Absent:
-    """A system of the paper's tables that is not measured."""
-
-    title: str
-    why: str
-
-
-@dataclass(frozen=True)
-class Field:
-    """Everything in `rows.toml`."""
-
-    row: tuple[Row, ...]
-    absent: tuple[Absent, ...]
-
-
 @cache
 def rows() -> dict[str, Row]:
-    return {row.name: row for row in _field().row}
-
-
-@cache
-def absent() -> tuple[Absent, ...]:
-    return _field().absent
+    with errors_in(FILE):
+        return {row.name: row for row in checked(list[Row], read_toml(FILE)["row"], "row")}
 
 
 def row_called(name: str) -> Row:
@@ -180,10 +155,3 @@ def _recipe(name: str) -> "Recipe":
     from trident.recipes.loading import load_recipe
 
     return load_recipe(name)
-
-
-@cache
-def _field() -> Field:
-    with errors_in(FILE):
-        found: Field = checked(Field, read_toml(FILE))
-        return found

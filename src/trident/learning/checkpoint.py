@@ -5,7 +5,8 @@ state of random generators.
 """
 
 import json
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,15 +15,17 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+import trident
 from trident.data.checksums import digest_of
 from trident.data.store import ImageStore
+from trident.distributed.processes import Processes
 from trident.errors import TridentError, one_line
 from trident.files import atomic_file
 from trident.learning import weights_header
 from trident.methods.registry import method_name
 from trident.nn.parameters import Parameters
 from trident.recipes.files import recipe_names
-from trident.recipes.loading import load_recipe, method_from, recipe_from, recipe_values
+from trident.recipes.loading import flat_values, load_recipe, method_from, recipe_from, recipe_values
 from trident.recipes.recipe import Recipe
 from trident.weights import weight_names, weights_file
 
@@ -88,14 +91,13 @@ class Checkpoint:
         return [*start.get("trained_on_before", []), *([] if own == earlier else [str(start["trained_on"])])]
 
     def describe(self) -> str:
-        """What `summary` says, in words."""
-        about = self.summary()
+        """Which weights these are, in words."""
         if self.recipe.method.about.trained_on == "nothing":
-            return one_line(f"recipe {about['recipe']}, not trained")
-        trained_on = about["trained_on"] or "unknown data"
+            return one_line(f"recipe {self.recipe.name}, not trained")
+        trained_on = self.provenance.get("dataset") or "unknown data"
         first = f"{' and '.join(self.trained_on_before)}, then on " if self.trained_on_before else ""
         before = f", after {self.steps_before} steps of the run it started from" if self.steps_before else ""
-        return one_line(f"recipe {about['recipe']}, trained on {first}{trained_on} for {self.step} steps{before}")
+        return one_line(f"recipe {self.recipe.name}, trained on {first}{trained_on} for {self.step} steps{before}")
 
     def caution(self, store: ImageStore, split: str) -> str:
         """What to say beside accuracy and calibration on the very classes that the best weights were chosen on."""
@@ -106,18 +108,14 @@ class Checkpoint:
 
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
-    groups = {"parameters": checkpoint.parameters, "running": checkpoint.running, "optimizer": checkpoint.optimizer}
     tensors: dict[str, Tensor] = {
         f"{group}/{key}": value.detach().cpu().contiguous()
-        for group, part in groups.items()
-        for key, value in part.items()
+        for group in ("parameters", "running", "optimizer")
+        for key, value in getattr(checkpoint, group).items()
     }
     about = {
         "recipe": recipe_values(checkpoint.recipe),
-        "step": checkpoint.step,
-        "best": checkpoint.best,
-        "provenance": checkpoint.provenance,
-        "validated_step": checkpoint.validated_step,
+        **{key: getattr(checkpoint, key) for key in ("step", "best", "provenance", "validated_step")},
         "temperatures": checkpoint.temperatures._asdict(),
     }
     text = json.dumps(about)
@@ -133,15 +131,13 @@ def untrained(recipe: Recipe) -> Checkpoint:
         raise TridentError(f"{recipe.name} must be trained first: trident train {recipe.name} --out RUN")
     if recipe.shapes():
         raise TridentError(f"{recipe.name} has a backbone without weights: backbone.name must be frozen")
-    provenance = {"data": None, "dataset": None, "fingerprint": ""}
-    return Checkpoint(recipe, {}, {}, 0, provenance=provenance)
+    return Checkpoint(recipe, {}, {}, 0, provenance={"data": None, "dataset": None, "fingerprint": ""})
 
 
 def load_checkpoint(path: Path | str) -> Checkpoint:
     """From a file, or from a run's folder: its best weights, or its last ones if there are no best ones yet.
 
-    It may also be the name of included weights, or a recipe whose method needs no training, by its name or as a TOML
-    file.
+    It may also be the name of included weights, or a recipe, by name or as a TOML file, whose method needs no training.
     """
     path, without_best = Path(path), False
     weights_header.check_run(path)
@@ -150,15 +146,14 @@ def load_checkpoint(path: Path | str) -> Checkpoint:
     if path.suffix == ".toml" or (not path.exists() and str(path) in recipe_names()):
         return untrained(load_recipe(str(path)))
     if path.is_dir():
-        found = [path / name for name in (BEST, LAST) if (path / name).is_file()]
-        if not found:
+        if not (path / BEST).is_file() and not (path / LAST).is_file():
             raise TridentError(f"{path} is not a run: it holds neither {BEST} nor {LAST}")
-        without_best = found[0].name == LAST
-        path = found[0]
+        without_best = not (path / BEST).is_file()
+        path = path / (LAST if without_best else BEST)
     metadata, tensors = _content(path)
     try:
         loaded = _checkpoint_from(metadata, tensors, path)
-        loaded.describe()  # raises an error if a part of the provenance is missing
+        loaded.summary()  # raises an error if a part of the provenance is missing
     except _DAMAGE as error:
         raise TridentError(f"{path} is damaged: {repr(error)[:_MOST_CHARACTERS]}") from error
     if without_best and loaded.best:
@@ -196,21 +191,45 @@ def _checkpoint_from(metadata: dict[str, str], tensors: Parameters, path: Path) 
     )
 
 
+def checkpoint_from_first(processes: Processes, make: Callable[[], Checkpoint]) -> Checkpoint:
+    """A checkpoint that only the first process makes or reads. The others need not see its files."""
+    if processes.alone:
+        return make()
+
+    def packed() -> dict[str, object]:
+        made = make()
+        # Plain values instead of the recipe: its backbone may hold what cannot be sent, such as an open model.
+        values = {entry.name: getattr(made, entry.name) for entry in fields(made)}
+        return values | {"recipe": recipe_values(made.recipe)}
+
+    values = processes.from_first(packed)
+    recipe = recipe_from(values["recipe"], "the first process")  # type: ignore[arg-type]
+    return Checkpoint(**values | {"recipe": recipe})  # type: ignore[arg-type]
+
+
+def check_same_inputs(processes: Processes, recipe: Recipe, store: ImageStore) -> None:
+    """Check that all processes run the same programs, on the same data, by the same recipe."""
+    if processes.alone:
+        return
+    processes.check_same({"the version of trident": trident.__version__, "the version of torch": torch.__version__})
+    processes.check_same({"the fingerprint of the data": f"{store.fingerprint[:12]} ({store.dataset})"})
+    processes.check_same({"the recipe": recipe.name, **flat_values(recipe)})
+
+
 def recipe_of_weights(name: str) -> Recipe:
     """The recipe of installed weights, without reading the weights."""
     path = weights_file(name)
-    metadata, _ = _content(path, with_tensors=False)
-    return recipe_from(json.loads(metadata["trident"])["recipe"], str(path))
+    return recipe_from(weights_header.read_header(path)[0]["recipe"], str(path))
 
 
-def _content(path: Path, with_tensors: bool = True) -> tuple[dict[str, str], Parameters]:
+def _content(path: Path) -> tuple[dict[str, str], Parameters]:
     """The metadata and the tensors of a weights file."""
     try:
         weights_header.check_file(path)
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
             # Copied, because they are parts of the file: if somebody wrote into it, they would change while in use.
-            tensors = {key: file.get_tensor(key).clone() for key in file.keys()} if with_tensors else {}  # noqa: SIM118
+            tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, MemoryError, *_DAMAGE) as error:
         raise TridentError(f"{path} is damaged or no safetensors file: {str(error)[:_MOST_CHARACTERS]}") from error
     if metadata.get("format") != _FORMAT:
@@ -238,14 +257,9 @@ def shareable(checkpoint: Checkpoint, half: bool = False) -> Checkpoint:
     recipe = checkpoint.recipe
     if recipe.training.start_from not in (None, *weight_names()):
         recipe = replace(recipe, training=replace(recipe.training, start_from=None))
-    return replace(
-        checkpoint,
-        recipe=recipe,
-        parameters=_halved(checkpoint.parameters) if half else checkpoint.parameters,
-        running=_halved(checkpoint.running) if half else checkpoint.running,
-        optimizer={},
-        provenance=_without_paths(checkpoint.provenance),
-    )
+    if half:
+        checkpoint = replace(checkpoint, parameters=_halved(checkpoint.parameters), running=_halved(checkpoint.running))
+    return replace(checkpoint, recipe=recipe, optimizer={}, provenance=_without_paths(checkpoint.provenance))
 
 
 def _halved(parameters: Parameters) -> Parameters:
@@ -265,19 +279,19 @@ def _without_paths(provenance: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _checked_tensors(expected: Parameters, found: Parameters, path: Path) -> Parameters:
-    """The tensors that were found, if they are those expected, in the model's order. Half precision becomes float32.
+def _checked_tensors(expected: Parameters, tensors: Parameters, path: Path) -> Parameters:
+    """The tensors of a file, if they are those expected, in the model's order. Half precision becomes float32.
 
     The order matters: it decides the last bit of sums over all parameters.
     """
-    found = {key: value.float() if value.dtype == torch.float16 else value for key, value in found.items()}
-    for key in sorted(expected.keys() | found.keys()):
-        actual, needed = _kind(found.get(key)), _kind(expected.get(key))
+    tensors = {key: value.float() if value.dtype == torch.float16 else value for key, value in tensors.items()}
+    for key in sorted(expected.keys() | tensors.keys()):
+        actual, needed = _kind(tensors.get(key)), _kind(expected.get(key))
         if actual != needed:
             raise TridentError(
                 f"{path} holds weights of another architecture: '{key}' is {actual}, its settings need {needed}"
             )
-    return {key: found[key] for key in expected}
+    return {key: tensors[key] for key in expected}
 
 
 def _kind(tensor: Tensor | None) -> str:

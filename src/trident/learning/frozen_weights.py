@@ -33,9 +33,8 @@ def load(name: str, device: str = "cpu") -> Pretrained:
     if name == INCLUDED:  # never a file of the same name in the working directory, because nobody asked for that
         given = weights_file(str(given))
     checkpoint = load_checkpoint(given)
-    if isinstance(checkpoint.recipe.method, Ensemble):
-        return _frozen_ensemble(checkpoint, device, name)
-    return frozen_conv4(checkpoint, device, name)
+    of_kind = _frozen_ensemble if isinstance(checkpoint.recipe.method, Ensemble) else frozen_conv4
+    return of_kind(checkpoint, device, name)
 
 
 def frozen_conv4(checkpoint: Checkpoint, device: str = "cpu", name: str | None = None) -> Pretrained:
@@ -53,15 +52,12 @@ def _frozen_ensemble(checkpoint: Checkpoint, device: str, name: str) -> Pretrain
     kept |= {key: value for key, value in sorted(checkpoint.parameters.items()) if not key.startswith("classes.")}
     maps_of, parameters = _maps(checkpoint, device), on_device(kept, device)
 
-    def compute(pixels: np.ndarray) -> np.ndarray:
-        images = torch.from_numpy(pixels).to(device)[None]  # (1, image, size, size, channel)
-        with torch.no_grad():
-            seen = [method.image_features(parameters, maps_of(view)) for view in views_of(images, views)]
-            features = method.damped_features(parameters, torch.stack(seen).mean(0))
-        return np.asarray(features[0].cpu().numpy())
+    def features_of(images: Tensor) -> Tensor:
+        seen = [method.image_features(parameters, maps_of(view)) for view in views_of(images, views)]
+        return method.damped_features(parameters, torch.stack(seen).mean(0))
 
     settings = f"{views.mirrored} {views.corners} {views.shifted} {method.damping}".encode()
-    return _frozen(checkpoint, name, _bytes_of(kept) + settings, compute, device)
+    return _frozen(checkpoint, name, _bytes_of(kept) + settings, _on_arrays(features_of, device), device)
 
 
 def without_conv4(checkpoint: Checkpoint, name: str) -> Checkpoint:
@@ -78,22 +74,18 @@ def without_conv4(checkpoint: Checkpoint, name: str) -> Checkpoint:
 
 
 def with_conv4(checkpoint: Checkpoint) -> Checkpoint:
-    """The reverse: weights that classify features of `weights:NAME` get its Conv4, so that they classify pictures.
-
-    Weights that have a network are returned unchanged. Those for features of anything but one Conv4 are refused.
-    """
+    """The reverse: weights that classify features of `weights:NAME` get its Conv4. Others with a network stay as is."""
     backbone = checkpoint.recipe.backbone
     if not isinstance(backbone, FrozenBackbone):
         return checkpoint
+    name = checkpoint.recipe.name
     whole = load_checkpoint(backbone.of.removeprefix(PREFIX)) if backbone.of.startswith(PREFIX) else None
     if whole is None or isinstance(whole.recipe.method, Ensemble):
         raise TridentError(
-            f"weights of {checkpoint.recipe.name} classify stored features of {backbone.of}, not pictures: to label "
-            f"pictures by such features, give the backbone {backbone.of} instead of weights"
+            f"weights of {name} classify stored features of {backbone.of}, not pictures: to label pictures by such "
+            f"features, give the backbone {backbone.of} instead of weights"
         )
-    backbone.check_fingerprint(
-        frozen_conv4(whole).fingerprint, f"for weights of {checkpoint.recipe.name} there is only"
-    )
+    backbone.check_fingerprint(frozen_conv4(whole).fingerprint, f"for weights of {name} there is only")
     conv4 = conv4_of(whole.recipe.backbone, f"computing the features of {backbone.of}")
     protocol = replace(checkpoint.recipe.protocol, batch_norm="running")
     return replace(
@@ -106,11 +98,15 @@ def with_conv4(checkpoint: Checkpoint) -> Checkpoint:
 
 def conv4_features(checkpoint: Checkpoint, device: str = "cpu") -> Compute:
     """A function that computes features with the Conv4 of these weights, with running statistics in batch norm."""
-    maps_of = _maps(checkpoint, device)
+    return _on_arrays(_maps(checkpoint, device), device)
+
+
+def _on_arrays(features_of: Callable[[Tensor], Tensor], device: str) -> Compute:
+    """A function of arrays without a task axis, from one of tensors with it."""
 
     def compute(pixels: np.ndarray) -> np.ndarray:
         with torch.no_grad():
-            return np.asarray(maps_of(torch.from_numpy(pixels).to(device)[None])[0].cpu().numpy())
+            return np.asarray(features_of(torch.from_numpy(pixels).to(device)[None])[0].cpu().numpy())
 
     return compute
 

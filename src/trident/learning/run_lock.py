@@ -1,7 +1,6 @@
-"""One process at a time writes a run.
+"""One process at a time writes a run; with torchrun, the first process takes the lock for all.
 
-The system releases the lock when its process ends, also by kill -9; the file `.lock` only says whose it is. With
-torchrun, the first process takes it for all.
+The system releases the lock when its process ends, also by kill -9; the file `.lock` only says whose it is.
 """
 
 import fcntl
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from trident.distributed.processes import Processes
-from trident.errors import TridentError
+from trident.errors import TridentError, os_errors
 
 LOCK = ".lock"
 _held: set[Path] = set()  # folders of this process, which is not kept out by its own locks
@@ -26,10 +25,8 @@ def run_lock(run: Path) -> Iterator[None]:
     if folder in _held:
         yield
         return
-    try:
+    with os_errors(f"cannot write {run / LOCK}"):
         file = _locked(folder / LOCK, run)
-    except OSError as error:
-        raise TridentError(f"cannot write {run / LOCK}: {error.strerror or error}") from error
     _held.add(folder)
     try:
         yield

@@ -4,17 +4,13 @@ import importlib.util
 import json
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
-from trident.errors import TridentError
+from trident.errors import os_errors
 from trident.files import atomic_file, read_regular
 
 LOG = "log.jsonl"
-_FIELDS = {
-    "train": ("step", "accuracy", "losses", "seconds"),
-    "validation": ("step", "accuracy", "ci95"),
-}  # that readers use
+_FIELDS = {"train": ("step", "accuracy", "losses", "seconds"), "validation": ("step", "accuracy", "ci95")}  # in use
 
 
 class Validated(Protocol):
@@ -32,10 +28,7 @@ class Validated(Protocol):
 
 
 class RunLog:
-    """Step lines hold means over the steps since the last line, or since the run was resumed.
-
-    Validation lines hold the accuracy and its protocol.
-    """
+    """Its lines hold means over the steps since the last one, or since the run was resumed; or a validation."""
 
     def __init__(self, folder: Path, step: int, validated_step: int):
         """Drops lines after these steps: the resumed run computes them again."""
@@ -45,14 +38,12 @@ class RunLog:
             file.write("".join(kept).encode())
         self._window: list[dict[str, Any]] = []
         self._board: Any = None
-        try:
+        with os_errors(f"cannot write the logs in {folder}"):
             self._file = path.open("a", encoding="utf-8")
             if importlib.util.find_spec("tensorboard"):
                 from torch.utils.tensorboard import SummaryWriter
 
                 self._board = SummaryWriter(folder / "tensorboard", purge_step=step + 1)
-        except OSError as error:
-            raise TridentError(f"cannot write the logs in {folder}: {error.strerror}") from error
 
     def step(self, step: int, values: dict[str, Any], last_of_window: bool) -> None:
         self._window.append(values)
@@ -67,28 +58,19 @@ class RunLog:
         self._draw(step, "validation", {"accuracy": evaluation.accuracy})
 
     def _write(self, step: int, values: dict[str, Any]) -> None:
-        try:
+        with os_errors(f"cannot write {self._file.name}"):
             self._file.write(json.dumps({"step": step, **values}) + "\n")
             self._file.flush()
-        except OSError as error:
-            raise TridentError(f"cannot write {self._file.name}: {error.strerror}") from error
 
     def _draw(self, step: int, kind: str, values: dict[str, Any]) -> None:
         if self._board is not None:
             losses = {f"loss/{name}": value for name, value in values.get("losses", {}).items()}
-            try:
-                for key, value in (values | losses).items():
-                    if key != "losses":
-                        self._board.add_scalar(f"{kind}/{key}", value, step)
-            except OSError as error:
-                raise TridentError(f"cannot write the TensorBoard files: {error.strerror}") from error
+            drawn = {key: value for key, value in (values | losses).items() if key != "losses"}
+            with os_errors("cannot write the TensorBoard files"):
+                for key, value in drawn.items():
+                    self._board.add_scalar(f"{kind}/{key}", value, step)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         with suppress(OSError):  # a full disk was already reported
             self._file.close()
         with suppress(OSError):
@@ -98,11 +80,10 @@ class RunLog:
 
 def _means(entries: list[dict[str, Any]]) -> dict[str, Any]:
     """Means of numbers, also inside dictionaries."""
+    columns = {key: [entry[key] for entry in entries] for key in entries[0]}
     return {
-        key: _means([entry[key] for entry in entries])
-        if isinstance(value, dict)
-        else sum(entry[key] for entry in entries) / len(entries)
-        for key, value in entries[0].items()
+        key: _means(column) if isinstance(column[0], dict) else sum(column) / len(column)
+        for key, column in columns.items()
     }
 
 

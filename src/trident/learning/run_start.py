@@ -1,4 +1,8 @@
-"""Starts or resumes a run: checks, the run's folder and its first checkpoint."""
+"""Starts or resumes a run: checks, the run's folder and its first checkpoint.
+
+A recipe with `training.start_from = "recipe:NAME"` has stages: it starts from the weights that recipe NAME makes. The
+first stage is an ordinary run in the folder `start` of the run, and may have a first stage of its own.
+"""
 
 import platform
 from contextlib import suppress
@@ -17,28 +21,47 @@ from trident.errors import TridentError
 from trident.learning.checkpoint import BEST, LAST, Checkpoint, load_checkpoint, save_checkpoint
 from trident.learning.run_lock import run_lock
 from trident.learning.run_log import LOG
-from trident.learning.stages import FOLDER, first_stage
 from trident.nn.parameters import Parameters
+from trident.recipes.loading import load_recipe
 from trident.recipes.recipe import Recipe
 from trident.tasks.episodes import EpisodeSampler
+
+STAGE_PREFIX = "recipe:"
+STAGE_FOLDER = "start"
+_MOST_STAGES = 10
+
+
+def first_stage(recipe: Recipe) -> Recipe | None:
+    """The recipe to be trained first, if there is one."""
+    start = recipe.training.start_from
+    return load_recipe(start.removeprefix(STAGE_PREFIX)) if start and start.startswith(STAGE_PREFIX) else None
+
+
+def stages_of(recipe: Recipe, out: Path) -> list[tuple[Recipe, Path]]:
+    """All stages with their folders, the first one first; the last one is the recipe itself."""
+    stages = [(recipe, out)]
+    while (before := first_stage(stages[0][0])) is not None:
+        if len(stages) == _MOST_STAGES:
+            raise TridentError(f"{recipe.name} has more than {_MOST_STAGES} stages: one starts from itself")
+        stages.insert(0, (before, stages[0][1] / STAGE_FOLDER))
+    return stages
 
 
 def check_run(recipe: Recipe, store: ImageStore) -> None:
     """Check that the recipe can be trained on these data."""
     about, training = recipe.method.about, recipe.in_training()
     if about.trained_on == "nothing":
-        raise TridentError(
-            f"{about.title} needs no training: measure it with 'trident evaluate {recipe.name} --data STORE'"
-        )
+        how = f"measure it with 'trident evaluate {recipe.name} --data STORE'"
+        raise TridentError(f"{about.title} needs no training: {how}")
     if recipe.protocol.queries_at_once == "one":
         raise TridentError("protocol.queries_at_once is 'one': it is for evaluation only; train with 'all'")
     if about.trained_on == "classes" and recipe.protocol.batch_norm == "support":
         raise TridentError("protocol.batch_norm is 'support': single images have no support set; train with 'running'")
     recipe.backbone.check_store(store)
     recipe.method.check_training(recipe.backbone)
-    known, found = recipe.method.n_training_classes, len(store.classes_of("train"))
-    if known not in (0, found):
-        raise TridentError(f"method.training_classes is {known}, but {store.dataset} has {found} training classes")
+    expected, stored = recipe.method.n_training_classes, len(store.classes_of("train"))
+    if expected not in (0, stored):
+        raise TridentError(f"method.training_classes is {expected}, but {store.dataset} has {stored} training classes")
     EpisodeSampler(store, "val", recipe.episode, recipe.protocol)
     if about.trained_on == "episodes":
         try:
@@ -84,7 +107,7 @@ def start_run(
     }
     parameters = recipe.initial(recipe.training.seed)
     if start_from is None and recipe.training.start_from is not None:
-        start_from = load_checkpoint(_starting_weights(recipe, out))
+        start_from = load_checkpoint(_starting_weights(recipe, recipe.training.start_from, out))
     if start_from is not None:
         provenance["start"] = start_from.summary() | {"provenance": start_from.provenance}
         parameters = _with_trained_values(parameters, recipe, start_from)
@@ -112,42 +135,36 @@ def _with_fingerprint(recipe: Recipe, store: ImageStore) -> Recipe:
     return recipe
 
 
-def _starting_weights(recipe: Recipe, out: Path) -> Path | str:
+def _starting_weights(recipe: Recipe, start_from: str, out: Path) -> Path | str:
     """The path or name of the weights that training starts from."""
-    assert recipe.training.start_from is not None
-    if first_stage(recipe) is None:
-        return recipe.training.start_from
-    if not (out / FOLDER).is_dir():
-        raise TridentError(
-            f"{recipe.name} starts from {recipe.training.start_from}, which is not trained yet: only 'trident train' "
-            "trains both"
-        )
-    return out / FOLDER
+    if not start_from.startswith(STAGE_PREFIX):
+        return start_from
+    if not (out / STAGE_FOLDER).is_dir():
+        not_yet = f"{recipe.name} starts from {start_from}, which is not trained yet"
+        raise TridentError(f"{not_yet}: only 'trident train' trains both")
+    return out / STAGE_FOLDER
 
 
 def _check_empty(out: Path) -> None:
     """What a run without weights leaves may be there: the stage before, a lock, a log."""
     if (out / LAST).exists() or (out / BEST).exists():
         raise TridentError(f"{out} already holds a run: continue it with --resume {out}, or choose another folder")
-    others = [path.name for path in out.glob("[!.]*") if path.name not in (FOLDER, "lock", LOG, "tensorboard")]
+    others = [path.name for path in out.glob("[!.]*") if path.name not in (STAGE_FOLDER, "lock", LOG, "tensorboard")]
     if others:
         raise TridentError(f"{out} holds other files, such as {min(others)}: choose a new or an empty folder")
 
 
 def _with_trained_values(parameters: Parameters, recipe: Recipe, start_from: Checkpoint) -> Parameters:
-    """The parameters, with trained values for all of the same name and shape.
-
-    Between two methods only the backbone is copied: other parameters of the same name may mean something else.
-    """
+    """The parameters, with trained values of the same name and shape; of another method, the backbone's alone."""
     same_method = type(recipe.method) is type(start_from.recipe.method)
-    found = {
+    copied = {
         key: value
         for key, value in start_from.parameters.items()
         if key in parameters and value.shape == parameters[key].shape and (same_method or key in recipe.backbone.names)
     }
-    if not any(key in recipe.backbone.names for key in found):
+    if not any(key in recipe.backbone.names for key in copied):
         raise TridentError(f"{start_from.path} cannot be started from: its backbone has another shape")
-    return parameters | found
+    return parameters | copied
 
 
 def check_same_data(checkpoint: Checkpoint, store: ImageStore, out: Path) -> None:

@@ -35,12 +35,10 @@ def update(
     settings: TrainingSettings,
 ) -> None:
     """One step along the mean gradient of some tasks, given its sum over them and the norm of that sum."""
-    if settings.clip_norm is None:
-        factor = 1 / tasks
-    elif settings.clip_applies_to == "sum":
-        factor = min(1.0, settings.clip_norm / max(norm, 1e-12)) / tasks
-    else:
-        factor = min(1.0, settings.clip_norm / max(norm / tasks, 1e-12)) / tasks
+    factor = 1 / tasks
+    if settings.clip_norm is not None:
+        clipped = norm if settings.clip_applies_to == "sum" else norm / tasks
+        factor = min(1.0, settings.clip_norm / max(clipped, 1e-12)) / tasks
     scaled = torch._foreach_mul([gradient[key] for key in parameters], factor)
     for value, share in zip(parameters.values(), scaled, strict=True):
         value.grad = share
@@ -50,31 +48,20 @@ def update(
 
 
 def make_optimizer(parameters: Parameters, start: Checkpoint) -> torch.optim.AdamW:
-    settings, method = start.recipe.training, start.recipe.method
-    in_backbone = start.recipe.backbone.names
-    kinds = {  # the share of the rate, and the weight decay
-        key: (
-            settings.backbone_rate if key in in_backbone else 1.0,
-            settings.weight_decay if method.decays(key) else 0.0,
-        )
-        for key in parameters
-    }
-    groups = [
-        {
-            "params": [value for key, value in parameters.items() if kinds[key] == kind],
-            "share": kind[0],
-            "weight_decay": kind[1],
-        }
-        for kind in sorted(set(kinds.values()))
-    ]
+    settings, recipe = start.recipe.training, start.recipe
+    shares = {key: settings.backbone_rate if key in recipe.backbone.names else 1.0 for key in parameters}  # of the rate
+    decays = {key: settings.weight_decay if recipe.method.decays(key) else 0.0 for key in parameters}
+    kinds = {key: (shares[key], decays[key]) for key in parameters}
+    groups: list[dict[str, Any]] = []
+    for share, decay in sorted(set(kinds.values())):
+        own = [value for key, value in parameters.items() if kinds[key] == (share, decay)]
+        groups.append({"params": own, "share": share, "weight_decay": decay})
     optimizer = torch.optim.AdamW(groups, lr=settings.rate)
     if start.optimizer:
         state = optimizer.state_dict()
         state["state"] = {
-            place: {
-                "step": torch.tensor(float(start.step)),
-                **{moment: start.optimizer[f"{moment}/{key}"] for moment in MOMENTS},
-            }
+            place: {name: start.optimizer[f"{name}/{key}"] for name in MOMENTS}
+            | {"step": torch.tensor(float(start.step))}
             for place, key in enumerate(sorted(parameters, key=lambda key: kinds[key]))  # as in the groups
         }
         optimizer.load_state_dict(state)
@@ -82,11 +69,8 @@ def make_optimizer(parameters: Parameters, start: Checkpoint) -> torch.optim.Ada
 
 
 def optimizer_state(parameters: Parameters, optimizer: torch.optim.AdamW) -> Parameters:
-    state: Parameters = {}
-    for key, value in parameters.items():
-        moments = cast(dict[str, Tensor], optimizer.state[value])
-        state |= {f"{name}/{key}": moments[name] for name in MOMENTS if name in moments}
-    return state
+    states = {key: cast(dict[str, Tensor], optimizer.state[value]) for key, value in parameters.items()}
+    return {f"{name}/{key}": state[name] for key, state in states.items() for name in MOMENTS if name in state}
 
 
 RUNNING_MOMENTUM = 0.01  # weight of a new step in the running statistics
@@ -95,8 +79,8 @@ RUNNING_MOMENTUM = 0.01  # weight of a new step in the running statistics
 class RunState:
     """Weights, running statistics, optimizer and the best validation so far. The first process writes the files."""
 
-    def __init__(self, start: Checkpoint, out: Path, device: str, provenance: dict[str, Any], processes: Processes):
-        self.start = replace(start, provenance=provenance)
+    def __init__(self, start: Checkpoint, out: Path, device: str, processes: Processes):
+        self.start = start
         self.out = out
         self.processes = processes
         self.parameters = {key: value.to(device).requires_grad_() for key, value in start.parameters.items()}

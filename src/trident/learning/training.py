@@ -9,7 +9,8 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -55,18 +56,19 @@ def train(
 ) -> Checkpoint:
     """Train from a checkpoint to the recipe's last step, or until interrupted; the last state is saved in `out`.
 
-    With several processes, all call it with the same checkpoint. Each computes its share of every step's tasks, all
-    make the same update, and the first one writes the files.
+    With several processes, all call it with the same checkpoint. Each computes its share of every step's tasks.
     """
     recipe, settings = start.recipe, start.recipe.training
     execution = processes.on_each(lambda: _execution(start, device, engine, precision))
     kind = torch.device(device).type
     processes.check_same({"the device": kind, "the engine": execution.engine, "the precision": execution.precision})
     gradient = StepGradient(recipe, store, device, execution, processes)
-    state = RunState(start, out, device, _provenance(start, device, execution, processes), processes)
+    here: dict[str, Any] = {"device": device, "engine": execution.engine, "precision": execution.precision}
+    here |= {} if processes.alone else {"processes": processes.size}
+    state = RunState(replace(start, provenance=start.provenance | here), out, device, processes)
     with (
         held_by_first(out, processes),
-        RunLog(out, state.step, state.validated_step) if processes.first else nullcontext() as log,
+        closing(RunLog(out, state.step, state.validated_step)) if processes.first else nullcontext() as log,
         watch_for_interrupts(announce=processes.alone) as interrupted,
         state.saved_if_a_process_is_lost(),
     ):
@@ -77,7 +79,8 @@ def train(
 
         stop = False
         while not stop and not (processes.alone and interrupted()):
-            if _validation_is_due(state, settings):
+            at_its_turn = state.step % settings.validate_every == 0 or state.step == settings.steps
+            if at_its_turn and state.step > state.validated_step:
                 # Save first: a run that is stopped during validation resumes with this validation.
                 state.save()
                 weights = {key: value.detach() for key, value in state.parameters.items()}
@@ -111,7 +114,7 @@ def _train_step(
     values = _summary(result)
     stop = asked_to_stop()
     norm, left_out = values["gradient_norm"], int(values["left_out"])
-    if left_out > _most_left_out(settings, gradient.n_tasks) or not math.isfinite(norm):
+    if left_out > _most_left_out(settings.most_left_out, gradient.n_tasks) or not math.isfinite(norm):
         state.save()
         raise shared(NotFiniteError(_not_finite_message(result, state)))
     rate = rate_at(settings, state.step)
@@ -134,17 +137,6 @@ def _execution(start: Checkpoint, device: str, engine: str, precision: str) -> E
     return execution_for(device, engine, precision, start.recipe.in_training())
 
 
-def _provenance(start: Checkpoint, device: str, execution: Execution, processes: Processes) -> dict[str, Any]:
-    """Where these weights come from, with what this part of the training runs on."""
-    here = {"device": device, "engine": execution.engine, "precision": execution.precision}
-    return start.provenance | here | ({} if processes.alone else {"processes": processes.size})
-
-
-def _validation_is_due(state: RunState, settings: TrainingSettings) -> bool:
-    at_its_turn = state.step % settings.validate_every == 0 or state.step == settings.steps
-    return state.step > state.validated_step and at_its_turn
-
-
 def _summary(result: Gradient) -> dict[str, Any]:
     """The logged values of a step, over its finite tasks. One transfer for all, because each waits for the GPU."""
     norm = torch.stack(torch._foreach_norm(list(result.gradient.values()))).norm()
@@ -160,26 +152,23 @@ def _summary(result: Gradient) -> dict[str, Any]:
     }
 
 
-def _most_left_out(settings: TrainingSettings, n_tasks: int) -> int:
+def _most_left_out(share: float, n_tasks: int) -> int:
     """How many tasks of a step may be left out: at least one, unless the setting is 0 or there is only one task."""
-    if settings.most_left_out == 0:
-        return 0
-    return min(max(1, int(settings.most_left_out * n_tasks)), n_tasks - 1)
+    return min(max(1, int(share * n_tasks)), n_tasks - 1) if share else 0
 
 
 def _not_finite_message(result: Gradient, state: RunState) -> str:
     """Says what is not finite, a part of the loss if possible, and what can be done."""
     bad = [name for name, part in result.losses.items() if not part.isfinite().all()]
     loss = f"{next((name for name in bad if name != 'total'), 'total')} loss" if bad else "meta-gradient"
-    bf16 = (
-        "fp16 holds numbers up to 65,504 only, so it may help to resume this run with --precision bf16; otherwise "
-        if state.start.provenance["precision"] == "fp16"
-        else ""
-    )
+    hint = "try a new run with a lower training.rate"
+    if state.start.provenance["precision"] == "fp16":
+        resume = "it may help to resume this run with --precision bf16"
+        hint = f"fp16 holds numbers up to 65,504 only, so {resume}; otherwise {hint}"
     return (
         f"step {state.step + 1}: the {loss} is not finite. The state after step {state.step} is kept in "
-        f"{state.out / LAST}; {bf16}try a new run with a lower training.rate; with inner steps, also with a lower "
-        "method.inner_rate; for TRIDENT, also with method.log_var_bound=8"
+        f"{state.out / LAST}; {hint}; with inner steps, also with a lower method.inner_rate; for TRIDENT, also with "
+        "method.log_var_bound=8"
     )
 
 
@@ -188,9 +177,8 @@ def watch_for_interrupts(announce: bool = True) -> Iterator[Callable[[], bool]]:
     """Yields a function that tells whether Ctrl-C or SIGTERM has arrived. A second Ctrl-C stops at once.
 
     A second SIGTERM does not: `timeout` sends two, one to the process and one to its group. Call the function from the
-    main thread: it sets the handlers again each time, because LLVM replaces them when Triton first compiles.
-
-    `announce`: whether the first signal prints a line.
+    main thread: it sets the handlers again each time, because LLVM replaces them when Triton first compiles. With
+    `announce`, the first signal prints a line.
     """
     received: list[int] = []
 

@@ -86,9 +86,7 @@ def provenance(value: Any, depth: int = 0) -> dict[str, Any]:
         steps(_table(start, "start").get("step"), "step of its start")
         steps(start.get("steps_before", 0), "number of steps before its start")
         before = start.get("trained_on_before", [])
-        if not isinstance(before, list) or not all(
-            isinstance(name, str) for name in (start.get("trained_on"), *before)
-        ):
+        if not isinstance(before, list) or not all(isinstance(one, str) for one in (start.get("trained_on"), *before)):
             raise ValueError("what its start was trained on is not a list of names")
         provenance(start.get("provenance"), depth + 1)
     return dict(value)
@@ -107,10 +105,6 @@ def _check_texts(value: Any, depth: int = 0) -> None:
     if isinstance(value, str):
         if len(value) > _MOST_CHARACTERS or not is_shown(value):
             raise ValueError("its metadata has control characters or very long texts")
-    elif isinstance(value, dict):
-        for key, part in value.items():
-            _check_texts(key, depth + 1)
-            _check_texts(part, depth + 1)
-    elif isinstance(value, list):
-        for part in value:
+    elif isinstance(value, dict | list):
+        for part in (*value, *value.values()) if isinstance(value, dict) else value:
             _check_texts(part, depth + 1)

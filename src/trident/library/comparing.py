@@ -33,12 +33,12 @@ class MethodComparison:
     def rows(self) -> list[dict[str, Any]]:
         """Accuracy and difference from the first method, paired by task, each with its 95 % interval, in points."""
         first = next(iter(self.accuracies.values()))
-        found = []
+        rows = []
         for name, values in self.accuracies.items():
             (mean, ci95), (difference, of_difference) = mean_and_interval(values), mean_and_interval(values - first)
             pair = {"difference": difference, "difference_ci95": of_difference} if values is not first else {}
-            found.append({"name": name, "accuracy": mean, "ci95": ci95, **pair})
-        return found
+            rows.append({"name": name, "accuracy": mean, "ci95": ci95, **pair})
+        return rows
 
     def __repr__(self) -> str:
         rows, first = self.rows(), next(iter(self.accuracies))
@@ -130,13 +130,13 @@ def _with_probabilities(function: Classify, name: str, n_way: int, shape: Sequen
     """The function, with features in their own shape, and labels turned into probabilities."""
 
     def classify(support: np.ndarray, labels: np.ndarray, queries: np.ndarray) -> Any:
-        found = function(support.reshape(-1, *shape), labels, queries.reshape(-1, *shape))
-        found = found.detach().cpu().numpy() if isinstance(found, Tensor) else np.asarray(found)
-        if found.ndim == 1:
-            if not np.isin(found, np.arange(n_way)).all():
+        output = function(support.reshape(-1, *shape), labels, queries.reshape(-1, *shape))
+        output = output.detach().cpu().numpy() if isinstance(output, Tensor) else np.asarray(output)
+        if output.ndim == 1:
+            if not np.isin(output, np.arange(n_way)).all():
                 raise BadValueError(f"{name} must return probabilities, or labels from 0 to {n_way - 1}")
-            return np.eye(n_way)[found.astype(int)]
-        return found  # checked by `PredictFunction`
+            return np.eye(n_way)[output.astype(int)]
+        return output  # checked by `PredictFunction`
 
     classify.__name__ = name  # in error messages
     return classify

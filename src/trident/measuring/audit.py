@@ -12,7 +12,7 @@ from trident.distributed.processes import ALONE, Processes
 from trident.errors import NotFiniteError, TaskSizeError
 from trident.measuring.evaluate import Evaluation, evaluate
 from trident.measuring.record import plus_minus
-from trident.measuring.subject import Measurable, Sample, subject_of
+from trident.measuring.subject import Measurable, Sample, Subject, subject_of
 from trident.progress import StageProgress, part_of
 from trident.settings import Protocol
 
@@ -82,10 +82,10 @@ class Audit:
             return "Whether accuracy depends on query order was not measured: no protocol sorts the queries by class."
         figures = f"{row.describe_difference()} points"
         if not self.depends_on_query_order:
-            found = f"sorting the queries by class changes accuracy by {figures}, on {row.evaluation.tasks} tasks"
+            change = f"sorting the queries by class changes accuracy by {figures}, on {row.evaluation.tasks} tasks"
             if not self.no_dependence_found:
-                return f"Whether accuracy depends on query order is open: {found}. Measure more tasks to find out."
-            return f"No dependence on query order found: {found}."
+                return f"Whether accuracy depends on query order is open: {change}. Measure more tasks to find out."
+            return f"No dependence on query order found: {change}."
         meaning = (
             "The order tells this model the classes of the queries"
             if row.difference > 0
@@ -114,13 +114,13 @@ def audit(
     processes: Processes = ALONE,
     **sample: Unpack[Sample],
 ) -> Audit:
-    """Measure a model under each protocol, and compare it with the first.
+    """Measure a model under each protocol, by default all of PROTOCOLS, and compare it with the first.
 
     Protocols that make no difference to the model are omitted, such as latent samples for a model without latents.
     Inner steps that were learned under one protocol may diverge under another, and a few methods cannot classify one
     query at a time. Such a row has no result; the other rows are kept, unless the verdict depends on it.
     """
-    chosen = _distinct(model, protocols or protocols_for(model))
+    chosen = _distinct(subject_of(model), protocols)
     rows: list[AuditRow] = []
     without_result: dict[str, str] = {}
     for place, (name, protocol) in enumerate(chosen.items()):
@@ -142,21 +142,17 @@ def default_protocol(model: Measurable) -> Protocol:
     return replace(DEFAULT, batch_norm=subject_of(model).protocol.batch_norm)
 
 
-def protocols_for(model: Measurable) -> dict[str, Protocol]:
-    """PROTOCOLS, each of which changes one thing about the model's default protocol."""
-    own = default_protocol(model)
-    return {
-        name: protocol if name.endswith("batch norm") else replace(protocol, batch_norm=own.batch_norm)
-        for name, protocol in PROTOCOLS.items()
-    }
-
-
-def _distinct(model: Measurable, protocols: dict[str, Protocol]) -> dict[str, Protocol]:
-    """The protocols that make a difference to the model."""
-    subject = subject_of(model)
-    found: dict[Protocol, str] = {}
+def _distinct(subject: Subject, protocols: dict[str, Protocol] | None) -> dict[str, Protocol]:
+    """The protocols that make a difference to the subject: of those given, or of PROTOCOLS with its own batch norm."""
+    if not protocols:
+        own = subject.protocol.batch_norm
+        protocols = {
+            name: protocol if name.endswith("batch norm") else replace(protocol, batch_norm=own)
+            for name, protocol in PROTOCOLS.items()
+        }
+    names: dict[Protocol, str] = {}
     for name, protocol in protocols.items():
         if subject.episode.n_unlabelled and protocol.queries_at_once == "one":
             continue  # a query that is alone has no unlabelled images
-        found.setdefault(subject.effective(protocol), name)
-    return {name: protocols[name] for name in found.values()}
+        names.setdefault(subject.effective(protocol), name)
+    return {name: protocols[name] for name in names.values()}

@@ -92,28 +92,23 @@ def calibrate(
     **sample: Unpack[Sample],
 ) -> CalibrationResult:
     """Calibration over some tasks. A `validation` temperature is fitted on validation tasks of `fitting_store`."""
-    subject = subject_of(model)
+    subject, fitting_store = subject_of(model), fitting_store or store
     in_all = sample["tasks"] + (fitting_tasks if temperature == "validation" else 0)
 
-    def measured(store: ImageStore, before: int, sample: Sample, stream: str | None = None) -> Evaluation:
-        def on_task(done: int, total: int) -> None:
-            if progress:
-                progress(before + done, in_all)
+    def progress_after(before: int) -> Progress | None:
+        return progress and (lambda done, _: progress(before + done, in_all))
 
-        return evaluate(subject, store, None, on_task, stream=stream, **sample)
-
-    if fitting_store is not None:  # fail early if the store has no validation classes
+    if temperature == "validation":  # fail early if the store has no validation classes
         EpisodeSampler(fitting_store, "val", subject.episode, subject.protocol)
-    evaluation = measured(store, 0, sample)
+    evaluation = evaluate(subject, store, progress=progress_after(0), **sample)
     plain = calibration(evaluation.predictions)
     if temperature == "none":
         return CalibrationResult(evaluation, plain, None)
     fitted = evaluation
     if temperature == "validation":
-        if fitting_store is None:
-            raise ValueError("a temperature fitted on validation tasks needs the store to draw them from")
         own = "temperature" if sample["split"] == "val" else None  # never the very tasks that are scored
-        fitted = measured(fitting_store, sample["tasks"], {**sample, "split": "val", "tasks": fitting_tasks}, own)
+        fitting: Sample = {**sample, "split": "val", "tasks": fitting_tasks}
+        fitted = evaluate(subject, fitting_store, progress=progress_after(sample["tasks"]), stream=own, **fitting)
     value = fit_temperature(fitted.predictions)
     same = temperature == "validation" and (fitted.fingerprint, "val") == (evaluation.fingerprint, evaluation.split)
     kind = "other tasks of the classes that are scored" if same else "tasks"
@@ -128,33 +123,18 @@ def calibration(
     probabilities = softmax(log_p / temperature)
     bins = reliability(probabilities, labels)
     gap = np.abs(bins.confidence - bins.accuracy)
-    return Calibration(
-        float((gap * bins.count).sum() / bins.count.sum()),
-        float(gap.max()),
-        brier_score(probabilities, labels),
-        temperature,
-        fitted_on,
-        fitted_tasks,
-        bins,
-    )
+    ece = float((gap * bins.count).sum() / bins.count.sum())
+    brier = float(np.square(probabilities - np.eye(probabilities.shape[1])[labels]).sum(1).mean())
+    return Calibration(ece, float(gap.max()), brier, temperature, fitted_on, fitted_tasks, bins)
 
 
-def reliability(probabilities: np.ndarray, labels: np.ndarray, bins: int = BINS) -> ReliabilityBins:
+def reliability(probabilities: np.ndarray, labels: np.ndarray) -> ReliabilityBins:
     """The reliability diagram of probabilities (query, n_way) with labels (query,)."""
-    confidence = probabilities.max(1)
-    hit = probabilities.argmax(1) == labels
-    place = np.minimum(np.digitize(confidence, np.arange(bins + 1) / bins) - 1, bins - 1)
-    count = np.bincount(place, minlength=bins)
-    at_least_one = np.maximum(count, 1)
-    return ReliabilityBins(
-        np.bincount(place, confidence, bins) / at_least_one, np.bincount(place, hit, bins) / at_least_one, count
-    )
-
-
-def brier_score(probabilities: np.ndarray, labels: np.ndarray) -> float:
-    """Summed over classes, averaged over queries."""
-    truth = np.eye(probabilities.shape[1])[labels]
-    return float(np.square(probabilities - truth).sum(1).mean())
+    confidence, hit = probabilities.max(1), probabilities.argmax(1) == labels
+    place = np.minimum(np.digitize(confidence, np.arange(BINS + 1) / BINS) - 1, BINS - 1)
+    count = np.bincount(place, minlength=BINS)
+    confidence, accuracy = (np.bincount(place, values, BINS) / np.maximum(count, 1) for values in (confidence, hit))
+    return ReliabilityBins(confidence, accuracy, count)
 
 
 def fit_temperature(predictions: Predictions) -> float:
@@ -174,8 +154,8 @@ def fit_temperature(predictions: Predictions) -> float:
         return 1.0  # uniform predictions: a temperature has no effect
     low, high = np.log(1 / _HOTTEST), np.log(1 / _COLDEST)
     for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if slope(np.exp(middle)) >= 0 else (low, middle)
+        midpoint = (low + high) / 2
+        low, high = (midpoint, high) if slope(np.exp(midpoint)) >= 0 else (low, midpoint)
     return float(np.exp(-(low + high) / 2))
 
 

@@ -15,8 +15,8 @@ from trident.engines.workers import parallel_map
 from trident.errors import NotFiniteError, TridentError
 from trident.importing import needed
 from trident.learning.checkpoint import Checkpoint
-from trident.measuring.evaluate import chunks_of
 from trident.measuring.latents import LatentLearner, as_array, query_latents, set_up
+from trident.measuring.prediction import chunks_of
 from trident.measuring.record import mean_and_interval
 from trident.measuring.subject import Sample, default_chunk, protocol_in_words
 from trident.nn.parameters import Parameters
@@ -67,12 +67,17 @@ class Decoupling:
             f"{change.change:+.4f} ± {change.change_ci95:.4f}"
             for name, change in self.changes.items()
         ]
-        said = "; ".join(parts)
+        changes = "; ".join(parts)
         difference, ci95 = self.difference
         end = f"Classes are better separated in z_{'label' if difference < 0 else 'semantic'}"
         if abs(difference) <= ci95:
             end = "Classes are separated equally well in both, as far as these tasks tell"
-        return f"{said[0].upper()}{said[1:]}. {end}: {difference:+.4f} ± {ci95:.4f}."
+        return f"{changes[0].upper()}{changes[1:]}. {end}: {difference:+.4f} ± {ci95:.4f}."
+
+    def shown_points(self) -> dict[str, np.ndarray]:
+        """The shown latents (query, latent), by what they are, for example "z_label before"."""
+        times = {"before": self.shown.before, "after": self.shown.after}
+        return {f"z_{name} {when}": getattr(times[when], name)[0] for name in LATENTS for when in times}
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -90,8 +95,8 @@ def latent_means(learner: LatentLearner, parameters: Parameters, batch: Batch) -
     trajectory = learner.adapt(parameters, batch.task)
 
     def means(adapted: Parameters) -> LatentMeans:
-        found = query_latents(learner, adapted, batch.task)
-        return LatentMeans(*(as_array(part.loc[:, found.n_context :]) for part in (found.label, found.semantic)))
+        latents = query_latents(learner, adapted, batch.task)
+        return LatentMeans(*(as_array(part.loc[:, latents.n_context :]) for part in (latents.label, latents.semantic)))
 
     return TaskLatents(means(trajectory[0][0]), means(trajectory[-1][0]), batch.labels.queries.cpu().numpy())
 
@@ -117,12 +122,13 @@ def decoupling(
     def means(indices: range) -> TaskLatents:
         return latent_means(learner, parameters, source.batch(indices))
 
-    for indices, found in zip(chunks, parallel_map(means, chunks, device), strict=True):
-        if not all(np.isfinite(part).all() for part in (*found.before, *found.after)):
+    for indices, latents in zip(chunks, parallel_map(means, chunks, device), strict=True):
+        times = latents.before, latents.after
+        if not all(np.isfinite(part).all() for when in times for part in when):
             raise NotFiniteError(f"{split} tasks {indices.start} to {indices.stop - 1}: latents are not finite")
-        for task, labels in enumerate(found.labels):
+        for task, labels in enumerate(latents.labels):
             if 2 <= len(np.unique(labels)) < len(labels):
-                before, after = (LatentMeans(*(part[[task]] for part in when)) for when in (found.before, found.after))
+                before, after = (LatentMeans(*(part[[task]] for part in when)) for when in times)
                 shown = shown or TaskLatents(before, after, labels[None])
                 pairs = zip(before, after, strict=True)
                 scores.append([[davies_bouldin(one[0], labels) for one in pair] for pair in pairs])
@@ -134,9 +140,12 @@ def decoupling(
             "there is no Davies-Bouldin score of tasks whose queries are of one class, or all of different ones: "
             f"{scored} of {tasks} tasks have one, and an interval needs two"
         )
-    label, semantic = np.array(scores).swapaxes(0, 1)  # (task, 2) each
-    changes = {name: _change(one) for name, one in zip(LATENTS, (label, semantic), strict=True)}
-    difference = mean_and_interval(label[:, 1] - semantic[:, 1])
+    label, semantic = np.array(scores).transpose(1, 2, 0)  # (2, task) each
+    changes = {
+        name: ScoreChange(float(before.mean()), float(after.mean()), *mean_and_interval(after - before))
+        for name, (before, after) in zip(LATENTS, (label, semantic), strict=True)
+    }
+    difference = mean_and_interval(label[1] - semantic[1])
     protocol = protocol_in_words(store.dataset, split, recipe, scored, sample["seed"])
     return Decoupling(shown, changes, difference, scored, tasks - scored, protocol)
 
@@ -150,32 +159,15 @@ def project(points: np.ndarray, seed: int) -> np.ndarray:
     return np.asarray(projection.fit_transform(points))
 
 
-class Panel(NamedTuple):
-    """One latent of one task at one time, projected."""
+def projected_panels(result: Decoupling, seed: int) -> list[tuple[str, np.ndarray]]:
+    """The shown latents, projected: titles and points (query, 2).
 
-    latent: str
-    when: str
-    points: np.ndarray  # (query, 2)
-    score: float  # Davies-Bouldin in the latent space
-    projected_score: float  # in the projection, as printed by the paper's released code
-
-    def title(self) -> str:
-        return f"z_{self.latent} {self.when}\nDBI {self.score:.2f}, of projection {self.projected_score:.2f}"
-
-
-def projected_panels(result: Decoupling, seed: int) -> list[Panel]:
-    """The shown task: z_label before and after, then z_semantic before and after."""
+    A title has the score in the latent space, and in the projection, as the paper's released code prints it.
+    """
     labels = result.shown.labels[0]
     panels = []
-    for latent in LATENTS:
-        for when, means in (("before", result.shown.before), ("after", result.shown.after)):
-            points = getattr(means, latent)[0]
-            plane = project(points, seed)
-            scores = davies_bouldin(points, labels), davies_bouldin(plane, labels)
-            panels.append(Panel(latent, when, plane, *scores))
+    for name, points in result.shown_points().items():
+        plane = project(points, seed)
+        score, projected_score = davies_bouldin(points, labels), davies_bouldin(plane, labels)
+        panels.append((f"{name}\nDBI {score:.2f}, of projection {projected_score:.2f}", plane))
     return panels
-
-
-def _change(scores: np.ndarray) -> ScoreChange:
-    change, ci95 = mean_and_interval(scores[:, 1] - scores[:, 0])
-    return ScoreChange(float(scores[:, 0].mean()), float(scores[:, 1].mean()), change, ci95)

@@ -13,12 +13,13 @@ from trident.engines.execution import Execution
 from trident.engines.fused import why_not_fused
 from trident.engines.workers import parallel_map
 from trident.errors import NotFiniteError, TridentError
+from trident.measuring.prediction import chunks_of
 from trident.measuring.record import Record, mean_and_interval, packed
 from trident.measuring.subject import Measurable, Prepared, Sample, Subject, TrainedModel, protocol_in_words, subject_of
 from trident.nn.parameters import Parameters
 from trident.progress import Progress, StoppedError
 from trident.recipes.recipe import Recipe
-from trident.settings import EpisodeSpec, Protocol
+from trident.settings import Protocol
 from trident.tasks.episodes import UNLABELLED
 from trident.tasks.task import Batch
 
@@ -56,14 +57,6 @@ class Evaluation:
     execution: Execution
     predictions: Predictions = field(repr=False, compare=False)
 
-    @property
-    def episode(self) -> EpisodeSpec:
-        return self.subject.episode
-
-    @property
-    def protocol(self) -> Protocol:
-        return self.subject.protocol
-
     def describe_protocol(self) -> str:
         return protocol_in_words(self.dataset, self.split, self.subject, self.tasks, self.seed)
 
@@ -91,8 +84,8 @@ class Evaluation:
         """The short form, without the tasks one by one."""
         protocol = {
             **{"dataset": self.dataset, "split": self.split, "fingerprint": self.fingerprint},
-            **asdict(self.episode),
-            **asdict(self.protocol),
+            **asdict(self.subject.episode),
+            **asdict(self.subject.protocol),
             **{"tasks": self.tasks, "seed": self.seed},
             **self.subject.settings_json(),
         }
@@ -120,43 +113,38 @@ def evaluate(
     prepared = processes.on_each(lambda: subject.prepare(store, sample, stream))
     execution = prepared.execution
     processes.check_same({"the engine": execution.engine, "the precision": execution.precision})
-    predictions = _predictions(prepared, split, tasks, sample.get("tasks_per_chunk"), progress, processes)
+    predictions = _predictions(prepared, sample, progress, processes)
     accuracy, ci95 = mean_and_interval(predictions.accuracies)
-    of = store.fingerprint
-    return Evaluation(accuracy, ci95, tasks, store.dataset, split, of, subject, seed, execution, predictions)
+    data = store.fingerprint
+    return Evaluation(accuracy, ci95, tasks, store.dataset, split, data, subject, seed, execution, predictions)
 
 
 ChunkPredictions = tuple[np.ndarray, np.ndarray]  # log-probabilities and labels of a chunk of tasks
 
 
-def _predictions(
-    prepared: Prepared,
-    split: str,
-    tasks: int,
-    tasks_per_chunk: int | None,
-    progress: Progress | None,
-    processes: Processes,
-) -> Predictions:
+def _predictions(prepared: Prepared, sample: Sample, progress: Progress | None, processes: Processes) -> Predictions:
     """Distributes chunks of tasks over the processes, not tasks: the last bit of a result depends on its chunk."""
-    chunks = chunks_of(tasks, tasks_per_chunk or prepared.at_once)
+    tasks = sample["tasks"]
+    chunks = chunks_of(tasks, sample.get("tasks_per_chunk") or prepared.at_once)
     own = chunks[processes.rank :: processes.size]
-    found: list[ChunkPredictions] = []
+    done: list[ChunkPredictions] = []
     problem = None
     try:
         for indices, predicted in zip(own, _predicted(prepared, own), strict=True):
             finite = np.isfinite(predicted[0].max(2)).all(1)  # (task,); a probability of exactly 0 is fine
             if not finite.all():
                 task = indices[int(finite.argmin())]
-                raise NotFiniteError(f"{split} task {task}: the prediction is not finite, so it has no accuracy")
-            found.append(predicted)
+                where = f"{sample['split']} task {task}"
+                raise NotFiniteError(f"{where}: the prediction is not finite, so it has no accuracy")
+            done.append(predicted)
             if progress:
                 progress(indices.stop, tasks)
     except (TridentError, StoppedError) as error:
         if processes.alone:
             raise
         problem = error  # the others wait for this process: tell them
-    everyone = processes.gather((found, problem))
-    failed = [(len(theirs), rank) for rank, (theirs, error) in enumerate(everyone) if error is not None]
+    everyone = processes.gather((done, problem))
+    failed = [(len(chunks_done), rank) for rank, (chunks_done, error) in enumerate(everyone) if error is not None]
     if failed:
         earliest = everyone[min(failed)[1]][1]  # as in one process
         assert earliest is not None
@@ -166,27 +154,19 @@ def _predictions(
 
 
 def _predicted(prepared: Prepared, chunks: list[range]) -> Iterator[ChunkPredictions]:
+    """The predictions and labels of the queries, without the unlabelled images between them."""
     source = prepared.source
 
     def predicted(batch: Batch) -> ChunkPredictions:
-        found = prepared.log_probabilities(batch.task)
-        assert found.shape[:2] == batch.labels.queries.shape
-        return _counted(found.double().cpu().numpy(), batch.labels.queries.cpu().numpy())
+        log_probabilities = prepared.log_probabilities(batch.task).double().cpu().numpy()
+        labels = batch.labels.queries.cpu().numpy()
+        counted = labels != UNLABELLED  # (task, image); as many in every task
+        tasks, _, n_way = log_probabilities.shape
+        return log_probabilities[counted].reshape(tasks, -1, n_way), labels[counted].reshape(tasks, -1)
 
     if prepared.in_parallel and not source.images.gathers:
         return parallel_map(lambda indices: predicted(source.batch(indices)), chunks, source.device)
     return map(predicted, source.prefetched(chunks))
-
-
-def _counted(log_probabilities: np.ndarray, labels: np.ndarray) -> ChunkPredictions:
-    """The predictions and labels of the queries, without the unlabelled images between them."""
-    counted = labels != UNLABELLED  # (task, image); as many in every task
-    tasks, _, n_way = log_probabilities.shape
-    return log_probabilities[counted].reshape(tasks, -1, n_way), labels[counted].reshape(tasks, -1)
-
-
-def chunks_of(tasks: int, at_once: int) -> list[range]:
-    return [range(start, min(start + at_once, tasks)) for start in range(0, tasks, at_once)]
 
 
 def validate(

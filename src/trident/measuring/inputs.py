@@ -19,7 +19,6 @@ from trident.recipes.loading import after_training, setting_of, setting_types, w
 from trident.recipes.recipe import Recipe
 from trident.weights import weight_names
 
-Say = Callable[[str], None]  # prints a line for the user
 Counting = Callable[[str], AbstractContextManager[Progress]]  # shows progress of work with this name
 
 

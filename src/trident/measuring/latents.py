@@ -21,7 +21,7 @@ from trident.nn.parameters import Parameters, on_device
 from trident.recipes.recipe import Recipe
 from trident.settings import require
 from trident.tasks.source import TaskSource
-from trident.tasks.task import Batch, Task
+from trident.tasks.task import Task
 
 
 class LatentLearner(Protocol):
@@ -33,15 +33,6 @@ class LatentLearner(Protocol):
     def statistics(self, task: Task) -> BatchNormStatistics: ...
 
     def adapt(self, parameters: Parameters, task: Task) -> list[tuple[Parameters, InnerState]]: ...
-
-
-class Setup(NamedTuple):
-    """A model with latents and its tasks, all on one device."""
-
-    learner: LatentLearner
-    parameters: Parameters
-    source: TaskSource
-    recipe: Recipe  # as it is measured: with latent means
 
 
 def as_array(tensor: Tensor) -> np.ndarray:
@@ -58,8 +49,10 @@ def with_latents(learner: Learner) -> LatentLearner:
     return cast(LatentLearner, learner)
 
 
-def set_up(checkpoint: Checkpoint, store: ImageStore, sample: Sample) -> Setup:
-    """The model and the tasks of a split, with latent means."""
+def set_up(
+    checkpoint: Checkpoint, store: ImageStore, sample: Sample
+) -> tuple[LatentLearner, Parameters, TaskSource, Recipe]:
+    """A model and the tasks of a split on one device, and the recipe as it is measured: with latent means."""
     recipe = checkpoint.recipe
     check_latents(recipe.method)
     recipe.check_all_at_once()
@@ -69,14 +62,14 @@ def set_up(checkpoint: Checkpoint, store: ImageStore, sample: Sample) -> Setup:
     execution = execution_of(sample, recipe)
     source = model.source(store, sample["split"], sample["seed"], execution.device)
     parameters = on_device(checkpoint.parameters, execution.device)
-    return Setup(with_latents(model.learner(execution)), parameters, source, recipe)
+    return with_latents(model.learner(execution)), parameters, source, recipe
 
 
 def query_latents(learner: LatentLearner, adapted: Parameters, task: Task) -> Latents:
     """Latents of the queries; those of support images may come first. `adapted` has a task axis."""
     with torch.no_grad():
-        found, _ = learner.model.infer(adapted, Inputs(task, learner.statistics(task)))
-    return found
+        latents, _ = learner.model.infer(adapted, Inputs(task, learner.statistics(task)))
+    return latents
 
 
 def latents_and_images(learner: LatentLearner, parameters: Parameters, task: Task) -> tuple[Tensor, Tensor]:
@@ -84,9 +77,9 @@ def latents_and_images(learner: LatentLearner, parameters: Parameters, task: Tas
     model, statistics = learner.model, learner.statistics(task)
     adapted, _ = learner.adapt(parameters, task)[-1]
     with torch.no_grad():
-        found, _ = model.infer(adapted, Inputs(task, statistics))
-        z_label, codes = found.z_label, model.codes(found)
-        if found.n_context == 0:  # the support images are not included
+        latents = query_latents(learner, adapted, task)
+        z_label, codes = latents.z_label, model.codes(latents)
+        if latents.n_context == 0:  # the support images are not included
             support, _ = model.infer(adapted, Inputs(task, statistics, "support"))
             z_label, codes = torch.cat([support.z_label, z_label], 1), torch.cat([model.codes(support), codes], 1)
         images, _ = model.decoder(adapted, codes, statistics)
@@ -103,7 +96,7 @@ class Reconstructions(NamedTuple):
     chosen: np.ndarray  # (chosen,) which queries: the first of each class
     squared_error: float  # summed over an image, mean over the queries
     squared_error_of_mean: float  # if every image is replaced by the mean query image, for comparison
-    protocol: str = ""
+    protocol: str
 
     def describe(self) -> str:
         better = "better" if self.squared_error < self.squared_error_of_mean else "worse"
@@ -112,41 +105,6 @@ class Reconstructions(NamedTuple):
             f"queries. Replacing each by the mean query image gives {self.squared_error_of_mean:.1f}, "
             f"so the decoder does {better} than that"
         )
-
-
-def reconstruct_task(learner: LatentLearner, parameters: Parameters, batch: Batch) -> Reconstructions:
-    """For the first task of a batch."""
-    task = batch.task
-    adapted, _ = learner.adapt(parameters, task)[-1]
-    labels = batch.labels.queries[0].cpu().numpy()
-    chosen = np.sort(np.unique(labels, return_index=True)[1])
-    found = query_latents(learner, adapted, task)
-    context, n = found.n_context, len(chosen)
-
-    def decode(label: Tensor, semantic: Tensor) -> Tensor:
-        """Decode latents (task, image, latent) of queries."""
-        whole = found._replace(
-            z_label=torch.cat([found.z_label[:, :context], label], 1),
-            z_semantic=torch.cat([found.z_semantic[:, :context], semantic], 1),
-        )
-        with torch.no_grad():
-            images, _ = learner.model.decode(adapted, whole, learner.statistics(task))
-        return images[0]
-
-    z_label, z_semantic = found.z_label[:, context:], found.z_semantic[:, context:]
-    rows, columns = np.repeat(chosen, n), np.tile(chosen, n)
-    reconstructed = decode(z_label, z_semantic)
-    swapped = decode(z_label[:, rows], z_semantic[:, columns])
-    images = task.pixels[0, task.queries]
-    return Reconstructions(
-        as_array(images),
-        as_array(reconstructed),
-        labels,
-        as_array(swapped.reshape(n, n, *swapped.shape[1:])),
-        chosen,
-        _squared_error(images, reconstructed),
-        _squared_error(images, images.mean(0, keepdim=True)),
-    )
 
 
 def reconstructions(
@@ -160,11 +118,39 @@ def reconstructions(
 ) -> Reconstructions:
     sample = Sample(split=split, tasks=1, seed=seed, device=device, engine="plain", precision="fp32")
     learner, parameters, source, recipe = set_up(checkpoint, store, sample)
-    found = reconstruct_task(learner, parameters, source.batch([task]))
-    if not np.isfinite(found.squared_error):
+    batch = source.batch([task])
+    adapted, _ = learner.adapt(parameters, batch.task)[-1]
+    latents = query_latents(learner, adapted, batch.task)
+    labels = batch.labels.queries[0].cpu().numpy()
+    chosen = np.sort(np.unique(labels, return_index=True)[1])
+    context, n = latents.n_context, len(chosen)
+
+    def decode(label: Tensor, semantic: Tensor) -> Tensor:
+        """Decode latents (task, image, latent) of queries."""
+        whole = latents._replace(
+            z_label=torch.cat([latents.z_label[:, :context], label], 1),
+            z_semantic=torch.cat([latents.z_semantic[:, :context], semantic], 1),
+        )
+        with torch.no_grad():
+            images, _ = learner.model.decode(adapted, whole, learner.statistics(batch.task))
+        return images[0]
+
+    def squared_error(images: Tensor, others: Tensor) -> float:
+        return float((images - others).square().sum((1, 2, 3)).mean())
+
+    z_label, z_semantic = latents.z_label[:, context:], latents.z_semantic[:, context:]
+    images, reconstructed = batch.task.pixels[0, batch.task.queries], decode(z_label, z_semantic)
+    swapped = decode(z_label[:, np.repeat(chosen, n)], z_semantic[:, np.tile(chosen, n)])
+    error = squared_error(images, reconstructed)
+    if not np.isfinite(error):
         raise NotFiniteError(f"{split} task {task}: the reconstruction is not finite")
-    return found._replace(protocol=protocol_in_words(store.dataset, split, recipe))
-
-
-def _squared_error(images: Tensor, other: Tensor) -> float:
-    return float((images - other).square().sum((1, 2, 3)).mean())
+    return Reconstructions(
+        as_array(images),
+        as_array(reconstructed),
+        labels,
+        as_array(swapped.reshape(n, n, *swapped.shape[1:])),
+        chosen,
+        error,
+        squared_error(images, images.mean(0, keepdim=True)),
+        protocol_in_words(store.dataset, split, recipe),
+    )

@@ -6,7 +6,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from trident.engines.learner import AdaptsOnce, Encodes, EncodesAlone, Learner
+from trident.engines.learner import AdaptsOnce, Encodes, Learner
 from trident.engines.workers import parallel_map
 from trident.methods.inner_loop.base import Encodings
 from trident.nn.parameters import Parameters
@@ -51,11 +51,15 @@ def encode_support(
     learner: Learner, parameters: Parameters, task: Task, views: Views = ONE_VIEW
 ) -> list[Encodings] | None:
     """The encodings of one task's support images in each view, or averaged; None where they depend on the queries."""
-    if not (isinstance(learner, EncodesAlone) and learner.encodes_alone):
+    if not (isinstance(learner, Encodes) and learner.encodes_alone):
         return None
     support = task.images[:, task.support]
     shown = [support] if views.average == "features" else views_of(support, views)
     return [_encoded(learner, parameters, task.with_images(images), views) for images in shown]
+
+
+def chunks_of(number: int, at_once: int) -> list[range]:
+    return [range(start, min(start + at_once, number)) for start in range(0, number, at_once)]
 
 
 def _averaged_over(views: Views, task: Task, predict: Callable[[Task, int], Tensor]) -> Tensor:
@@ -80,8 +84,8 @@ def _encoded(learner: Encodes, parameters: Parameters, task: Task, views: Views)
     """Encodings of the task's images: averaged over the views, or of the one view that the task is in."""
     if views.average == "probabilities":
         return learner.encode(parameters, task)
-    found = [learner.encode(parameters, task.with_images(images)) for images in views_of(task.images, views)]
-    return {name: torch.stack([one[name] for one in found]).mean(0) for name in found[0]}
+    of_views = [learner.encode(parameters, task.with_images(images)) for images in views_of(task.images, views)]
+    return {name: torch.stack([one[name] for one in of_views]).mean(0) for name in of_views[0]}
 
 
 def _one_by_one(
@@ -94,30 +98,33 @@ def _one_by_one(
     support: Encodings | None,
 ) -> Tensor:
     """Log-probabilities of each query of one task: (query, n_way)."""
-    if isinstance(learner, EncodesAlone) and learner.encodes_alone:
+    n_queries = task.n_queries
+    if isinstance(learner, Encodes) and learner.encodes_alone:
         classify, n_queries = _from_encodings(learner, parameters, task, index, views, support)
     elif isinstance(learner, AdaptsOnce) and learner.adapts_once:
-        classify, n_queries = _from_adapted(learner, parameters, task, index), task.n_queries
+        adapted = learner.adapted(parameters, queries_alone(task, index, [0]))
+
+        def classify(queries: Sequence[int]) -> Tensor:
+            own = {key: value.expand(len(queries), *value.shape[1:]) for key, value in adapted.items()}
+            return learner.log_probabilities_adapted(own, queries_alone(task, index, queries))[:, 0]
     else:
-        n_queries = task.n_queries
         fill = learner.model.method.positional
 
         def classify(queries: Sequence[int]) -> Tensor:
             return _together(learner, parameters, queries_alone(task, index, queries, fill), views)[:, 0]
 
-    parts = [range(n_queries)[start : start + at_once] for start in range(0, n_queries, at_once)]
-    return torch.cat(list(parallel_map(classify, parts, task.device)))
+    return torch.cat(list(parallel_map(classify, chunks_of(n_queries, at_once), task.device)))
 
 
 def _from_encodings(
-    learner: EncodesAlone, parameters: Parameters, task: Task, index: int, views: Views, support: Encodings | None
+    learner: Encodes, parameters: Parameters, task: Task, index: int, views: Views, support: Encodings | None
 ) -> tuple[Callable[[Sequence[int]], Tensor], int]:
     """A function that classifies single queries from cached encodings, and the number of queries."""
     n_support, images = task.n_support, task.images[index : index + 1]
     labels = task.support_labels[index : index + 1]
     encodings = _encoded(learner, parameters, Task(images, labels, task.n_way), views)
     if support is not None:
-        encodings = {name: torch.cat([support[name], found], 1) for name, found in encodings.items()}
+        encodings = {name: torch.cat([support[name], queries], 1) for name, queries in encodings.items()}
     n_images = next(iter(encodings.values())).shape[1]
     # Only the labels and the noise are still needed, not the support images.
     noise = {name: values[index : index + 1] for name, values in task.noise.items()}
@@ -129,16 +136,3 @@ def _from_encodings(
         return learner.log_probabilities_from(parameters, queries_alone(bare, 0, queries), own)[:, 0]
 
     return classify, n_images - n_support
-
-
-def _from_adapted(
-    learner: AdaptsOnce, parameters: Parameters, task: Task, index: int
-) -> Callable[[Sequence[int]], Tensor]:
-    """A function that classifies single queries with parameters that adapted once to the support set."""
-    adapted = learner.adapted(parameters, queries_alone(task, index, [0]))
-
-    def classify(queries: Sequence[int]) -> Tensor:
-        own = {key: value.expand(len(queries), *value.shape[1:]) for key, value in adapted.items()}
-        return learner.log_probabilities_adapted(own, queries_alone(task, index, queries))[:, 0]
-
-    return classify

@@ -72,13 +72,13 @@ class Record:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, without those that are not known."""
-        known = {key: value for key, value in asdict(self).items() if value not in (None, "", {})}
-        if self.calibration:
-            figures = ((name, asdict(one)) for name, one in self.calibration.items())
-            known["calibration"] = {
-                name: {key: value for key, value in one.items() if value is not None} for name, one in figures
-            }
-        return known
+
+        def known(fields: dict[str, Any]) -> dict[str, Any]:
+            return {key: value for key, value in fields.items() if value not in (None, "", {})}
+
+        return known(
+            asdict(self) | {"calibration": {name: known(asdict(one)) for name, one in self.calibration.items()}}
+        )
 
 
 def difference(one: Record, other: Record) -> tuple[float, float] | None:
@@ -141,15 +141,15 @@ def read_json(path: Path) -> Any:
 
 def read_lines(path: Path) -> dict[str, dict[str, Any]]:
     """The results of a file by name, as plain values; none if there is no such file."""
-    found = {}
+    results = {}
     for number, line in enumerate(read_regular(path).split(b"\n") if path.is_file() else [], 1):
         if line.strip():
             try:
                 values = json.loads(line)
-                found[str(values.pop("name"))] = values
+                results[str(values.pop("name"))] = values
             except (ValueError, RecursionError, AttributeError, KeyError, TypeError):
                 raise TridentError(f"{path} is damaged: line {number} is not a JSON object with a name") from None
-    return found
+    return results
 
 
 def change_line(path: Path, name: str, change: Callable[[dict[str, Any] | None], dict[str, Any]]) -> None:
@@ -157,9 +157,9 @@ def change_line(path: Path, name: str, change: Callable[[dict[str, Any] | None],
     path.parent.mkdir(parents=True, exist_ok=True)
     with (path.parent / ".lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        found = read_lines(path)
-        found[name] = change(found.get(name))
-        write_lines(path, found)
+        results = read_lines(path)
+        results[name] = change(results.get(name))
+        write_lines(path, results)
 
 
 def write_lines(path: Path, results: dict[str, dict[str, Any]]) -> None:

@@ -172,12 +172,12 @@ class PredictFunction:
     def _of_task(self, task: Task, index: int) -> Tensor:
         # Copies, so that a function that writes into its arguments does not change those of its next call.
         images, labels = task.images[index].numpy().copy(), task.support_labels[index].numpy().copy()
-        found = self.function(images[task.support], labels, images[task.queries])
+        output = self.function(images[task.support], labels, images[task.queries])
         wanted = (task.n_queries, task.n_way)
         try:
-            array = np.asarray(found.detach().cpu() if isinstance(found, Tensor) else found, np.float64)
+            array = np.asarray(output.detach().cpu() if isinstance(output, Tensor) else output, np.float64)
         except (TypeError, ValueError) as error:
-            kind = type(found).__name__
+            kind = type(output).__name__
             raise TridentError(f"{self.name} must return an array of shape {wanted}, not {kind}") from error
         if array.shape != wanted:
             raise TridentError(f"{self.name} returned an array of shape {array.shape}: it must be {wanted}")
@@ -194,10 +194,8 @@ Measurable = Checkpoint | TrainedModel | PredictFunction
 def subject_of(model: Measurable, protocol: Protocol | None = None) -> Subject:
     """The model as a subject, under its own protocol or another."""
     if isinstance(model, Checkpoint):
-        found: Subject = TrainedModel(model.recipe, model.parameters, model.running)
-    else:
-        found = model
-    return found if protocol is None else found.with_protocol(protocol)
+        model = TrainedModel(model.recipe, model.parameters, model.running)
+    return model if protocol is None else model.with_protocol(protocol)
 
 
 def protocol_in_words(
@@ -205,8 +203,8 @@ def protocol_in_words(
 ) -> str:
     """How something was measured; without a number of tasks, it was a single one."""
     spec = of.episode
-    told = f"{one_line(dataset)} {split}, {spec.describe()}, {spec.describe_queries()}, {of.describe_protocol()}"
-    return told if tasks is None else f"{told}, {tasks} tasks, 95 % interval, seed {seed}"
+    words = f"{one_line(dataset)} {split}, {spec.describe()}, {spec.describe_queries()}, {of.describe_protocol()}"
+    return words if tasks is None else f"{words}, {tasks} tasks, 95 % interval, seed {seed}"
 
 
 def task_source(
@@ -263,8 +261,7 @@ def default_chunk(recipe: Recipe, device: torch.device | str) -> int:
     return max(1, min(TASKS_AT_ONCE, NUMBERS_AT_ONCE // numbers))
 
 
-MOST_BYTES = 2 * 2**30  # of the features of all images
-BYTES_PER_NUMBER = 4
+MOST_NUMBERS = 2**29  # in the features of all images: 2 GiB of float32
 
 
 def can_be_cached(recipe: Recipe, execution: Execution, n_images: int) -> bool:
@@ -276,9 +273,9 @@ def can_be_cached(recipe: Recipe, execution: Execution, n_images: int) -> bool:
     # In a backbone of another package, an image's features may depend on the task.
     if type(backbone) is not Conv4Backbone or not isinstance(recipe.method, HeadOnFeatures):
         return False
-    size = BYTES_PER_NUMBER * n_images * recipe.views.number * backbone.n_features
+    numbers = n_images * recipe.views.number * backbone.n_features
     on_cpu = torch.device(execution.device).type == "cpu"
-    return recipe.protocol.batch_norm == "running" and on_cpu and size <= MOST_BYTES
+    return recipe.protocol.batch_norm == "running" and on_cpu and numbers <= MOST_NUMBERS
 
 
 class CachedFeatures(Images):

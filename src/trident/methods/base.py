@@ -10,6 +10,7 @@ imported from here.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
@@ -20,8 +21,8 @@ from trident.backbones.base import Backbone as Backbone
 from trident.backbones.conv4 import Conv4Backbone, single_conv4
 from trident.errors import TridentError
 from trident.methods.registry import About as About
-from trident.nn.batch_norm import BatchNormStatistics
-from trident.nn.linear import Linear
+from trident.nn.batch_norm import BatchNormStatistics, WithStatistics
+from trident.nn.linear import Linear, linear
 from trident.nn.parameters import Parameters as Parameters
 from trident.nn.parameters import for_each_task
 from trident.settings import EpisodeSpec as EpisodeSpec
@@ -32,6 +33,7 @@ from trident.tasks.task import Batch
 from trident.tasks.task import Labels as Labels
 from trident.tasks.task import Task as Task
 
+tunable = partial(setting, after_training=True)  # a setting that may be changed for trained weights
 Losses = dict[str, Tensor]  # the parts by name, (task,) each; "total" is what training minimises
 
 
@@ -156,7 +158,7 @@ class HeadOnFeatures(Method):
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         """Features of all images (task, image, feature), the support set first -> query logits (task, query, n_way).
 
-        Parameters have no task axis here: use `F.linear`, not the layers of `nn/`.
+        Parameters have no task axis here: use `linear`, not the layers of `nn/`.
         """
 
     def image_features(self, parameters: Parameters, features: Tensor) -> Tensor:
@@ -209,13 +211,9 @@ class HeadOnFeatures(Method):
         logits, losses = self.training(model.with_batch_statistics(parameters, features), features, task, labels)
         return TrainingStep(losses, logits, labels.queries, seen | self.labelled_statistics(features.detach(), labels))
 
-    def noise_shapes(self, episode: EpisodeSpec, predictions: int) -> NoiseShapes:
+    def noise_on(self, model: "HeadModel", episode: EpisodeSpec, predictions: int) -> NoiseShapes:
         """The noise that a task needs, as in `Model.noise_shapes`; `task.noise` then has it."""
         return {}
-
-    def noise_on(self, model: "HeadModel", episode: EpisodeSpec, predictions: int) -> NoiseShapes:
-        """`noise_shapes`, for heads whose noise depends on the features."""
-        return self.noise_shapes(episode, predictions)
 
     def model(self, backbone: Backbone, episode: EpisodeSpec) -> "HeadModel":
         if self.takes_cells and isinstance(backbone, Conv4Backbone):
@@ -233,7 +231,7 @@ class ClassifierHead(HeadOnFeatures):
         return Linear("classes", n_features, self.training_classes).initial(generator)
 
     def training_logits(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
-        return F.linear(features, parameters["classes.weight"], parameters["classes.bias"])
+        return linear(parameters, "classes", features)
 
 
 @dataclass(frozen=True)
@@ -255,7 +253,7 @@ class HeadModel(Model):
         """Number of features that the head gets: of a whole image, or of one cell with `takes_cells`."""
         return self.backbone.n_features // (self.backbone.n_cells if self.method.takes_cells else 1)
 
-    def encode(self, parameters: Parameters, task: Task, statistics: BatchNormStatistics) -> tuple[Tensor, Parameters]:
+    def encode(self, parameters: Parameters, task: Task, statistics: BatchNormStatistics) -> WithStatistics:
         """Features of all images, as the head takes them, and the batch-norm statistics."""
         maps, seen = self.backbone(for_each_task(parameters, task.n_tasks), task, statistics)
         return self.features(maps), seen
@@ -300,10 +298,8 @@ class NormalisedHead(HeadOnFeatures):
     measured on. Where there are none, as for the pictures of a user, m is 0.
     """
 
-    normalisation: Literal["UN", "L2N", "CL2N"] = setting(
-        "CL2N",
-        "normalisation of features: none, unit length, or centred on the training images and unit length",
-        after_training=True,
+    normalisation: Literal["UN", "L2N", "CL2N"] = tunable(
+        "CL2N", "normalisation of features: none, unit length, or centred on the training images and unit length"
     )
 
     def initial_statistics(self, n_features: int) -> Parameters:

@@ -8,12 +8,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trident.backbones.conv4 import Conv4Backbone
-from trident.methods.base import About, Backbone, ClassifierHead, HeadModel, Labels, Losses, Task, cross_entropy
+from trident.methods.base import About, Backbone, ClassifierHead, HeadModel, Losses, cross_entropy, tunable
 from trident.methods.transductive.soft_kmeans import SoftKMeans
 from trident.nn.branches import HEADS, attend, initial_attention, initial_variation, negative_log_likelihood, shortened
 from trident.nn.linear import Linear
 from trident.nn.parameters import Parameters, stacked
 from trident.settings import EpisodeSpec, require, setting
+from trident.tasks.task import Labels, Task
 
 NEVER = -1e4  # logit of a class without other images in the batch
 TINY = 1e-6
@@ -55,9 +56,7 @@ class Ensemble(SoftKMeans, ClassifierHead):
     prototype_weight: float = setting(0.0, "weight of the loss of prototypes in training", least=0)
     prototype_scale: float = setting(10.0, "factor of the cosines in the loss of prototypes", above=0)
     variation: int = setting(0, "directions in which images of a class differ, found in training", most=4096, least=0)
-    damping: float = setting(
-        10.0, "how much features are shortened along these directions (method.variation)", after_training=True, least=0
-    )
+    damping: float = tunable(10.0, "how much features are shortened along these directions (method.variation)", least=0)
 
     @property
     def classifies_together(self) -> bool:
@@ -80,8 +79,8 @@ class Ensemble(SoftKMeans, ClassifierHead):
         return self.variation > 0 and self.damping > 0
 
     def model(self, backbone: Backbone, episode: EpisodeSpec) -> HeadModel:
-        found = backbone.branches if isinstance(backbone, Conv4Backbone) else self.branches
-        require(self.branches == found, f"method.branches is {self.branches}: it must be {found}, as backbone.branches")
+        given = backbone.branches if isinstance(backbone, Conv4Backbone) else self.branches
+        require(self.branches == given, f"method.branches is {self.branches}: it must be {given}, as backbone.branches")
         whole = backbone.n_features % self.branches == 0
         require(whole, f"method.branches is {self.branches}: it must divide the {backbone.n_features} features")
         maps, channels = backbone.n_cells % self.branches == 0, backbone.n_features // backbone.n_cells
@@ -127,7 +126,8 @@ class Ensemble(SoftKMeans, ClassifierHead):
 
     def training(self, parameters: Parameters, features: Tensor, task: Task, labels: Labels) -> tuple[Tensor, Losses]:
         apart = self._of_branches(parameters, features)
-        logits = self._class_logits(parameters, apart)  # (task, image, branch, class)
+        # (task, image, branch, class)
+        logits = torch.einsum("tibf,bcf->tibc", apart, parameters["classes.weight"]) + parameters["classes.bias"]
         truth = labels.queries
         losses = {"classes": cross_entropy(logits.flatten(1, 2), truth.repeat_interleave(self.branches, 1))}
         total, unit = losses["classes"], F.normalize(apart, dim=3)
@@ -147,10 +147,6 @@ class Ensemble(SoftKMeans, ClassifierHead):
     def _apart(self, features: Tensor) -> Tensor:
         """(task, image, feature) -> (task, image, branch, feature)."""
         return features.reshape(*features.shape[:2], self.branches, -1)
-
-    def _class_logits(self, parameters: Parameters, apart: Tensor) -> Tensor:
-        """(task, image, branch, feature) -> (task, image, branch, class)."""
-        return torch.einsum("tibf,bcf->tibc", apart, parameters["classes.weight"]) + parameters["classes.bias"]
 
     def _prototype_loss(self, unit: Tensor, classes: Tensor) -> Tensor:
         """Of features (task, image, branch, feature) of unit length with their classes (task, image) -> (task,)."""

@@ -36,47 +36,47 @@ METHODS = {
     "trident": "trident.methods.trident.network:Trident",
     "protonet": "trident.methods.metric.protonet:ProtoNet",
     "matching": "trident.methods.metric.matching:MatchingNetwork",
-    "simpleshot": "trident.methods.metric.simpleshot:SimpleShot",
+    "simpleshot": "trident.methods.metric.nearest_mean:SimpleShot",
     "nearest-mean": "trident.methods.metric.nearest_mean:NearestMean",
     "soft-kmeans": "trident.methods.transductive.soft_kmeans:SoftKMeans",
     "trident-features": "trident.methods.trident.features:TridentOnFeatures",
-    "paddle": "trident.methods.transductive.paddle:Paddle",
-    "alpha-tim": "trident.methods.transductive.alpha_tim:AlphaTim",
+    "paddle": "trident.methods.transductive.soft_kmeans:Paddle",
+    "alpha-tim": "trident.methods.transductive.information:AlphaTim",
     "logistic-regression": "trident.methods.metric.scikit_learn:LogisticRegressionHead",
     "nearest-neighbours": "trident.methods.metric.scikit_learn:NearestNeighbours",
-    "tim": "trident.methods.transductive.tim:Tim",
-    "laplacian-shot": "trident.methods.transductive.laplacian_shot:LaplacianShot",
-    "pt-map": "trident.methods.transductive.pt_map:PtMap",
-    "bms": "trident.methods.transductive.bms:Bms",
-    "entropy-min": "trident.methods.transductive.entropy_min:EntropyMin",
-    "k-reciprocal": "trident.methods.transductive.k_reciprocal:KReciprocal",
-    "bd-cspn": "trident.methods.transductive.bd_cspn:BdCspn",
-    "epnet": "trident.methods.transductive.epnet:EpNet",
-    "tpn": "trident.methods.transductive.tpn:Tpn",
+    "tim": "trident.methods.transductive.information:Tim",
+    "laplacian-shot": "trident.methods.transductive.rectified_means:LaplacianShot",
+    "pt-map": "trident.methods.transductive.transport:PtMap",
+    "bms": "trident.methods.transductive.transport:Bms",
+    "entropy-min": "trident.methods.transductive.information:EntropyMin",
+    "k-reciprocal": "trident.methods.transductive.propagation:KReciprocal",
+    "bd-cspn": "trident.methods.transductive.rectified_means:BdCspn",
+    "epnet": "trident.methods.transductive.propagation:EpNet",
+    "tpn": "trident.methods.transductive.propagation:Tpn",
     "transductive-cnaps": "trident.methods.transductive.transductive_cnaps:TransductiveCnaps",
     "baseline": "trident.methods.metric.baseline:Baseline",
-    "baseline-plus-plus": "trident.methods.metric.baseline_plus_plus:BaselinePlusPlus",
+    "baseline-plus-plus": "trident.methods.metric.baseline:BaselinePlusPlus",
     "relation-network": "trident.methods.metric.relation_network:RelationNetwork",
     "feat": "trident.methods.metric.feat:Feat",
     "frn": "trident.methods.metric.frn:FeatureReconstruction",
     "s2m2": "trident.methods.metric.s2m2:S2M2",
     "assoc-align": "trident.methods.metric.assoc_align:AssociativeAlignment",
     "maml": "trident.methods.inner_loop.maml:Maml",
-    "anil": "trident.methods.inner_loop.anil:Anil",
-    "boil": "trident.methods.inner_loop.boil:Boil",
+    "anil": "trident.methods.inner_loop.maml:Anil",
+    "boil": "trident.methods.inner_loop.maml:Boil",
     "abml": "trident.methods.inner_loop.abml:Abml",
-    "vampire": "trident.methods.inner_loop.vampire:Vampire",
+    "vampire": "trident.methods.inner_loop.variational_weights:Vampire",
     "platipus": "trident.methods.inner_loop.platipus:Platipus",
     "bmaml": "trident.methods.inner_loop.bmaml:BayesianMaml",
-    "versa": "trident.methods.bayesian.versa:Versa",
-    "dkt": "trident.methods.bayesian.dkt:DeepKernelTransfer",
-    "ove-polya-gamma": "trident.methods.bayesian.ove_polya_gamma:OveGaussianProcess",
-    "logistic-softmax-gp": "trident.methods.bayesian.logistic_softmax_gp:LogisticSoftmaxProcess",
-    "sib": "trident.methods.bayesian.sib:SyntheticInformationBottleneck",
+    "versa": "trident.methods.bayesian.amortised:Versa",
+    "dkt": "trident.methods.bayesian.kernel_head:DeepKernelTransfer",
+    "ove-polya-gamma": "trident.methods.bayesian.polya_gamma:OveGaussianProcess",
+    "logistic-softmax-gp": "trident.methods.bayesian.polya_gamma:LogisticSoftmaxProcess",
+    "sib": "trident.methods.transductive.synthetic_gradients:SyntheticInformationBottleneck",
     "metaqda": "trident.methods.bayesian.metaqda:MetaQda",
-    "abpml": "trident.methods.bayesian.abpml:BayesianPrototypes",
+    "abpml": "trident.methods.bayesian.amortised:BayesianPrototypes",
     "ensemble": "trident.methods.ensemble:Ensemble",
-    "ssr": "trident.methods.transductive.ssr:SelfSupervisedReranking",
+    "ssr": "trident.methods.transductive.synthetic_gradients:SelfSupervisedReranking",
 }
 
 
@@ -99,12 +99,12 @@ def method_class(name: str) -> Any:
     paths = method_paths()
     check_method(name)
     try:
-        found = imported(paths[name])
+        kind = imported(paths[name])
     except Exception as error:  # whatever another package does when it is imported
         raise TridentError(f"method '{name}' cannot be imported from {paths[name]}: {error!r}") from error
-    if not (isinstance(found, type) and isinstance(getattr(found, "about", None), About)):
+    if not (isinstance(kind, type) and isinstance(getattr(kind, "about", None), About)):
         raise TridentError(f"method '{name}': {paths[name]} is not a subclass of Method")
-    return found
+    return kind
 
 
 def method_name(method: object) -> str:

@@ -1,12 +1,8 @@
-"""AttFEX: a mask over the feature maps, computed from all images of a task.
-
-An extractor computes `width_m` feature maps of the whole task, M in the paper. `Positional` is the paper's extractor.
-`SetStatistics` does not depend on the order of the images. The rest, from M to the mask G, is the same for both.
-"""
+"""AttFEX: a mask over the feature maps, computed from all images of a task."""
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +10,8 @@ from torch import Tensor
 from trident.nn.classes import members_of, weighted_means
 from trident.nn.linear import Linear, activate
 from trident.nn.parameters import Parameters
+
+N_STATISTICS = 5
 
 
 class TaskFeatures(NamedTuple):
@@ -32,63 +30,18 @@ class TaskFeatures(NamedTuple):
         return self.support_labels.shape[1]
 
 
-class Extractor(Protocol):
-    """Computes M from the feature maps of a task."""
-
-    def initial(self, generator: torch.Generator) -> Parameters: ...
-
-    def __call__(self, parameters: Parameters, features: TaskFeatures) -> Tensor:
-        """-> (task, width_m, h * w * c)."""
-
-
-@dataclass(frozen=True)
-class Positional:
-    """W_M as published: one weight for each image position in the task.
-
-    So it needs exactly `n_images` images. If queries are sorted by class, it can read a query's class off its position.
-    """
-
-    name: str
-    n_images: int
-    width_m: int
-
-    @property
-    def w_m(self) -> Linear:
-        return Linear(f"{self.name}.w_m", self.n_images, self.width_m, bias=False)
-
-    def initial(self, generator: torch.Generator) -> Parameters:
-        return self.w_m.initial(generator)
-
-    def __call__(self, parameters: Parameters, features: TaskFeatures) -> Tensor:
-        return torch.bmm(parameters[f"{self.w_m.name}.weight"], features.flat)
-
-
-@dataclass(frozen=True)
-class SetStatistics:
-    """Learned mixtures of five statistics of a task, which do not depend on the order of its images.
+def set_statistics(features: TaskFeatures) -> Tensor:
+    """Five statistics of a task, which do not depend on the order of its images: (task, 5, h * w * c).
 
     They are the mean and standard deviation of all images, the mean and standard deviation of the support classes'
     means, and the standard deviation of the support images around their class mean.
     """
-
-    name: str
-    width_m: int
-
-    @property
-    def w_m(self) -> Linear:
-        return Linear(f"{self.name}.w_m", 5, self.width_m, bias=False)
-
-    def initial(self, generator: torch.Generator) -> Parameters:
-        return self.w_m.initial(generator)
-
-    def __call__(self, parameters: Parameters, features: TaskFeatures) -> Tensor:
-        flat, labels = features.flat, features.support_labels
-        support = flat[:, : features.n_support]
-        members = members_of(labels, features.n_way, flat)
-        means = weighted_means(members, support)  # (task, n_way, h * w * c)
-        within = support - torch.bmm(members.transpose(1, 2), means)
-        statistics = [flat.mean(1), deviation(flat), means.mean(1), deviation(means), deviation(within)]
-        return torch.bmm(parameters[f"{self.w_m.name}.weight"], torch.stack(statistics, 1))
+    flat = features.flat
+    support = flat[:, : features.n_support]
+    members = members_of(features.support_labels, features.n_way, flat)
+    means = weighted_means(members, support)  # (task, n_way, h * w * c)
+    within = support - torch.bmm(members.transpose(1, 2), means)
+    return torch.stack([flat.mean(1), deviation(flat), means.mean(1), deviation(means), deviation(within)], 1)
 
 
 def deviation(images: Tensor) -> Tensor:
@@ -98,8 +51,14 @@ def deviation(images: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Attfex:
+    """W_M extracts `width_m` maps M of the whole task. As published, it has one weight for each image position.
+
+    So it needs exactly `n_images` images. If queries are sorted by class, it can read a query's class off its position.
+    With `n_images` None it mixes `set_statistics` instead, which do not depend on the order of the images.
+    """
+
     name: str
-    extractor: Extractor
+    n_images: int | None
     width_m: int
     width_n: int
     activation: str
@@ -110,11 +69,12 @@ class Attfex:
     @property
     def layers(self) -> tuple[Linear, ...]:
         maps = [Linear(f"{self.name}.{part}", self.width_n, 1, bias=False) for part in ("query", "key", "value")]
-        return (Linear(f"{self.name}.w_n", self.width_m, self.width_n, bias=False), *maps)
+        rows = N_STATISTICS if self.n_images is None else self.n_images
+        w_m = Linear(f"{self.name}.w_m", rows, self.width_m, bias=False)
+        return (w_m, Linear(f"{self.name}.w_n", self.width_m, self.width_n, bias=False), *maps)
 
     def initial(self, generator: torch.Generator) -> Parameters:
-        start = self.extractor.initial(generator)
-        return start | {key: value for layer in self.layers for key, value in layer.initial(generator).items()}
+        return {key: value for layer in self.layers for key, value in layer.initial(generator).items()}
 
     def __call__(self, parameters: Parameters, features: TaskFeatures) -> Tensor:
         """The mask G (task, 1, h, w, c), or 1 + G."""
@@ -124,7 +84,8 @@ class Attfex:
             weights = [parameters[f"{self.name}.{part}.weight"] for part in parts]
             return torch.bmm(torch.cat(weights, 1) if len(weights) > 1 else weights[0], x)
 
-        m = activate(self.extractor(parameters, features), self.activation)  # (task, width_m, h * w * c)
+        images = set_statistics(features) if self.n_images is None else features.flat
+        m = activate(mix(images, "w_m"), self.activation)  # (task, width_m, h * w * c)
         n = activate(mix(m, "w_n"), self.activation)  # (task, width_n, h * w * c)
         maps = mix(n, "query", "key", "value")  # (task, 3, h * w * c)
         maps = activate(maps, self.activation) if self.attention_activation else maps

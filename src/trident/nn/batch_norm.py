@@ -8,6 +8,7 @@ from torch import Tensor
 
 from trident.nn.parameters import Parameters
 
+WithStatistics = tuple[Tensor, Parameters]  # a result, and the statistics (task, channel) that batch norm saw
 EPSILON = 1e-5
 LARGE = 24_000  # pixels per task from which torch's own statistics are faster, one call per task
 
@@ -57,7 +58,7 @@ class BatchNorm:
 
     def __call__(
         self, parameters: Parameters, x: Tensor, bias: Tensor, statistics: BatchNormStatistics
-    ) -> tuple[Tensor, Parameters]:
+    ) -> WithStatistics:
         """Normalise `x + bias`, where x is (task, image, h, w, channel) and bias the convolution's, (task, channel).
 
         The bias cancels if the statistics come from the batch itself. Not adding it saves a pass over the feature maps

@@ -29,6 +29,11 @@ class Linear:
         return torch.baddbmm(parameters[f"{self.name}.bias"].unsqueeze(1), rows, weight)  # (task, row, outputs)
 
 
+def linear(parameters: Parameters, name: str, rows: Tensor) -> Tensor:
+    """A layer whose weights all tasks share: its parameters have no task axis."""
+    return F.linear(rows, parameters[f"{name}.weight"], parameters.get(f"{name}.bias"))
+
+
 LEAKY_SLOPE = 0.2
 
 

@@ -32,6 +32,12 @@ def as_leaves(parameters: Parameters) -> Parameters:
     return {key: value.detach().requires_grad_() for key, value in parameters.items()}
 
 
+def gradients(loss: Tensor, parameters: Parameters, create_graph: bool = False) -> Parameters:
+    """Of a sum of losses, with respect to each parameter; zeros where it does not depend on one."""
+    values = torch.autograd.grad(loss, list(parameters.values()), create_graph=create_graph, materialize_grads=True)
+    return dict(zip(parameters, values, strict=True))
+
+
 def uniform(shape: tuple[int, ...], fan_in: int, generator: torch.Generator) -> Tensor:
     """Random initial values, as torch draws them for the weights and biases of linear and convolutional layers."""
     start = torch.empty(shape)

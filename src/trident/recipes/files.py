@@ -63,7 +63,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 @functools.cache
 def _included() -> dict[str, dict[str, Any]]:
     """What the files of this folder say, by recipe, and what some recipes share."""
-    found = {}
+    recipes = {}
     for path in FOLDER.glob("*.toml"):
         text, stem = _text(path), path.stem
         for shots in SHOTS if "Ns" in stem else [""]:
@@ -74,8 +74,8 @@ def _included() -> dict[str, dict[str, Any]]:
                 for part in (values, variant):
                     own = {key: value for key, value in part.items() if key != "shots"}
                     recipe = _merged(_merged(recipe, own), part.get("shots", {}).get(shots, {}))
-                found[stem.replace("Ns", f"{shots}s") + suffix] = recipe
-    return found
+                recipes[stem.replace("Ns", f"{shots}s") + suffix] = recipe
+    return recipes
 
 
 def _whole(name: str) -> dict[str, Any]:

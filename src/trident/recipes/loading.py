@@ -150,25 +150,21 @@ def _class_and_values(kind: Any, values: dict[str, Any], where: str) -> tuple[An
 
 def _sized(recipe: Recipe) -> Recipe:
     """The recipe, after a check of what its settings amount to together."""
-    training, own = recipe.in_training(), recipe.training
-    per_class = recipe.method.about.trained_on == "classes"
-    images = max(
-        own.images_per_step if per_class else own.tasks_per_step * training.episode.n_images, recipe.episode.n_images
-    )
-    values = images * recipe.backbone.numbers_per_image
-    require(
-        values <= MOST_VALUES,
-        f"the images of a step have {values:.3g} values together, {MOST_VALUES:.3g} at most: lower "
-        "backbone.image_size, the tasks of a step or the images of a task",
-    )
+    training, in_step = recipe.training, recipe.training.images_per_step
+    if recipe.method.about.trained_on != "classes":
+        in_step = training.tasks_per_step * recipe.in_training().episode.n_images
+    values = max(in_step, recipe.episode.n_images) * recipe.backbone.numbers_per_image
+    if values > MOST_VALUES:
+        raise TridentError(
+            f"the images of a step have {values:.3g} values together, {MOST_VALUES:.3g} at most: lower "
+            "backbone.image_size, the tasks of a step or the images of a task"
+        )
     try:
         parameters = count(recipe.shapes())
     except RuntimeError as error:  # torch's numbers of elements have an end
         raise TridentError(f"the settings make a network of impossible size: {str(error).splitlines()[0]}") from error
-    require(
-        parameters <= MOST_PARAMETERS,
-        f"the network has {parameters:.3g} parameters, {MOST_PARAMETERS:.3g} at most: make its layers smaller",
-    )
+    most = f"{MOST_PARAMETERS:.3g} at most: make its layers smaller"
+    require(parameters <= MOST_PARAMETERS, f"the network has {parameters:.3g} parameters, {most}")
     return recipe
 
 

@@ -53,10 +53,9 @@ def checked(kind: Any, value: Any, where: str = "", choose: Choose | None = None
     if plain is dict:
         under = f"{where}." if where else ""
         return {key: checked(inner[1], entry, under + key, choose) for key, entry in value.items()}
-    if plain is str and choose is not None and (len(value) > MOST_CHARACTERS or not is_shown(value)):
-        raise TridentError(
-            f"{where} is {short(value)}: it must be text of at most {MOST_CHARACTERS} printable characters"
-        )
+    if plain is str and choose is not None:
+        printable = f"{where} is {short(value)}: it must be text of at most {MOST_CHARACTERS} printable characters"
+        require(len(value) <= MOST_CHARACTERS and is_shown(value), printable)
     return value
 
 

@@ -12,7 +12,7 @@ from trident.errors import TridentError
 from trident.methods.base import HeadOnFeatures, Method, Model
 from trident.methods.trident.network import Trident
 from trident.nn.parameters import Parameters
-from trident.settings import EpisodeSpec, Protocol, TrainingSettings, Views, require
+from trident.settings import EpisodeSpec, Protocol, TrainingSettings, Views
 
 
 @dataclass(frozen=True)
@@ -28,15 +28,11 @@ class Recipe:
     training: TrainingSettings = TrainingSettings()
 
     def __post_init__(self) -> None:
-        pictures = not isinstance(self.backbone, FrozenBackbone)
-        views = self.views.describe().removeprefix(", ") or "averaged features"
-        require(
-            pictures or self.views == Views(), f"[views] asks for {views}: features have no views, only pictures do"
-        )
-        require(
-            self.views.average == "probabilities" or isinstance(self.method, HeadOnFeatures),
-            f"views.average is 'features': {self.method.about.title} averages probabilities only",
-        )
+        if isinstance(self.backbone, FrozenBackbone) and self.views != Views():
+            views = self.views.describe().removeprefix(", ") or "averaged features"
+            raise TridentError(f"[views] asks for {views}: features have no views, only pictures do")
+        if self.views.average == "features" and not isinstance(self.method, HeadOnFeatures):
+            raise TridentError(f"views.average is 'features': {self.method.about.title} averages probabilities only")
 
     @cached_property
     def model(self) -> Model:
@@ -58,14 +54,9 @@ class Recipe:
 
     def in_training(self) -> "Recipe":
         """The recipe as training uses it: its tasks may be larger than those it is measured on."""
-        own, episode = self.training, self.episode
-        episode = replace(
-            episode,
-            n_way=episode.n_way if own.task_ways is None else own.task_ways,
-            n_query=episode.n_query if own.task_queries is None else own.task_queries,
-            n_unlabelled=0,
-            distractors=0,
-        )
+        n_way = self.training.task_ways or self.episode.n_way
+        n_query = self.training.task_queries or self.episode.n_query
+        episode = replace(self.episode, n_way=n_way, n_query=n_query, n_unlabelled=0, distractors=0)
         # Running statistics are gathered in training, which itself normalises with those of the batch, as usual.
         gathers = self.protocol.batch_norm == "running"
         protocol = replace(self.protocol, batch_norm="transductive") if gathers else self.protocol
@@ -74,12 +65,9 @@ class Recipe:
     def describe_protocol(self) -> str:
         """How a prediction is made, in words: part of every result."""
         latents = bool(self.model.noise_shapes(self.episode, 1))
-        how = [
-            self.protocol.describe(latents, self.backbone.has_batch_norm),
-            self.backbone.describe(),
-            self.method.describe(),
-        ]
-        return ", ".join(part for part in how if part) + self.views.describe()
+        protocol = self.protocol.describe(latents, self.backbone.has_batch_norm)
+        how = (protocol, self.backbone.describe(), self.method.describe())
+        return ", ".join(filter(None, how)) + self.views.describe()
 
     def check_all_at_once(self) -> None:
         """Check for analyses that need all queries of a task together."""

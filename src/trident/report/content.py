@@ -1,20 +1,21 @@
 """Measures everything that a report about a run shows, or a comparison of runs on the same tasks."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Unpack
+
+import numpy as np
 
 from trident.data.store import ImageStore
 from trident.learning.checkpoint import Checkpoint
 from trident.learning.run_log import LOG, read_log
 from trident.measuring.audit import Audit, audit, default_protocol
 from trident.measuring.calibration import Calibration, CalibrationResult, calibrate, calibration, fit_temperature
-from trident.measuring.decoupling import Decoupling, Panel, decoupling, projected_panels
+from trident.measuring.decoupling import Decoupling, decoupling, projected_panels
 from trident.measuring.evaluate import Evaluation, evaluate
 from trident.measuring.latents import Reconstructions, reconstructions
 from trident.measuring.subject import Sample
 from trident.nn.parameters import count, count_by_part
-from trident.progress import StageProgress, part_of
+from trident.progress import Progress, StageProgress, part_of
 from trident.recipes.loading import recipe_values
 
 
@@ -28,7 +29,7 @@ class Report:
     fitted_as_paper: Calibration
     audit: Audit
     decoupling: Decoupling | None  # None where there are no latents, or too few queries for a score
-    panels: tuple[Panel, ...]
+    panels: list[tuple[str, np.ndarray]]  # titles and points (query, 2) of latents in the plane
     reconstructions: Reconstructions | None  # None where there is no decoder
     store: ImageStore
 
@@ -57,11 +58,11 @@ def make_report(
     fewer: Sample = {**sample, "tasks": audit_tasks}
     split, tasks, seed = sample["split"], sample["tasks"], sample["seed"]
 
-    def on(stage: str) -> Callable[[int, int], None]:
+    def on(stage: str) -> Progress:
         return lambda done, total: progress(stage, done, total) if progress else None
 
-    told = on("accuracy and calibration")
-    calibrated = calibrate(measured, store, "validation", fitting_store, audit_tasks, told, **sample)
+    on_task = on("accuracy and calibration")
+    calibrated = calibrate(measured, store, "validation", fitting_store, audit_tasks, on_task, **sample)
     predictions = calibrated.evaluation.predictions
     where = f"{store.dataset} {split}, {tasks} tasks, seed {seed}"
     as_paper = calibration(predictions, fit_temperature(predictions), "paper", where)
@@ -82,7 +83,7 @@ def make_report(
         as_paper,
         audited,
         decoupled,
-        tuple(projected_panels(decoupled, seed)) if decoupled else (),
+        projected_panels(decoupled, seed) if decoupled else [],
         decoded,
         store,
     )
@@ -113,12 +114,12 @@ class Comparison:
     def differing_settings(self) -> dict[str, list[Any]]:
         """The settings that differ between the runs."""
         tables = [recipe_values(run.checkpoint.recipe) for run in self.runs]
-        found: dict[str, list[Any]] = {"recipe": [table["name"] for table in tables]}
+        settings: dict[str, list[Any]] = {"recipe": [table["name"] for table in tables]}
         sections = [section for section, values in tables[0].items() if isinstance(values, dict)]
         for section in sections:
             for key in dict.fromkeys(key for table in tables for key in table[section]):
-                found[f"{section}.{key}"] = [table[section].get(key, "-") for table in tables]
-        return {key: values for key, values in found.items() if any(value != values[0] for value in values)}
+                settings[f"{section}.{key}"] = [table[section].get(key, "-") for table in tables]
+        return {key: values for key, values in settings.items() if any(value != values[0] for value in values)}
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -147,8 +148,9 @@ def compare(
         report = part_of(progress, name, place, len(checkpoints))
         result = evaluate(checkpoint, store, default_protocol(checkpoint), report, **sample)
         first = runs[0].evaluation if runs else None
-        same = first is not None and (first.fingerprint, first.episode) == (result.fingerprint, result.episode)
-        difference = result.points_above(first) if first is not None and same else None
+        difference = None
+        if first and (first.fingerprint, first.subject.episode) == (result.fingerprint, result.subject.episode):
+            difference = result.points_above(first)
         counted, log = count(checkpoint.parameters), read_log(checkpoint.path)
         scores = calibration(result.predictions)
         runs.append(ComparedRun(name, checkpoint, result, scores, counted, log, difference))

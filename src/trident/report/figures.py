@@ -197,10 +197,10 @@ def reliability_diagram(calibrations: Sequence[tuple[str, "Calibration"]]) -> An
 
 
 @styled
-def latent_plot(panels: Sequence[tuple[str, np.ndarray]], labels: np.ndarray, columns: int = 2) -> Any:
-    """Points (query, 2) in some panels; colour and marker show the class."""
-    rows = -(-len(panels) // columns)
-    figure, grid = new_figure(2.7 * columns, 2.7 * rows, rows, columns, squeeze=False)
+def latent_plot(panels: Sequence[tuple[str, np.ndarray]], labels: np.ndarray) -> Any:
+    """Points (query, 2) in some panels, two in a row; colour and marker show the class."""
+    rows = -(-len(panels) // 2)
+    figure, grid = new_figure(5.4, 2.7 * rows, rows, 2, squeeze=False)
     for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
     for (title, points), axes in zip(panels, grid.flat, strict=False):
@@ -213,35 +213,35 @@ def latent_plot(panels: Sequence[tuple[str, np.ndarray]], labels: np.ndarray, co
 
 
 @styled
-def reconstruction_plot(found: "Reconstructions") -> Any:
+def reconstruction_plot(result: "Reconstructions") -> Any:
     """Left: queries above their reconstructions. Right: z_label by row, z_semantic by column."""
     figure, (left, right) = new_figure(9, 5, 1, 2)
-    left.imshow(picture(reconstruction_pairs(found, columns=5)), interpolation="nearest")
+    left.imshow(picture(reconstruction_pairs(result, columns=5)), interpolation="nearest")
     left.set_title("queries, and below each its reconstruction", fontsize=9)
-    right.imshow(picture(swap_grid(found)), interpolation="nearest")
+    right.imshow(picture(swap_grid(result)), interpolation="nearest")
     right.set_title("z_label of the row's image, z_semantic of the column's", fontsize=9)
     for axes in (left, right):
         axes.axis("off")
     return figure
 
 
-def reconstruction_pairs(found: "Reconstructions", columns: int, pairs: int = 10) -> np.ndarray:
-    """Rows of queries, each above its row of reconstructions: (h, w, c)."""
+def reconstruction_pairs(result: "Reconstructions", columns: int) -> np.ndarray:
+    """Rows of at most ten queries, each row above that of their reconstructions: (h, w, c)."""
     rows = []
-    for start in range(0, min(pairs, len(found.images)), columns):
-        for source in (found.images, found.reconstructed):
+    for start in range(0, min(10, len(result.images)), columns):
+        for source in (result.images, result.reconstructed):
             row = source[start : start + columns]
             padding = np.zeros((columns - len(row), *row.shape[1:]), row.dtype)
             rows.append(np.concatenate([*row, *padding], 1))
     return np.concatenate(rows, 0)
 
 
-def swap_grid(found: "Reconstructions") -> np.ndarray:
+def swap_grid(result: "Reconstructions") -> np.ndarray:
     """The chosen images along the top and the left, the swapped pictures where they meet: (h, w, c)."""
-    chosen = found.images[found.chosen]
+    chosen = result.images[result.chosen]
     corner = np.zeros_like(chosen[0])
     rows = [np.concatenate([corner, *chosen], 1)]
-    rows += [np.concatenate([image, *row], 1) for image, row in zip(chosen, found.swapped, strict=True)]
+    rows += [np.concatenate([image, *row], 1) for image, row in zip(chosen, result.swapped, strict=True)]
     return np.concatenate(rows, 0)
 
 

@@ -28,19 +28,13 @@ def report_page(report: Report) -> str:
         "report.html",
         report=report,
         evaluation=evaluation,
-        chance=100 / evaluation.episode.n_way,
+        chance=100 / evaluation.subject.episode.n_way,
         curves=figures.to_svg(figures.learning_curves(report.log), "curves") if curves else None,
         audit_chart=figures.to_svg(figures.audit_chart(report.audit), "audit"),
         reliability=figures.to_svg(figures.reliability_diagram(report.calibration.panels()), "reliability"),
         calibrations=[report.calibration.plain, report.calibration.scaled, report.fitted_as_paper],
-        latents=figures.to_svg(
-            figures.latent_plot(
-                [(panel.title(), panel.points) for panel in report.panels], report.decoupling.shown.labels[0]
-            ),
-            "latents",
-        )
-        if report.decoupling
-        else None,
+        latents=report.decoupling
+        and figures.to_svg(figures.latent_plot(report.panels, report.decoupling.shown.labels[0]), "latents"),
         curves_protocol=f"{spec.describe()}, {recipe.describe_protocol()}, {tasks} tasks, 95 % interval",
         pairs=decoded and _data_uri(figures.reconstruction_pairs(decoded, columns=5)),
         swaps=decoded and _data_uri(figures.swap_grid(decoded)),
@@ -71,14 +65,11 @@ def check_extras() -> None:
 
 def render(template: str, further: Path | None = None, **values: Any) -> str:
     """Fill a template of this package, or one in the folder `further`, which may build on those of this package."""
-    from jinja2 import ChoiceLoader, Environment, FileSystemLoader, PackageLoader, StrictUndefined
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+    loader = FileSystemLoader([Path(__file__).parent / "templates", *([further] if further else [])])
     environment = Environment(
-        loader=ChoiceLoader([PackageLoader("trident.report"), FileSystemLoader(further or [])]),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     return environment.get_template(template).render(version=trident.__version__, **values)
 

@@ -46,10 +46,8 @@ def augment(images: Tensor, augmentations: list[Augmentations]) -> Tensor:
         return torch.from_numpy(np.stack(parts)).to(device)
 
     mirrored = stacked([g.mirrored for g in augmentations])
-    starts, sizes = (
-        stacked([g.starts for g in augmentations])[..., None],
-        stacked([g.sizes for g in augmentations])[..., None],
-    )
+    starts = stacked([g.starts for g in augmentations])[..., None]
+    sizes = stacked([g.sizes for g in augmentations])[..., None]
     colours = [g.colours for g in augmentations if g.colours is not None]
     places = torch.arange(size, device=device)
     if not colours:  # whole pixels

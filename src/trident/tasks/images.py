@@ -48,13 +48,9 @@ class Images:
     def on_device(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.device)
 
-    def in_background(self, draw: Callable[[], Batch]) -> Callable[[], Batch]:
-        """Start to draw a batch in a background thread. The function that is returned waits for it."""
-        return self._background.start(draw)
-
     @cached_property
-    def _background(self) -> "_Background":
-        return _Background(self.device)
+    def background(self) -> "Background":
+        return Background(self.device)
 
     @cached_property
     def _threads(self) -> ThreadPoolExecutor:
@@ -75,7 +71,7 @@ class Images:
         return gathered.reshape(*positions.shape, *images.shape[1:]).to(self.device, non_blocking=pinned)
 
 
-class _Background:
+class Background:
     """One thread that draws batches; on a GPU with a stream of its own, so that copies do not wait for computations."""
 
     def __init__(self, device: torch.device):
@@ -83,6 +79,7 @@ class _Background:
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def start(self, draw: Callable[[], Batch]) -> Callable[[], Batch]:
+        """Start to draw a batch. The function that is returned waits for it."""
         if self.stream is None:
             return self.thread.submit(draw).result
         stream = self.stream

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 
 import numpy as np
 import torch
@@ -20,10 +21,7 @@ class Source(ABC):
     """What training and measuring draw batches from. Batch `i` depends on the seed and on `i` alone."""
 
     images: Images
-
-    @property
-    def device(self) -> torch.device:
-        return self.images.device
+    device: torch.device | str
 
     @property
     def dataset(self) -> str:
@@ -38,7 +36,7 @@ class Source(ABC):
         Returns a function that returns the batch, and waits for it if necessary.
         """
         if self.images.gathers:
-            return self.images.in_background(lambda: self.batch(indices))
+            return self.images.background.start(lambda: self.batch(indices))
         batch = self.batch(indices)
         return lambda: batch
 
@@ -53,30 +51,22 @@ class Source(ABC):
             yield upcoming()
 
 
+@dataclass(eq=False)
 class TaskSource(Source):
     """Draws the tasks of one random stream, with their noise, so that task `i` is the same in any batch."""
 
-    def __init__(
-        self,
-        sampler: EpisodeSampler,
-        noise_shapes: NoiseShapes,
-        seed: int,
-        stream: str,
-        *,
-        sampled: bool = True,
-        device: torch.device | str = "cpu",
-        augmentation: str = "none",
-        with_training_classes: bool = False,
-    ):
-        """`sampled`: draw noise; otherwise it is zero, which gives latent means."""
-        self.sampler = sampler
-        self.noise_shapes = noise_shapes
-        self.seed = seed
-        self.stream = stream
-        self.sampled = sampled
-        self.images = Images(sampler.store, device)
-        self.augmentation = augmentation
-        self.with_training_classes = with_training_classes
+    sampler: EpisodeSampler
+    noise_shapes: NoiseShapes
+    seed: int
+    stream: str
+    _: KW_ONLY
+    sampled: bool = True  # draw noise; otherwise it is zero, which gives latent means
+    device: torch.device | str = "cpu"
+    augmentation: str = "none"
+    with_training_classes: bool = False
+
+    def __post_init__(self) -> None:
+        self.images = Images(self.sampler.store, self.device)
 
     def batch(self, indices: Sequence[int]) -> Batch:
         spec, store, on_device = self.sampler.spec, self.sampler.store, self.images.on_device
@@ -101,30 +91,27 @@ class TaskSource(Source):
         return generator.standard_normal(shape, np.float32) if self.sampled else np.zeros(shape, np.float32)
 
 
+@dataclass(eq=False)
 class ClassSource(Source):
     """Draws batches of single images from all training classes, for methods that train a classifier.
 
     A batch is one task without a support set. The images are its queries, and their classes are the labels.
     """
 
-    def __init__(
-        self,
-        store: ImageStore,
-        images_per_step: int,
-        seed: int,
-        device: torch.device | str = "cpu",
-        augmentation: str = "none",
-        noise_shapes: NoiseShapes | None = None,
-    ):
-        entries = store.classes_of("train")
-        self.images = Images(store, device)
+    store: ImageStore
+    images_per_step: int
+    seed: int
+    device: torch.device | str = "cpu"
+    augmentation: str = "none"
+    noise_shapes: NoiseShapes = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        entries = self.store.classes_of("train")
+        self.images = Images(self.store, self.device)
         self.n_classes = len(entries)
         self.positions = positions_of(entries)
         self.classes = np.repeat(np.arange(len(entries)), [entry.count for entry in entries])
-        self.n_images = min(images_per_step, len(self.positions))
-        self.seed = seed
-        self.augmentation = augmentation
-        self.noise_shapes = noise_shapes or {}
+        self.n_images = min(self.images_per_step, len(self.positions))
 
     def batch(self, indices: Sequence[int]) -> Batch:
         images, labels, noises = zip(*(self._one(index) for index in indices), strict=True)
@@ -138,7 +125,7 @@ class ClassSource(Source):
         chosen = generator.choice(len(self.positions), self.n_images, replace=False)
         images = self.images.at(self.positions[chosen][None])
         if self.augmentation != "none":
-            size = self.images.store.image_size
-            images = augment(images, [draw_augmentations(self.augmentation, self.n_images, size, generator)])
+            drawn = draw_augmentations(self.augmentation, self.n_images, self.store.image_size, generator)
+            images = augment(images, [drawn])
         noise = {name: generator.standard_normal(shape, np.float32) for name, shape in self.noise_shapes.items()}
         return images, self.classes[chosen], noise

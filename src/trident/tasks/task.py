@@ -1,12 +1,14 @@
 """Few-shot tasks as tensors: what a method sees, and the labels that only its training loss may see."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from trident.nn.convolution import patches_of
 
 Noise = Mapping[str, Tensor]  # names begin with what the noise is for: "support/" or "query/" for the images of that
 # set, "task/" for the task as a whole
@@ -21,7 +23,6 @@ class Task:
     support_labels: Tensor  # (task, n_support) int64
     n_way: int
     noise: Noise = field(default_factory=dict)  # (task, images of the set, size) each, as the method asked for
-    _cache: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def n_tasks(self) -> int:
@@ -52,11 +53,10 @@ class Task:
         """The images with values in 0 .. 1."""
         return self.images.float() / 255 if self.images.dtype == torch.uint8 else self.images
 
-    def cached(self, name: str, compute: Callable[[Tensor], Tensor]) -> Tensor:
-        """`compute(pixels)`, computed once and cached under this name."""
-        if name not in self._cache:
-            self._cache[name] = compute(self.pixels)
-        return self._cache[name]
+    @cached_property
+    def patches(self) -> Tensor:
+        """The neighbourhood of every pixel, which the first layer of a Conv4 takes in all inner steps."""
+        return patches_of(self.pixels)
 
     def with_images(self, images: Tensor) -> "Task":
         return replace(self, images=images)

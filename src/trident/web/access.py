@@ -110,10 +110,6 @@ def _checked(token: str, source: str) -> str:
     return token
 
 
-def new_token() -> str:
-    return secrets.token_urlsafe(32)
-
-
 _REST_SECONDS = 2.0  # for the rest of a request when the server is stopped
 _HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "

@@ -19,16 +19,15 @@ import trident
 from trident.data.decoding_process import DecodingProcesses, decoders
 from trident.data.images import Target
 from trident.errors import TridentError
-from trident.web.labels import label, task_of
-from trident.web.latent_view import show_latents
+from trident.web.answers import label, show_latents
 from trident.web.limits import Check, Limits, RefusedError, RequestQueue
 from trident.web.networks import Network
 from trident.web.serve import client_of
 from trident.web.service import Metrics
-from trident.web.uploads import PageDecoder, Receiver, Task, Upload, at_pace, drain
+from trident.web.uploads import PageDecoder, Receiver, Upload, at_pace, drain
 
 STATIC = Path(__file__).parent / "static"
-Work = Callable[[Network, Task, Check], dict[str, Any]]
+Work = Callable[[Network, Upload, Check], dict[str, Any]]
 
 
 def make_routes(network: Network, limits: Limits, metrics: Metrics, processes: DecodingProcesses = decoders) -> ASGIApp:
@@ -56,18 +55,17 @@ def make_routes(network: Network, limits: Limits, metrics: Metrics, processes: D
             return Response(status_code=400)  # the client is gone
 
     async def _worked_on(upload: Upload, work: Work) -> Response:
-        task = task_of(upload)
         try:
             async with asyncio.timeout(limits.seconds):
-                return JSONResponse(await queue.work(lambda check: work(network, task, check)))
+                return JSONResponse(await queue.work(lambda check: work(network, upload, check)))
         except TimeoutError:
             raise RefusedError(
                 503, f"this took longer than {limits.seconds:g} seconds and was stopped: send fewer pictures"
             ) from None
 
-    def count_labelled(network: Network, task: Task, check: Check) -> dict[str, Any]:
-        answered = label(network, task, check)
-        metrics.pictures += sum(picture.pixels is not None for picture in task.upload.pile)
+    def count_labelled(network: Network, upload: Upload, check: Check) -> dict[str, Any]:
+        answered = label(network, upload, check)
+        metrics.pictures += sum(picture.pixels is not None for picture in upload.pile)
         return answered
 
     async def about(request: Request) -> Response:

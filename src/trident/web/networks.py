@@ -21,7 +21,7 @@ from trident.labelling.making import CONV4, HINT, chosen_backbone
 from trident.learning.checkpoint import Checkpoint, load_checkpoint
 from trident.learning.frozen_weights import with_conv4
 from trident.web.limits import MEGA, Check
-from trident.web.uploads import DecodedPicture, Task
+from trident.web.uploads import Upload
 from trident.weights import weight_names, weights_for
 
 
@@ -77,17 +77,17 @@ class FeatureNetwork:
         described = {"name": name, "described": "" if data == UNKNOWN else f"trained on {data}", "size": self.size}
         return [described | {"features": True, "latents": False, "included": name == INCLUDED}]
 
-    def described_for(self, task: Task) -> dict[str, Any]:
+    def described_for(self, upload: Upload) -> dict[str, Any]:
         return self.described()[0]
 
-    def label(self, task: Task, check: Check) -> Labelled:
-        n, pile = len(task.examples), [got.pixels for got in task.upload.pile if got.pixels is not None]
-        features = self._features([*task.examples, *pile], task.upload.tab, check)
+    def label(self, upload: Upload, check: Check) -> Labelled:
+        labels, pile = upload.labels(), [got.pixels for got in upload.pile if got.pixels is not None]
+        features = self._features([*upload.examples(), *pile], upload.tab, check)
         check()
-        labeller = FeatureLabeller(self._backbone, task.classes, features[:n], task.labels, self._latents)
-        labelled = labeller.label_features(features[n:])
-        failures = {place: got.error or "" for place, got in enumerate(task.upload.pile) if got.pixels is None}
-        return labelled.with_failures(failures)
+        known, features = features[: len(labels)], features[len(labels) :]
+        labeller = FeatureLabeller(self._backbone, tuple(upload.classes), known, labels, self._latents)
+        failures = {place: got.error or "" for place, got in enumerate(upload.pile) if got.pixels is None}
+        return labeller.label_features(features).with_failures(failures)
 
     def _features(self, pictures: Sequence[np.ndarray], tab: str, check: Check) -> np.ndarray:
         """(picture, feature). Those that the same tab sent before are not computed again."""
@@ -144,17 +144,17 @@ class WeightStore:
             return name, self._known[name]
         return next(iter(self._known.items()))
 
-    def label(self, task: Task, check: Check) -> Labelled:
-        pile = [DecodedPicture(received) for received in task.upload.pile]
+    def label(self, upload: Upload, check: Check) -> Labelled:
         # Includes unreadable pictures, as `trident predict` does, so that chunks and labels are the same.
-        return self.labeller(task).label(pile, lambda done, total: check())
+        return self.labeller(upload).label(upload.pile, lambda done, total: check())
 
-    def labeller(self, task: Task) -> Labeller:
-        _, checkpoint = self.fitting(len(task.examples), len(task.classes))
-        return Labeller(checkpoint, task.classes, np.stack(task.examples), task.labels, self._device)
+    def labeller(self, upload: Upload) -> Labeller:
+        labels = upload.labels()
+        _, checkpoint = self.fitting(len(labels), len(upload.classes))
+        return Labeller(checkpoint, tuple(upload.classes), np.stack(upload.examples()), labels, self._device)
 
-    def described_for(self, task: Task) -> dict[str, Any]:
-        return describe(*self.fitting(len(task.examples), len(task.classes)))
+    def described_for(self, upload: Upload) -> dict[str, Any]:
+        return describe(*self.fitting(len(upload.labels()), len(upload.classes)))
 
     def described(self) -> list[dict[str, Any]]:
         return [describe(name, checkpoint) for name, checkpoint in self._known.items()]

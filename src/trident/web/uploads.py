@@ -11,6 +11,7 @@ import re
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from python_multipart import multipart
@@ -20,7 +21,7 @@ from starlette.requests import ClientDisconnect
 
 from trident.data.decoding_process import DecodingProcesses, TooSlowError
 from trident.data.images import ImageInMemory, ImageSource, Target, UnreadableImageError, key_of
-from trident.labelling.class_names import class_name
+from trident.labelling.class_names import check_one_class_each, class_name
 from trident.labelling.tables import mark_of
 from trident.web.limits import Limits, RefusedError, megabytes
 
@@ -147,48 +148,43 @@ class PageDecoder:
             return await run(self._patient, self._processes.decode, source, target, _SECONDS)
 
 
-@dataclass(frozen=True)
-class Received:
-    """A picture at the network's input size, or why it cannot be read."""
+@dataclass(frozen=True, slots=True)
+class Received(ImageSource):
+    """A picture that was decoded on arrival, at the network's input size; or why it cannot be read."""
 
-    name: str
-    pixels: np.ndarray | None  # (size, size, channel) uint8
+    name: str = field()  # without it, the property of the base class would be the default
+    pixels: np.ndarray | None = field()  # (size, size, channel) uint8
     error: str | None = None
     mark: str = ""  # of its content, for the table
+
+    def content(self) -> np.ndarray:
+        if self.pixels is None:
+            raise ValueError(self.error)
+        return self.pixels
 
 
 @dataclass
 class Upload:
+    """A request. When it is complete and checked, every class has a readable picture."""
+
     classes: list[str] = field(default_factory=list)
     labelled: list[tuple[int, Received]] = field(default_factory=list)  # (class index, picture)
     pile: list[Received] = field(default_factory=list)
     tab: str = ""
 
+    def examples(self) -> list[np.ndarray]:
+        """The labelled pictures that can be read, each (size, size, channel) uint8."""
+        return [picture.pixels for _, picture in self.labelled if picture.pixels is not None]
 
-@dataclass(frozen=True)
-class Task:
-    """A valid request: every class has a readable picture."""
+    def labels(self) -> np.ndarray:
+        """Of the examples: (example,) int64."""
+        return np.array([place for place, picture in self.labelled if picture.pixels is not None], np.int64)
 
-    classes: tuple[str, ...]
-    examples: list[np.ndarray]  # each (size, size, channel) uint8
-    labels: np.ndarray  # (example,) int64
-    upload: Upload
-
-
-@dataclass(frozen=True)
-class DecodedPicture(ImageSource):
-    """A picture that was decoded on arrival."""
-
-    received: Received
-
-    @property
-    def name(self) -> str:
-        return self.received.name
-
-    def content(self) -> np.ndarray:
-        if self.received.pixels is None:
-            raise ValueError(self.received.error)
-        return self.received.pixels
+    def described_labelled(self) -> list[dict[str, Any]]:
+        return [
+            {"name": picture.name, "class": self.classes[place], "error": picture.error}
+            for place, picture in self.labelled
+        ]
 
 
 @dataclass(frozen=True)
@@ -210,7 +206,7 @@ class Receiver:
             for part in reader.feed(data):
                 await self._take(part, upload)
         reader.close()
-        _check_classes(upload)
+        _check(upload)
         return upload
 
     async def _take(self, part: Part, upload: Upload) -> None:
@@ -219,8 +215,10 @@ class Receiver:
                 raise RefusedError(413, f"more than {self.limits.classes} classes: send fewer")
             upload.classes.append(class_name("" if part.too_big else part.content.decode("utf-8", "replace")))
             return
-        if part.name == "tab":
-            upload.tab = _tab(part)
+        if part.name == "tab":  # long, so that nobody guesses that of another visitor
+            upload.tab = part.content.decode("utf-8", "replace")
+            if not re.fullmatch("[0-9a-f]{32}", upload.tab):
+                raise RefusedError(422, "tab must have 32 hexadecimal digits")
             return
         labelled = re.fullmatch(r"labelled-(\d{1,4})", part.name)
         if labelled is None and part.name != "pile":
@@ -245,15 +243,7 @@ class Receiver:
             return Received(name, None, str(error))
 
 
-def _tab(part: Part) -> str:
-    """It must be long, so that nobody guesses that of another visitor."""
-    text = part.content.decode("utf-8", "replace")
-    if not re.fullmatch("[0-9a-f]{32}", text):
-        raise RefusedError(422, "tab must have 32 hexadecimal digits")
-    return text
-
-
-def _check_classes(upload: Upload) -> None:
+def _check(upload: Upload) -> None:
     twice = [name for place, name in enumerate(upload.classes) if name in upload.classes[:place]]
     if twice:
         raise RefusedError(422, f"there are two classes '{twice[0]}': give each a name of its own")
@@ -261,6 +251,17 @@ def _check_classes(upload: Upload) -> None:
         raise RefusedError(422, "at least 2 classes are needed to choose from")
     if any(place >= len(upload.classes) for place, _ in upload.labelled):
         raise RefusedError(422, f"there are labelled pictures of a class that has no name: there are {upload.classes}")
+    readable = {place for place, picture in upload.labelled if picture.pixels is not None}
+    for place, name in enumerate(upload.classes):
+        if place not in readable:
+            errors = [picture.error for other, picture in upload.labelled if other == place]
+            why = f"has no picture that can be read ({errors[0]})" if errors else "has no labelled picture"
+            raise RefusedError(422, f"class '{name}' {why}", labelled=upload.described_labelled())
+    if not upload.pile:
+        raise RefusedError(422, "there is no picture to label")
+    check_one_class_each(
+        (picture.mark, upload.classes[place], picture.name) for place, picture in upload.labelled if picture.mark
+    )
 
 
 async def drain(stream: AsyncIterator[bytes]) -> None:

@@ -5,16 +5,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trident.engines.learner import Gradient, LearnerFields, accuracy_of, computing, matrix_products
+from trident.engines.learner import Gradient, Learner, accuracy_of, computing, matrix_products
 from trident.methods.base import HeadModel
 from trident.methods.inner_loop.base import Encodings
-from trident.nn.parameters import Parameters, as_leaves
+from trident.nn.parameters import Parameters, as_leaves, gradients
 from trident.nn.probabilities import mean_prediction
 from trident.tasks.task import Batch, Task
 
 
 @dataclass(frozen=True)
-class HeadLearner(LearnerFields):
+class HeadLearner(Learner):
     model: HeadModel
 
     def log_probabilities(self, parameters: Parameters, task: Task) -> Tensor:
@@ -43,9 +43,9 @@ class HeadLearner(LearnerFields):
         with matrix_products(self.precision, batch.task.device), torch.enable_grad():
             step = self.model.method.training_step(self.model, leaves, batch, self.statistics(batch.task))
             total = step.losses["total"]
-            found = torch.autograd.grad(total.sum(), list(leaves.values()), materialize_grads=True)
+            gradient = gradients(total.sum(), leaves)
         return Gradient(
-            dict(zip(leaves, found, strict=True)),
+            gradient,
             {name: part.detach() for name, part in step.losses.items()},
             accuracy_of(step.logits, step.truth),
             step.statistics,

@@ -17,8 +17,8 @@ from torch import Tensor
 from trident.engines.cuda_graphs import RecordedLearner
 from trident.engines.learner import Gradient, accuracy_of, computing, matrix_products, only_finite
 from trident.methods.inner_loop.adapted_conv4 import AdaptedConv4
-from trident.methods.inner_loop.base import Encodings, InnerLoopMethod, InnerLoopModel, InnerState, Inputs
-from trident.nn.parameters import Parameters, as_leaves, for_each_task
+from trident.methods.inner_loop.base import Adapted, Encodings, InnerLoopMethod, InnerLoopModel, InnerState, Inputs
+from trident.nn.parameters import Parameters, as_leaves, for_each_task, gradients
 from trident.nn.probabilities import mean_prediction
 from trident.tasks.task import Batch, Labels, Task
 
@@ -38,14 +38,12 @@ class InnerLoopLearner(RecordedLearner):
 
     # Adaptation.
 
-    def adapt(self, parameters: Parameters, task: Task) -> list[tuple[Parameters, InnerState]]:
+    def adapt(self, parameters: Parameters, task: Task) -> list[Adapted]:
         """The parameters of each task before each inner step, and after the last: n + 1 entries."""
         with matrix_products(self.precision, task.device):
             return self._adapt(parameters, task)
 
-    def _adapt(
-        self, parameters: Parameters, task: Task, labels: Labels | None = None
-    ) -> list[tuple[Parameters, InnerState]]:
+    def _adapt(self, parameters: Parameters, task: Task, labels: Labels | None = None) -> list[Adapted]:
         """`labels` of the queries: in training only."""
         leaves = as_leaves(for_each_task(parameters, task.n_tasks))
         with torch.set_grad_enabled(self.method.inner_steps > 0):  # inner steps always need gradients
@@ -64,11 +62,11 @@ class InnerLoopLearner(RecordedLearner):
 
     def inner_step(
         self, parameters: Parameters, state: InnerState, task: Task, step: int, differentiable: bool, reused: Any = None
-    ) -> tuple[Parameters, InnerState]:
+    ) -> Adapted:
         """One gradient step on the support sets. `parameters` must require gradients."""
         found = self.model.loss(parameters, self.inputs(task, target="support", draw=step, reused=reused))
         adapted = {key: value for key, value in parameters.items() if self.method.adapts(key)}
-        gradient = _gradient(found.losses["total"].sum(), adapted, create_graph=differentiable)
+        gradient = gradients(found.losses["total"].sum(), adapted, create_graph=differentiable)
         return self.method.update(parameters, state, gradient, step)
 
     # Prediction.
@@ -124,11 +122,11 @@ class InnerLoopLearner(RecordedLearner):
         adapted = as_leaves(trajectory[-1][0])
         with torch.enable_grad():
             outer = self.model.loss(adapted, self.inputs(task, labels=labels))
-            pulled = _gradient(outer.losses["total"].sum(), adapted)
+            pulled = gradients(outer.losses["total"].sum(), adapted)
         if self.method.inner_order == "second":
             moments = InnerState(*({key: torch.zeros_like(x) for key, x in m.items()} for m in trajectory[-1][1]))
             for step in reversed(range(self.method.inner_steps)):
-                pulled, moments = self._pull_back(pulled, moments, *trajectory[step], task, step)
+                pulled, moments = self._pull_back(pulled, moments, trajectory[step], task, step)
         finite = outer.losses["total"].detach().isfinite()
         for value in pulled.values():
             finite = finite & value.reshape(len(value), -1).isfinite().all(1)
@@ -136,42 +134,28 @@ class InnerLoopLearner(RecordedLearner):
         leaves = as_leaves(parameters)
         with torch.enable_grad():
             started, _ = self.model.start(for_each_task(leaves, task.n_tasks), self.inputs(task, labels=labels))
-            gradients = torch.autograd.grad(
+            pulled_back = torch.autograd.grad(
                 [started[key] for key in pulled], list(leaves.values()), list(pulled.values()), materialize_grads=True
             )
         return Gradient(
-            dict(zip(leaves, gradients, strict=True)),
+            dict(zip(leaves, pulled_back, strict=True)),
             {name: part.detach() for name, part in outer.losses.items()},
             accuracy_of(outer.logits, labels.queries),
             outer.seen,
             finite,
         )
 
-    def _pull_back(
-        self,
-        pulled: Parameters,
-        pulled_moments: InnerState,
-        before: Parameters,
-        state: InnerState,
-        task: Task,
-        step: int,
-    ) -> tuple[Parameters, InnerState]:
+    def _pull_back(self, pulled: Parameters, moments: InnerState, before: Adapted, task: Task, step: int) -> Adapted:
         """The vector-Jacobian product of one inner step, which is recomputed."""
-        before = as_leaves(before)
-        state = InnerState(*(as_leaves(moment) for moment in state))
+        parameters, state = as_leaves(before[0]), InnerState(*(as_leaves(moment) for moment in before[1]))
         with torch.enable_grad():
-            after, state_after = self.inner_step(before, state, task, step, differentiable=True)
-            inputs = [*before.values(), *(x for moment in state for x in moment.values())]
+            after, state_after = self.inner_step(parameters, state, task, step, differentiable=True)
+            inputs = [*parameters.values(), *(x for moment in state for x in moment.values())]
             outputs = [*after.values(), *(x for moment in state_after for x in moment.values())]
-            cotangents = [*pulled.values(), *(x for moment in pulled_moments for x in moment.values())]
+            cotangents = [*pulled.values(), *(x for moment in moments for x in moment.values())]
             results = iter(torch.autograd.grad(outputs, inputs, cotangents, materialize_grads=True))
-        pulled = {key: next(results) for key in before}
+        pulled = {key: next(results) for key in parameters}
         return pulled, InnerState(*({key: next(results) for key in moment} for moment in state))
-
-
-def _gradient(loss: Tensor, parameters: Parameters, create_graph: bool = False) -> Parameters:
-    gradients = torch.autograd.grad(loss, list(parameters.values()), create_graph=create_graph, materialize_grads=True)
-    return dict(zip(parameters, gradients, strict=True))
 
 
 def _detached(parameters: Parameters) -> Parameters:

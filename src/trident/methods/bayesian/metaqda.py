@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,15 +13,6 @@ from trident.nn.parameters import Parameters, normal
 from trident.settings import require, setting
 
 LEAST = 1e-6  # of kappa, of nu - (d - 1), and added to the diagonal of S
-
-
-class Prior(NamedTuple):
-    """Normal-inverse-Wishart: a class has covariance C ~ IW(spread, nu) and mean ~ N(mean, C / kappa)."""
-
-    mean: Tensor  # (d,)
-    kappa: Tensor
-    nu: Tensor
-    spread: Tensor  # (d, d)
 
 
 @dataclass(frozen=True)
@@ -69,23 +59,20 @@ class MetaQda(NormalisedHead):
             "prior.lower": torch.zeros(d, d).fill_diagonal_(self.initial_spread),
         }
 
-    def prior(self, parameters: Parameters) -> Prior:
+    def prior(self, parameters: Parameters) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """m (d,), kappa, nu and S (d, d): a class has covariance C ~ IW(S, nu) and mean ~ N(m, C / kappa)."""
         lower = torch.tril(parameters["prior.lower"])
         d = len(lower)
-        identity = torch.eye(d, dtype=lower.dtype, device=lower.device)
-        return Prior(
-            parameters["prior.mean"],
-            parameters["prior.kappa"].abs() + LEAST,
-            parameters["prior.nu"].clamp(min=d - 1 + LEAST),
-            lower @ lower.T + LEAST * identity,
-        )
+        kappa, nu = parameters["prior.kappa"].abs() + LEAST, parameters["prior.nu"].clamp(min=d - 1 + LEAST)
+        scatter = lower @ lower.T + LEAST * torch.eye(d, dtype=lower.dtype, device=lower.device)
+        return parameters["prior.mean"], kappa, nu, scatter
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         x = self.normalised(parameters, features)
         if self.dimensions is not None:
             x = F.linear(x, parameters["projection"])
         support, queries = x[:, task.support], x[:, task.queries]
-        m, kappa, nu, spread = self.prior(parameters)
+        m, kappa, nu, prior_scatter = self.prior(parameters)
         d = len(m)
         members = members_of(task.support_labels, task.n_way, x)  # (task, n_way, n_support)
         n = members.sum(2)  # (task, n_way)
@@ -96,7 +83,7 @@ class MetaQda(NormalisedHead):
         scatter = scatter + (kappa * n / (kappa + n))[..., None, None] * away[..., None] * away[..., None, :]
         centres = (kappa * m + n[..., None] * means) / (kappa + n)[..., None]
         size = 1 / (nu + n + d + 2)  # (task, n_way)
-        factor: Tensor = torch.linalg.cholesky_ex((spread + scatter) * size[..., None, None]).L
+        factor: Tensor = torch.linalg.cholesky_ex((prior_scatter + scatter) * size[..., None, None]).L
         apart = queries[:, None] - centres[:, :, None]  # (task, n_way, query, d)
         scaled: Tensor = torch.linalg.solve_triangular(factor, apart.mT, upper=False)  # (task, n_way, d, query)
         curved = scaled.square().sum(2)  # (task, n_way, query)

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from trident.backbones.conv4 import NAME, Conv4Backbone, single_conv4
-from trident.methods.base import Backbone, EpisodeSpec, Parameters, cross_entropy, setting
+from trident.methods.base import Backbone, EpisodeSpec, Parameters, cross_entropy, setting, tunable
 from trident.methods.inner_loop.base import Encodings, Evaluated, InnerLoopMethod, InnerLoopModel, Inputs
+from trident.nn.batch_norm import WithStatistics
 from trident.nn.linear import Linear
 
 HEAD = "head"  # of the linear layer's parameters
@@ -24,8 +25,8 @@ class AdaptedConv4(InnerLoopMethod):
     """
 
     adapts_to_support_alone: ClassVar[bool] = True
-    inner_rate: float = setting(0.01, "learning rate of the inner steps", True)
-    inner_steps: int = setting(10, "inner steps at test", True, most=100)
+    inner_rate: float = tunable(0.01, "learning rate of the inner steps")
+    inner_steps: int = tunable(10, "inner steps at test", most=100)
     training_inner_steps: int | None = setting(
         5, "inner steps in training; 'none' takes as many as at test", most=100, least=0
     )
@@ -56,7 +57,7 @@ class AdaptedConv4Model(InnerLoopModel):
     def initial_running(self) -> Parameters:
         return self.backbone.initial_running()
 
-    def features(self, parameters: Parameters, inputs: Inputs) -> tuple[Tensor, Parameters]:
+    def features(self, parameters: Parameters, inputs: Inputs) -> WithStatistics:
         """Features (task, image, feature) of one set, and the batch-norm statistics."""
         task, rows = inputs.task, inputs.rows
         if inputs.encodings:

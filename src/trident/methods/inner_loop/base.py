@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from trident.methods.base import Labels, Losses, Method, Model, Parameters, Task, setting
+from trident.methods.base import Labels, Losses, Method, Model, Parameters, Task, tunable
 from trident.nn.batch_norm import BatchNormStatistics
 
 Target = Literal["support", "query"]
@@ -85,17 +85,20 @@ class InnerState(NamedTuple):
     second_moment: Parameters
 
 
+Adapted = tuple[Parameters, InnerState]  # what an inner step takes and returns
+
+
 @dataclass(frozen=True)
 class InnerLoopMethod(Method):
     adapts_to_support_alone: ClassVar[bool] = False  # whether no query changes the adapted parameters
 
-    inner_optimizer: Literal["sgd", "adam"] = setting(
-        "sgd", "optimiser of the inner steps: plain gradient steps, or Adam", True
+    inner_optimizer: Literal["sgd", "adam"] = tunable(
+        "sgd", "optimiser of the inner steps: plain gradient steps, or Adam"
     )
-    inner_rate: float = setting(1e-3, "learning rate of the inner steps", True, least=0)
-    inner_steps: int = setting(5, "inner steps", True, most=100, least=0)
-    inner_order: Literal["second", "first"] = setting(
-        "second", "second: differentiate through the inner steps; first: do not, which is cheaper", True
+    inner_rate: float = tunable(1e-3, "learning rate of the inner steps", least=0)
+    inner_steps: int = tunable(5, "inner steps", most=100, least=0)
+    inner_order: Literal["second", "first"] = tunable(
+        "second", "second: differentiate through the inner steps; first: do not, which is cheaper"
     )
 
     def adapts(self, parameter: str) -> bool:
@@ -111,9 +114,7 @@ class InnerLoopMethod(Method):
         zeros = {key: torch.zeros_like(value) for key, value in parameters.items() if self.adapts(key)}
         return InnerState(zeros, zeros)
 
-    def update(
-        self, parameters: Parameters, state: InnerState, gradient: Parameters, step: int
-    ) -> tuple[Parameters, InnerState]:
+    def update(self, parameters: Parameters, state: InnerState, gradient: Parameters, step: int) -> Adapted:
         """One step of the inner optimiser on the parameters that have a gradient; the others stay as they are."""
         if self.inner_optimizer == "sgd":
             return parameters | {key: parameters[key] - self.inner_rate * g for key, g in gradient.items()}, state
@@ -121,9 +122,7 @@ class InnerLoopMethod(Method):
         return parameters | moved, state
 
 
-def adam_step(
-    parameters: Parameters, state: InnerState, gradient: Parameters, step: int, rate: float
-) -> tuple[Parameters, InnerState]:
+def adam_step(parameters: Parameters, state: InnerState, gradient: Parameters, step: int, rate: float) -> Adapted:
     beta1, beta2 = ADAM_BETAS
     first = {key: beta1 * state.first_moment[key] + (1 - beta1) * g for key, g in gradient.items()}
     second = {key: beta2 * state.second_moment[key] + (1 - beta2) * g.square() for key, g in gradient.items()}

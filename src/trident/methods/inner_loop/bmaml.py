@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from trident.backbones.conv4 import single_conv4
-from trident.methods.base import About, Backbone, Parameters, cross_entropy
+from trident.methods.base import About, Backbone, Parameters, cross_entropy, tunable
 from trident.methods.inner_loop.adapted_conv4 import SUPPORT_FEATURES, AdaptedConv4, AdaptedConv4Model
-from trident.methods.inner_loop.base import Evaluated, InnerState, Inputs
+from trident.methods.inner_loop.base import Adapted, Evaluated, InnerState, Inputs
 from trident.nn.linear import Linear
 from trident.nn.probabilities import mean_prediction
 from trident.settings import EpisodeSpec, require, setting
@@ -35,7 +35,7 @@ class BayesianMaml(AdaptedConv4):
 
     about = About("Bayesian MAML", "Yoon et al. 2018", "Bayesian Model-Agnostic Meta-Learning", any_way=False)
     particles: int = setting(5, "number of particles", most=100, least=2)
-    precision: float = setting(1.0, "precision of the prior of a particle's weights", True, least=0)
+    precision: float = tunable(1.0, "precision of the prior of a particle's weights", least=0)
     chaser: bool = setting(False, "train by the chaser loss instead of the queries' cross-entropy")
     leader_steps: int = setting(5, "further steps of the leader, for the chaser loss", most=100, least=1)
     leader_rate: float = setting(0.005, "learning rate of the leader's steps", above=0)
@@ -50,9 +50,7 @@ class BayesianMaml(AdaptedConv4):
     def adapts(self, parameter: str) -> bool:
         return parameter == PARTICLES
 
-    def update(
-        self, parameters: Parameters, state: InnerState, gradient: Parameters, step: int
-    ) -> tuple[Parameters, InnerState]:
+    def update(self, parameters: Parameters, state: InnerState, gradient: Parameters, step: int) -> Adapted:
         """`gradient` is that of the negative log posterior."""
         particles = parameters[PARTICLES]
         moved = particles + self.inner_rate * svgd_direction(particles, -gradient[PARTICLES])

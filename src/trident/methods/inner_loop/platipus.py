@@ -11,7 +11,7 @@ from trident.methods.base import About, Backbone, EpisodeSpec, NoiseShapes, Task
 from trident.methods.inner_loop.base import Evaluated, Inputs
 from trident.methods.inner_loop.variational_weights import LOG_VAR, RandomWeights, RandomWeightsModel, with_total
 from trident.nn.gaussian import Gaussian
-from trident.nn.parameters import Parameters, joined
+from trident.nn.parameters import Parameters, gradients, joined
 
 QUERY_LOG_VAR = "query_log_var."
 SUPPORT_RATE, QUERY_RATE = "support_rate", "query_rate"
@@ -73,11 +73,10 @@ class PlatipusModel(RandomWeightsModel):
     def _moved_mean(self, parameters: Parameters, inputs: Inputs) -> Tensor:
         """The means after one gradient step on one set: (task, 1, n_weights)."""
         means = {key: parameters[key] for key in self.shapes}
-        found = self.network_loss(means, inputs).losses["total"].sum()
-        second = self.method.inner_order == "second"
-        gradient = torch.autograd.grad(found, list(means.values()), create_graph=second, materialize_grads=True)
+        loss = self.network_loss(means, inputs).losses["total"].sum()
+        gradient = gradients(loss, means, create_graph=self.method.inner_order == "second")
         rate = parameters[SUPPORT_RATE if inputs.target == "support" else QUERY_RATE][:, None, None]  # (task, 1, 1)
-        return self.joined(parameters) - rate * joined(dict(zip(means, gradient, strict=True)))[:, None]
+        return self.joined(parameters) - rate * joined(gradient)[:, None]
 
     def _samples(self, mean: Tensor, log_var: Tensor, task: Task) -> Parameters:
         draws = [values for name, values in task.noise.items() if name.startswith("task/start/")]
@@ -89,11 +88,11 @@ class PlatipusModel(RandomWeightsModel):
     def loss(self, parameters: Parameters, inputs: Inputs) -> Evaluated:
         """The loss. That of the support set is the sum over the samples, each of which takes its own steps."""
         weights = self.weights_for_prediction(parameters, inputs.task)
-        found = [self.network_loss(one, inputs) for one in weights]
+        samples = [self.network_loss(one, inputs) for one in weights]
         if inputs.target == "support":
-            total = torch.stack([one.losses["total"] for one in found]).sum(0)
-            return found[0]._replace(losses={"total": total})
-        (only,) = found  # training draws one sample
+            total = torch.stack([one.losses["total"] for one in samples]).sum(0)
+            return samples[0]._replace(losses={"total": total})
+        (only,) = samples  # training draws one sample
         posterior = Gaussian(parameters[QUERY_MEAN], self.joined(parameters, QUERY_LOG_VAR))
         prior = Gaussian(parameters[SUPPORT_MEAN], self.joined(parameters, LOG_VAR))
         parts = {"classification": only.losses["total"], "kl": self.method.kl_weight * posterior.kl_to(prior)[:, 0]}

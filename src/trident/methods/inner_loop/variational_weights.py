@@ -2,7 +2,7 @@
 
 The mean of a weight has the weight's own name, and the logarithm of its variance has that name after "log_var.". The
 latents of a protocol are the weights here: latents=mean predicts with the means, latents=average averages the
-predictions of many samples.
+predictions of many samples. VAMPIRE (Nguyen, Do & Carneiro 2020) is the plain method of this kind.
 """
 
 from abc import abstractmethod
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from trident.backbones.conv4 import single_conv4
-from trident.methods.base import Backbone, Losses, NoiseShapes, Task
+from trident.methods.base import About, Backbone, Losses, NoiseShapes, Task, tunable
 from trident.methods.inner_loop.adapted_conv4 import AdaptedConv4, AdaptedConv4Model
 from trident.methods.inner_loop.base import Encodings, Evaluated, Inputs, Target
 from trident.nn.gaussian import Gaussian
@@ -28,7 +28,7 @@ LOG_VAR = "log_var."
 class RandomWeights(AdaptedConv4):
     """Base of the methods with a Gaussian over the weights: their settings."""
 
-    kl_weight: float = setting(1e-6, "weight of the KL divergence, which is summed over all weights", True, least=0)
+    kl_weight: float = tunable(1e-6, "weight of the KL divergence, which is summed over all weights", least=0)
     initial_log_var: float = setting(-10.0, "start of the logarithm of every weight's variance", least=-30)
 
     def __post_init__(self) -> None:
@@ -85,9 +85,7 @@ class RandomWeightsModel(AdaptedConv4Model):
 class VariationalWeights(RandomWeights):
     """Base of the methods whose inner steps change a Gaussian over the weights, means and variances alike."""
 
-    samples: int = setting(
-        2, "samples of the weights in each inner step, and in the training loss", True, most=100, least=1
-    )
+    samples: int = tunable(2, "samples of the weights in each inner step, and in the training loss", most=100, least=1)
 
     def model(self, backbone: Backbone, episode: EpisodeSpec) -> "VariationalWeightsModel":
         return VariationalWeightsModel(self, single_conv4(backbone, self.about.title), episode)
@@ -113,15 +111,37 @@ class VariationalWeightsModel(RandomWeightsModel):
     def loss(self, parameters: Parameters, inputs: Inputs) -> Evaluated:
         posterior = self.posterior(parameters)
         samples = self.weights(posterior.sample(inputs.task.noise[f"task/{inputs.target}/{inputs.draw}"]))
-        found = [self.network_loss(weights, inputs) for weights in samples]
-        parts = {"classification": torch.stack([one.losses["total"] for one in found]).mean(0)}
+        evaluated = [self.network_loss(weights, inputs) for weights in samples]
+        parts = {"classification": torch.stack([one.losses["total"] for one in evaluated]).mean(0)}
         parts |= self.penalties(parameters, posterior, inputs.target)
-        seen = {key: torch.stack([one.seen[key] for one in found]).mean(0) for key in found[0].seen}
-        return Evaluated(with_total(parts), mean_prediction(one.logits for one in found), seen)
+        seen = {key: torch.stack([one.seen[key] for one in evaluated]).mean(0) for key in evaluated[0].seen}
+        return Evaluated(with_total(parts), mean_prediction(one.logits for one in evaluated), seen)
 
     def weights_for_prediction(self, parameters: Parameters, task: Task) -> list[Parameters]:
         draws = [values[:, :1] for name, values in task.noise.items() if name.startswith("task/query/")]
         return self.weights(self.posterior(parameters).sample(torch.cat(draws, 1)))
+
+
+@dataclass(frozen=True)
+class Vampire(VariationalWeights):
+    """MAML with a Gaussian over the weights in the place of the weights.
+
+    Learned: the mean and the variance of every weight of a Conv4 and of a linear layer on its features. At test both
+    take gradient steps on the support set, then the predictions of weights sampled from the Gaussian q are averaged.
+    Training minimises the same loss of the queries, after the steps:
+
+        E_q[cross-entropy] + kl_weight KL(q || N(0, I)),   the expectation by samples w = mean + std * noise
+
+    Differences from the published method: the Conv4 has batch norm, whose gains and shifts are random like all
+    weights; steps are taken on the logarithm of the variance.
+    """
+
+    about = About(
+        "VAMPIRE",
+        "Nguyen, Do & Carneiro 2020",
+        "Uncertainty in Model-Agnostic Meta-Learning using Variational Inference",
+        any_way=False,
+    )
 
 
 def with_total(parts: Losses) -> Losses:

@@ -7,10 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About, Labels, Losses, Parameters, Task
-from trident.methods.metric.baseline_plus_plus import BaselinePlusPlus, cosines
+from trident.methods.base import About, Labels, Losses, Parameters, Task, tunable
+from trident.methods.metric.baseline import BaselinePlusPlus, balanced_targets, cosines, fit_cosine
 from trident.nn.classes import members_of
-from trident.nn.fitted_classifiers import balanced_targets, fit_cosine
 from trident.settings import require, setting
 
 SUMS = "class_features"  # the mean feature of each training class, times the class's share of the training images
@@ -27,7 +26,7 @@ class AssociativeAlignment(BaselinePlusPlus):
 
     and the mean feature of every training class. At test the features stay as they are:
 
-        1. a cosine classifier is fitted to the support set, as in Baseline++ (`baseline_plus_plus.py`)
+        1. a cosine classifier is fitted to the support set, as in Baseline++ (`baseline.py`)
         2. each training class goes, by its mean feature z, to the class that this classifier finds for it; of those
            that go to a class, the `related` ones that it is most sure of are kept
         3. the classifier is fitted further, to the support set and, with weight `alignment`, to these z:
@@ -46,10 +45,8 @@ class AssociativeAlignment(BaselinePlusPlus):
     )
     initial_scale: float = setting(20.0, "start of the learned scale of the cosine in training")
     margin: float = setting(0.01, "additive angular margin between the training classes, in radians")
-    related: int = setting(
-        10, "training classes that are aligned with each class, at most", after_training=True, most=1000, least=0
-    )
-    alignment: float = setting(0.03, "weight of the alignment in the second fit", after_training=True, least=0)
+    related: int = tunable(10, "training classes that are aligned with each class, at most", most=1000, least=0)
+    alignment: float = tunable(0.03, "weight of the alignment in the second fit", least=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -89,9 +86,9 @@ class AssociativeAlignment(BaselinePlusPlus):
         means = F.normalize(parameters[SUMS], dim=1)  # (class, feature)
         p = torch.softmax(self.scale * cosines(means, weights), 2)  # (task, class, n_way)
         seen = means.any(1)[:, None]  # in training
-        sure = torch.where((p == p.amax(2, keepdim=True)) & seen, p, 0.0).mT  # (task, n_way, class)
-        found = sure.topk(min(self.related, sure.shape[2]), 2)
-        kept = (found.values > 0).to(weights)  # (task, n_way, related)
+        largest = torch.where((p == p.amax(2, keepdim=True)) & seen, p, 0.0).mT  # (task, n_way, class)
+        nearest = largest.topk(min(self.related, largest.shape[2]), 2)
+        kept = (nearest.values > 0).to(weights)  # (task, n_way, related)
         own = torch.eye(n_way, dtype=weights.dtype, device=weights.device)[:, None]
         targets = kept[..., None] * own / kept.sum((1, 2)).clamp(min=1)[:, None, None, None]
-        return means[found.indices.flatten(1)], targets.flatten(1, 2)
+        return means[nearest.indices.flatten(1)], targets.flatten(1, 2)

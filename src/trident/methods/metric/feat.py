@@ -10,7 +10,7 @@ from torch import Tensor
 
 from trident.methods.base import About, HeadOnFeatures, Losses, Method, Parameters, cross_entropy, setting
 from trident.nn.classes import class_means, members_of, squared_distances, weighted_means
-from trident.nn.linear import Linear
+from trident.nn.linear import Linear, linear
 from trident.tasks.task import Labels, Task, all_labels
 
 PROJECTIONS = ("asks", "answers", "values")  # the parameter names of the query, key and value projections
@@ -102,12 +102,12 @@ def _block(parameters: Parameters, x: Tensor, context: Tensor, mask: Tensor | No
     `mask` (task, a, b): True where an element of x may attend to one of the context.
     """
     queries, keys, values = (
-        F.linear(inputs, parameters[f"attention.{name}.weight"])
+        linear(parameters, f"attention.{name}", inputs)
         for name, inputs in zip(PROJECTIONS, (x, context, context), strict=True)
     )
     scores = queries @ keys.mT / math.sqrt(x.shape[2])  # (task, a, b)
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf)
     attended = torch.softmax(scores, 2) @ values
-    out = x + F.linear(attended, parameters["attention.out.weight"], parameters["attention.out.bias"])
+    out = x + linear(parameters, "attention.out", attended)
     return F.layer_norm(out, out.shape[2:], parameters["attention.gain"], parameters["attention.shift"])

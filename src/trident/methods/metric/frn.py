@@ -44,8 +44,8 @@ class FeatureReconstruction(HeadOnFeatures):
         counts = members_of(task.support_labels, task.n_way, features).sum(2)  # (task, n_way)
         penalties = counts * cells / channels * parameters["log_penalty"].exp() + 1e-6
         rows = self._rows(features, task)
-        found = parameters["log_length"].exp() * ridge_reconstructions(rows, queries, penalties)
-        errors = (queries - found).square().sum(3)  # (task, n_way, query * cell)
+        reconstructed = parameters["log_length"].exp() * ridge_reconstructions(rows, queries, penalties)
+        errors = (queries - reconstructed).square().sum(3)  # (task, n_way, query * cell)
         errors = errors.view(*errors.shape[:2], task.n_queries, cells).mean(3)
         return -parameters["log_scale"].exp() * errors.mT
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from trident.methods.base import About, HeadOnFeatures, Labels, Losses, Task, cross_entropy, setting
 from trident.nn.classes import class_means
-from trident.nn.linear import Linear
+from trident.nn.linear import Linear, linear
 from trident.nn.parameters import Parameters, uniform
 
 
@@ -71,8 +71,8 @@ class RelationNetwork(HeadOnFeatures):
         pairs = self._finished(parameters, 0, pairs)
         pairs = _convolved(pairs, parameters["relation.1.weight"], parameters["relation.1.bias"])
         pairs = self._finished(parameters, 1, pairs).mean((2, 3))  # (task * query * class, width)
-        hidden = F.relu(F.linear(pairs, parameters["relation.hidden.weight"], parameters["relation.hidden.bias"]))
-        scores = F.linear(hidden, parameters["relation.score.weight"], parameters["relation.score.bias"])
+        hidden = F.relu(linear(parameters, "relation.hidden", pairs))
+        scores = linear(parameters, "relation.score", hidden)
         return scores.view(task.n_tasks, task.n_queries, task.n_way)
 
     def _finished(self, parameters: Parameters, block: int, pairs: Tensor) -> Tensor:

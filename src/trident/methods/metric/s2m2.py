@@ -3,14 +3,13 @@
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from trident.backbones.conv4 import first_layer_input, single_conv4
 from trident.methods.base import About, Backbone, HeadModel, NoiseShapes, TrainingStep, cross_entropy
-from trident.methods.metric.baseline_plus_plus import BaselinePlusPlus
+from trident.methods.metric.baseline import BaselinePlusPlus
 from trident.nn.batch_norm import BatchNormStatistics
-from trident.nn.linear import Linear
+from trident.nn.linear import Linear, linear
 from trident.nn.parameters import Parameters, for_each_task
 from trident.settings import require, setting
 from trident.tasks.task import Batch
@@ -31,7 +30,7 @@ class S2M2(BaselinePlusPlus):
         rotated    the cross-entropies of class and rotation, with weight `rotation_weight` each,
                    of a quarter of the images, turned by 0, 90, 180 and 270 degrees
 
-    At test a cosine classifier is fitted to the support set as in Baseline++ (`baseline_plus_plus.py`).
+    At test a cosine classifier is fitted to the support set as in Baseline++ (`baseline.py`).
 
     The published training first minimises `rotated` alone, on all images, and adds `mixed` later; here both are
     minimised all the time. The statistics that batch norm uses at test are those of rotated pictures, not of mixtures.
@@ -60,13 +59,8 @@ class S2M2(BaselinePlusPlus):
     def mixing(self, noise: Tensor) -> tuple[Tensor, Tensor]:
         """The share u and the block, (task,) each, from standard normal noise (task, 1, 4)."""
         uniform = torch.special.ndtr(noise[:, 0])  # (task, 4)
-        share = (
-            uniform[:, :3].median(1).values
-        )  # the middle one of three uniform numbers has the distribution Beta(2, 2)
+        share = uniform[:, :3].median(1).values  # the median of three uniform numbers has the distribution Beta(2, 2)
         return share, (uniform[:, 3] * self.blocks).long().clamp(max=self.blocks - 1)
-
-    def rotation_logits(self, parameters: Parameters, features: Tensor) -> Tensor:
-        return F.linear(features, parameters["rotations.weight"], parameters["rotations.bias"])
 
     def training_step(
         self, model: HeadModel, parameters: Parameters, batch: Batch, statistics: BatchNormStatistics
@@ -92,7 +86,8 @@ class S2M2(BaselinePlusPlus):
         logits, known = self.training_logits(parameters, features, task), classes[:, :quarter].repeat(1, ROTATIONS)
         turns = torch.arange(ROTATIONS, device=task.device).repeat_interleave(quarter).expand_as(known)
         of_classes = cross_entropy(logits, known)
-        of_turns = cross_entropy(self.rotation_logits(parameters, features), turns)
+        turn_logits = linear(parameters, "rotations", features)
+        of_turns = cross_entropy(turn_logits, turns)
 
         total = mixed + self.rotation_weight * (of_classes + of_turns)
         losses = {"total": total, "mixed": mixed, "classification": of_classes, "rotation": of_turns}

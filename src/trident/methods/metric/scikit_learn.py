@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trident.errors import TridentError
-from trident.methods.base import About, HeadOnFeatures, Parameters, Task, setting
+from trident.methods.base import About, HeadOnFeatures, Parameters, Task, tunable
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class ScikitLearnHead(HeadOnFeatures):
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         unit = F.normalize(features.detach(), dim=2)
         rows = unit.cpu().double().numpy()
-        found = []
+        probabilities = []
         for one, labels in zip(rows, task.support_labels.cpu().numpy(), strict=True):
             fitted = self.estimator(task.n_support).fit(one[task.support], labels)
-            found.append(torch.from_numpy(fitted.predict_proba(one[task.queries])))
-        return torch.stack(found).clamp(min=1e-12).log().to(features)
+            probabilities.append(torch.from_numpy(fitted.predict_proba(one[task.queries])))
+        return torch.stack(probabilities).clamp(min=1e-12).log().to(features)
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,7 @@ class LogisticRegressionHead(ScikitLearnHead):
     about = About(
         "Logistic regression", "Cox 1958", "The Regression Analysis of Binary Sequences", trained_on="nothing"
     )
-    inverse_penalty: float = setting(
-        10.0, "C: the larger, the less the weights are kept small", after_training=True, above=0
-    )
+    inverse_penalty: float = tunable(10.0, "C: the larger, the less the weights are kept small", above=0)
 
     def estimator(self, n_support: int) -> Any:
         return self.module("linear_model").LogisticRegression(
@@ -70,9 +68,7 @@ class NearestNeighbours(ScikitLearnHead):
     about = About(
         "k nearest neighbours", "Cover & Hart 1967", "Nearest Neighbor Pattern Classification", trained_on="nothing"
     )
-    neighbours: int = setting(
-        1, "how many support images vote; all of them, if there are fewer", after_training=True, most=10_000, least=1
-    )
+    neighbours: int = tunable(1, "how many support images vote; all of them, if there are fewer", most=10_000, least=1)
 
     def estimator(self, n_support: int) -> Any:
         return self.module("neighbors").KNeighborsClassifier(min(self.neighbours, n_support))

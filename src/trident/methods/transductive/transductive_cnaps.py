@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About, Parameters, Task, setting
+from trident.methods.base import About, Parameters, Task, tunable
 from trident.methods.transductive.base import TransductiveHead
 from trident.nn.classes import span_coordinates, weighted_means
 
@@ -36,12 +36,8 @@ class TransductiveCnaps(TransductiveHead):
         trained_on="nothing",
         transductive=True,
     )
-    rounds: int = setting(
-        4, "how often queries refine the classes; 0 is Simple CNAPS", after_training=True, most=1000, least=0
-    )
-    length: float = setting(
-        3.0, "length that features are scaled to: how much their covariance counts", after_training=True, above=0
-    )
+    rounds: int = tunable(4, "how often queries refine the classes; 0 is Simple CNAPS", most=1000, least=0)
+    length: float = tunable(3.0, "length that features are scaled to: how much their covariance counts", above=0)
 
     @property
     def classifies_together(self) -> bool:

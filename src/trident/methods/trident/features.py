@@ -3,41 +3,29 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About, HeadModel, HeadOnFeatures, Labels, Losses, NoiseShapes, Task, cross_entropy
+from trident.methods.base import About, HeadModel, HeadOnFeatures, Losses, NoiseShapes, cross_entropy, tunable
 from trident.methods.metric.nearest_mean import NearestMean
 from trident.methods.metric.scikit_learn import LogisticRegressionHead
 from trident.methods.transductive.soft_kmeans import SoftKMeans
-from trident.nn.attfex import SetStatistics, TaskFeatures
+from trident.methods.trident.objective import Latents
+from trident.nn.attfex import N_STATISTICS, TaskFeatures, set_statistics
 from trident.nn.gaussian import LOG_VAR_BOUND, Gaussian, GaussianHead
 from trident.nn.linear import Linear, activate
 from trident.nn.parameters import Parameters, for_each_task
 from trident.nn.probabilities import mean_prediction
 from trident.settings import EpisodeSpec, require, setting
+from trident.tasks.task import Labels, Task
 
 ACTIVATION = "leaky_relu"
 IMAGES_AT_ONCE = 4096
 TERMS = ("classification", "reconstruction", "label_kl", "semantic_kl")  # of the loss
 TRAINING_MEAN = "training_mean"  # of the training images' features of unit length
-
-
-class Latents(NamedTuple):
-    """The latents of all images of a task, the support set first."""
-
-    semantic: Gaussian
-    label: Gaussian
-    z_semantic: Tensor  # (task, image, semantic_latents)
-    z_label: Tensor  # (task, image, feature)
-
-    def of(self, rows: slice) -> "Latents":
-        """The latents of some of the images."""
-        semantic, label = (Gaussian(*(part[:, rows] for part in each)) for each in (self.semantic, self.label))
-        return Latents(semantic, label, self.z_semantic[:, rows], self.z_label[:, rows])
 
 
 @dataclass(frozen=True)
@@ -82,18 +70,15 @@ class TridentOnFeatures(HeadOnFeatures):
     semantic_kl_weight: float = setting(
         0.01, "weight of the divergence of q(z_semantic) from a standard normal", least=0
     )
-    mask_from: Literal["task", "support"] = setting(
-        "task", "images whose statistics make AttFEX's mask: all of the task, or the support images", True
+    mask_from: Literal["task", "support"] = tunable(
+        "task", "images whose statistics make AttFEX's mask: all of the task, or the support images"
     )
-    trust_from: float = setting(
-        0.6, "similarity to training images from which mask and network count", after_training=True
-    )
-    trust_to: float = setting(0.8, "similarity to training images from which they count fully", after_training=True)
-    scale: float = setting(20.0, "scale of cosines in the logits of nearest-mean", after_training=True, above=0)
-    classifier: Literal["soft-kmeans", "nearest-mean", "logistic-regression"] = setting(
+    trust_from: float = tunable(0.6, "similarity to training images from which mask and network count")
+    trust_to: float = tunable(0.8, "similarity to training images from which they count fully")
+    scale: float = tunable(20.0, "scale of cosines in the logits of nearest-mean", above=0)
+    classifier: Literal["soft-kmeans", "nearest-mean", "logistic-regression"] = tunable(
         "soft-kmeans",
         "what classifies z_label (training uses the first two); soft-kmeans classifies the queries together",
-        True,
     )
 
     def __post_init__(self) -> None:
@@ -127,19 +112,15 @@ class TridentOnFeatures(HeadOnFeatures):
         )
 
     @property
-    def mask_layers(self) -> tuple[Linear, Linear]:
+    def mask_layers(self) -> tuple[Linear, ...]:
         m, n = self.attfex_width_m, self.attfex_width_n
-        return Linear("attfex.w_n", m, n, bias=False), Linear("attfex.mask", n, 1, bias=False)
-
-    @property
-    def extractor(self) -> SetStatistics:
-        return SetStatistics("attfex", self.attfex_width_m)
+        sizes = {"w_m": (N_STATISTICS, m), "w_n": (m, n), "mask": (n, 1)}
+        return tuple(Linear(f"attfex.{name}", *size, bias=False) for name, size in sizes.items())
 
     def initial(self, n_features: int, generator: torch.Generator) -> Parameters:
-        start = self.semantic_head(n_features).initial(generator) | self.label_layer(n_features).initial(generator)
-        start |= self.label_head(n_features).initial(generator) | self.extractor.initial(generator)
-        for layer in (*self.mask_layers, *self.decoder(n_features)):
-            start |= layer.initial(generator)
+        parts: list[GaussianHead | Linear] = [self.semantic_head(n_features), self.label_layer(n_features)]
+        parts += [self.label_head(n_features), *self.mask_layers, *self.decoder(n_features)]
+        start = {key: value for part in parts for key, value in part.initial(generator).items()}
         zero = ("label.loc.weight", "label.loc.bias", "attfex.mask.weight")
         return start | {key: torch.zeros(start[key].shape) for key in zero}
 
@@ -178,10 +159,10 @@ class TridentOnFeatures(HeadOnFeatures):
         images = features if self.mask_from == "task" else features[:, task.support]
         of_task = TaskFeatures(images[:, :, None, None], task.support_labels, task.n_way)
         of_each = for_each_task(parameters, len(features))
-        found = self.extractor(of_each, of_task)  # (task, attfex_width_m, feature)
-        for layer in self.mask_layers:
-            found = torch.bmm(of_each[f"{layer.name}.weight"], activate(found, ACTIVATION))
-        return found
+        maps = set_statistics(of_task)  # (task, N_STATISTICS, feature)
+        for place, layer in enumerate(self.mask_layers):
+            maps = torch.bmm(of_each[f"{layer.name}.weight"], activate(maps, ACTIVATION) if place else maps)
+        return maps
 
     def trust(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         """How much mask and network count: (task, 1, 1), from 0 to 1."""
@@ -211,8 +192,8 @@ class TridentOnFeatures(HeadOnFeatures):
         """Features (task, image, feature)."""
         first, last = self.decoder(latents.z_label.shape[2])
         codes, of_all = torch.cat([latents.z_label, latents.z_semantic], 2), for_each_task(parameters, 1)
-        found = last(of_all, activate(first(of_all, merge_tasks(codes)), ACTIVATION))
-        return split_tasks([found], codes)[0]
+        decoded = last(of_all, activate(first(of_all, merge_tasks(codes)), ACTIVATION))
+        return split_tasks([decoded], codes)[0]
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         draws = sum(name.startswith("query/") and name.endswith("/label") for name in task.noise)

@@ -25,9 +25,8 @@ from trident.methods.trident.objective import Inferred, Latents, negative_eviden
 from trident.methods.trident.parts import Parts, inner_draw
 from trident.methods.trident.settings import TridentSettings
 from trident.nn.attfex import TaskFeatures
-from trident.nn.batch_norm import BatchNormStatistics
+from trident.nn.batch_norm import BatchNormStatistics, WithStatistics
 from trident.nn.classes import members_of, weighted_means
-from trident.nn.gaussian import Gaussian
 from trident.nn.linear import activate
 
 
@@ -44,7 +43,7 @@ class Network(Parts):
 
     def encode_semantic(
         self, parameters: Parameters, task: Task, statistics: BatchNormStatistics, rows: slice
-    ) -> tuple[Tensor, Parameters]:
+    ) -> WithStatistics:
         """The semantic encoder's features (task, image, h, w, channel) of some images, and the batch-norm statistics.
 
         `method.semantic_batch_norm` says which images are normalised together; it does not depend on `rows`.
@@ -76,12 +75,12 @@ class Network(Parts):
         context = self.has_context(inputs.target, statistics)
         rows = slice(None) if context else inputs.rows
         if inputs.encodings is not None:
-            found, seen = (inputs.encodings["semantic"][:, rows], inputs.encodings["label"]), Parameters()
+            features, seen = (inputs.encodings["semantic"][:, rows], inputs.encodings["label"]), Parameters()
         else:
             label, seen = self.backbone(parameters, task, statistics)
             semantic, more = self.encode_semantic(parameters, task, statistics, rows)
-            found, seen = (semantic, label), seen | more
-        return self.posteriors(parameters, *found, task, inputs.target, inputs.draw, context), seen
+            features, seen = (semantic, label), seen | more
+        return self.posteriors(parameters, *features, task, inputs.target, inputs.draw, context), seen
 
     def posteriors(
         self,
@@ -118,8 +117,8 @@ class Network(Parts):
 
     def logits(self, parameters: Parameters, inputs: Inputs) -> list[Tensor]:
         draws = range(self.n_draws(inputs.task))
-        found = [self.infer(parameters, inputs._replace(draw=draw))[0] for draw in draws]
-        return [self.classify(parameters, latents, inputs.task) for latents in found]
+        inferred = [self.infer(parameters, inputs._replace(draw=draw))[0] for draw in draws]
+        return [self.classify(parameters, latents, inputs.task) for latents in inferred]
 
     def classify(self, parameters: Parameters, latents: Latents, task: Task) -> Tensor:
         """Logits of the target images: (task, image, n_way)."""
@@ -136,9 +135,7 @@ class Network(Parts):
             logits = self.classifier[1](parameters | last, features[:, latents.n_context :])
         return logits
 
-    def decode(
-        self, parameters: Parameters, latents: Latents, statistics: BatchNormStatistics
-    ) -> tuple[Tensor, Parameters]:
+    def decode(self, parameters: Parameters, latents: Latents, statistics: BatchNormStatistics) -> WithStatistics:
         """Images decoded from the latents of the target images, and the decoder's batch-norm statistics."""
         first = latents.n_context
         if statistics.source == "support":
@@ -163,7 +160,7 @@ class Network(Parts):
             losses["total"] = losses["total"] + self.unlabelled_loss(parameters, inputs)
         return Evaluated(losses, inferred.logits, seen | more)
 
-    def _squared_error(self, parameters: Parameters, latents: Latents, inputs: Inputs) -> tuple[Tensor, Parameters]:
+    def _squared_error(self, parameters: Parameters, latents: Latents, inputs: Inputs) -> WithStatistics:
         """That of the decoded images, (task,), and the decoder's batch-norm statistics."""
         images, seen = self.decode(parameters, latents, inputs.statistics)
         return (images - inputs.task.pixels[:, inputs.rows]).square().sum((2, 3, 4)).mean(1), seen
@@ -180,9 +177,8 @@ class Network(Parts):
 
     def divergences(self, latents: Latents) -> tuple[Tensor, Tensor]:
         """KL divergences of q(z_label) and q(z_semantic) of the target images from N(0, I): (task, image) each."""
-        targets = (Gaussian(*(x[:, latents.n_context :] for x in of)) for of in (latents.label, latents.semantic))
-        label, semantic = (posterior.kl_to_standard_normal() for posterior in targets)
-        return label, semantic
+        targets = latents.targets
+        return targets.label.kl_to_standard_normal(), targets.semantic.kl_to_standard_normal()
 
     def inferred(
         self, parameters: Parameters, latents: Latents, task: Task, squared_error: Tensor, labels: Labels | None
@@ -190,7 +186,7 @@ class Network(Parts):
         """All inputs of the terms of the loss. Without labels: those of the support set."""
         head, training_class_logits = self.training_class_head, None
         if head is not None:
-            training_class_logits = head(parameters, self._hidden(parameters, latents.z_label[:, latents.n_context :]))
+            training_class_logits = head(parameters, self._hidden(parameters, latents.targets.z_label))
         return Inferred(
             latents,
             self.classify(parameters, latents, task),

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from trident.methods.base import Losses, cross_entropy
 from trident.nn.gaussian import Gaussian
-from trident.settings import require_at_least, setting
+from trident.settings import setting
 
 
 class Latents(NamedTuple):
@@ -23,7 +23,17 @@ class Latents(NamedTuple):
     label: Gaussian
     z_semantic: Tensor  # (task, n_context + image, semantic_latents)
     z_label: Tensor  # (task, n_context + image, label_latents)
-    n_context: int
+    n_context: int = 0
+
+    def of(self, rows: slice) -> "Latents":
+        """The latents of some of the images."""
+        semantic, label = (Gaussian(*(part[:, rows] for part in each)) for each in (self.semantic, self.label))
+        return Latents(semantic, label, self.z_semantic[:, rows], self.z_label[:, rows])
+
+    @property
+    def targets(self) -> "Latents":
+        """Those of the target images."""
+        return self.of(slice(self.n_context, None))
 
 
 @dataclass(frozen=True)
@@ -70,9 +80,6 @@ class ObjectiveSettings:
         0.0, "weight of the mean squared correlation between the dimensions of z_label and those of z_semantic"
     )
 
-    def check_weights(self) -> None:
-        require_at_least(self, "method", 0, *(f"{name}_weight" for name in TERMS))
-
     def weight(self, term: str) -> float:
         value: float = getattr(self, f"{term}_weight")
         return value
@@ -111,8 +118,8 @@ def training_class(of: Inferred) -> Tensor:
 @loss_term
 def decorrelation(of: Inferred) -> Tensor:
     """The mean squared correlation, over a set's images, between a dimension of z_label and one of z_semantic."""
-    first = of.latents.n_context
-    label, semantic = (_standardised(one.loc[:, first:]) for one in (of.latents.label, of.latents.semantic))
+    latents = of.latents.targets
+    label, semantic = _standardised(latents.label.loc), _standardised(latents.semantic.loc)
     correlations = label.mT @ semantic / label.shape[1]  # (task, label latent, semantic latent)
     return correlations.square().mean((1, 2))
 

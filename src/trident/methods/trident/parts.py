@@ -8,9 +8,8 @@ import torch
 from trident.backbones.conv4 import Conv4Backbone
 from trident.methods.inner_loop.base import InnerLoopModel
 from trident.methods.trident.settings import TridentSettings
-from trident.nn.attfex import Attfex, Extractor, Positional, SetStatistics
-from trident.nn.conv4 import Conv4
-from trident.nn.decoder import Decoder
+from trident.nn.attfex import Attfex
+from trident.nn.conv4 import Conv4, Decoder
 from trident.nn.gaussian import GaussianHead
 from trident.nn.linear import Linear
 from trident.nn.parameters import Parameters
@@ -55,12 +54,9 @@ class Parts(InnerLoopModel):
         s = self.method
         if s.attfex == "off":
             return None
-        extractor: Extractor = SetStatistics("attfex", s.attfex_width_m)
-        if s.attfex == "positional":
-            extractor = Positional("attfex", self.episode.n_images, s.attfex_width_m)
         return Attfex(
             "attfex",
-            extractor,
+            self.episode.n_images if s.attfex == "positional" else None,
             s.attfex_width_m,
             s.attfex_width_n,
             self.backbone.activation,

@@ -8,18 +8,19 @@ from abc import ABC
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
+from trident.methods.base import tunable
 from trident.methods.inner_loop.base import InnerLoopMethod
-from trident.methods.trident.objective import ObjectiveSettings
-from trident.settings import require, setting
+from trident.methods.trident.objective import TERMS, ObjectiveSettings
+from trident.settings import require, require_at_least, setting
 
 
 @dataclass(frozen=True)
 class TridentSettings(InnerLoopMethod, ObjectiveSettings, ABC):
-    inner_optimizer: Literal["sgd", "adam"] = setting(
-        "sgd", "optimiser of the inner steps: plain gradient steps (Algorithm 2, released code) or Adam", True
+    inner_optimizer: Literal["sgd", "adam"] = tunable(
+        "sgd", "optimiser of the inner steps: plain gradient steps (Algorithm 2, released code) or Adam"
     )
-    inner_rate: float = setting(1e-3, "learning rate of the inner steps, the paper's alpha", True)
-    inner_steps: int = setting(5, "inner steps, the paper's n", True, most=100)
+    inner_rate: float = tunable(1e-3, "learning rate of the inner steps, the paper's alpha")
+    inner_steps: int = tunable(5, "inner steps, the paper's n", most=100)
     label_latents: int = setting(64, "size of z_label", most=4096, least=1)
     semantic_latents: int = setting(64, "size of z_semantic", most=4096, least=1)
     semantic_channels: int | None = setting(
@@ -28,11 +29,10 @@ class TridentSettings(InnerLoopMethod, ObjectiveSettings, ABC):
         most=4096,
         least=1,
     )
-    semantic_batch_norm: Literal["set", "task"] = setting(
+    semantic_batch_norm: Literal["set", "task"] = tunable(
         "set",
         "images whose statistics the semantic encoder's transductive batch norm takes: those of one set, support and "
         "queries apart (released code), or all of the task",
-        after_training=True,
     )
     label_reads_semantic: bool = setting(
         True, "z_label is inferred from the image and z_semantic (paper), or from the image alone"
@@ -68,17 +68,15 @@ class TridentSettings(InnerLoopMethod, ObjectiveSettings, ABC):
         None, "start of the log-variance heads' bias; 'none' keeps the layer's random start, a variance near 1"
     )
     log_var_bound: float | None = setting(None, "squash log-variances smoothly into (-bound, bound); 'none' does not")
-    unlabelled_weight: float = setting(
+    unlabelled_weight: float = tunable(
         0.0,
         "weight, in the inner steps, of the evidence lower bound of the queries and unlabelled images, without the "
         "term of their labels",
-        True,
         least=0,
     )
-    refinements: int = setting(
+    refinements: int = tunable(
         0,
         "rounds, after the inner steps, in which prototypes are recomputed with the queries' soft labels",
-        True,
         most=100,
         least=0,
     )
@@ -88,7 +86,7 @@ class TridentSettings(InnerLoopMethod, ObjectiveSettings, ABC):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_weights()
+        require_at_least(self, "method", 0, *(f"{name}_weight" for name in TERMS))
         require(
             self.inner_steps > 0 or not self.unlabelled_weight,
             "method.unlabelled_weight needs method.inner_steps: without inner steps there is no loss at test",

@@ -1,4 +1,6 @@
-"""The latents of a request's pictures in two dimensions, and the reconstructions."""
+"""The answers to requests: a label or an error for each picture of the pile; or latents in two dimensions, and the
+reconstructions.
+"""
 
 import base64
 import io
@@ -11,30 +13,61 @@ from trident.errors import NotFiniteError, TridentError
 from trident.labelling.labeller import CHUNK
 from trident.measuring.latents import as_array, latents_and_images, with_latents
 from trident.report.figures import picture
-from trident.web.labels import described
 from trident.web.limits import Check
 from trident.web.networks import Network, WeightStore
-from trident.web.uploads import Task
+from trident.web.uploads import Upload
 
 
-def show_latents(network: Network, task: Task, check: Check) -> dict[str, Any]:
-    """For the labelled pictures and the first pictures of the pile, at most one chunk."""
+def label(network: Network, upload: Upload, check: Check) -> dict[str, Any]:
+    check()
+    answer = _described(network, upload)
+    try:
+        labelled = network.label(upload, check)
+    except NotFiniteError as error:
+        raise NotFiniteError(f"{answer['weights']['name']}: {error}") from error
+    pile = []
+    for place, got in enumerate(upload.pile):
+        readable = got.pixels is not None
+        judged = labelled.typicality if readable else None
+        pile.append(
+            {
+                "name": got.name,
+                "error": got.error,
+                "picture": got.mark,
+                "ranking": labelled.ranking(place) if readable else None,
+                "none_of_these": labelled.belongs_to_none(place),
+                "typicality": None if judged is None else float(judged[place]),
+            }
+        )
+    return answer | {"pile": pile}
+
+
+def _described(network: Network, upload: Upload) -> dict[str, Any]:
+    return {
+        "classes": upload.classes,
+        "weights": network.described_for(upload),
+        "labelled": upload.described_labelled(),
+    }
+
+
+def show_latents(network: Network, upload: Upload, check: Check) -> dict[str, Any]:
+    """Of the labelled pictures and the first pictures of the pile, at most one chunk."""
     if not isinstance(network, WeightStore):
         raise TridentError("features of a frozen network have no latents and no decoder: there is nothing to look at")
-    pile = [(place, got.pixels) for place, got in enumerate(task.upload.pile) if got.pixels is not None][:CHUNK]
+    pile = [(place, got.pixels) for place, got in enumerate(upload.pile) if got.pixels is not None][:CHUNK]
     if not pile:
         raise TridentError("there is no picture in the pile that can be read")
     queries = np.stack([pixels for _, pixels in pile])
     check()
-    answer = described(network, task)
-    labeller = network.labeller(task)
+    answer = _described(network, upload)
+    labeller = network.labeller(upload)
     learner = with_latents(labeller.learner(len(queries)))
     computed = latents_and_images(learner, labeller.parameters, labeller.task(queries))
     latents, painted = (as_array(part)[0] for part in computed)
     if not (np.isfinite(latents).all() and np.isfinite(painted).all()):
         raise NotFiniteError(f"{answer['weights']['name']}: the latents are not finite")
     points, shares = plane(latents)
-    readable = [place for place, (_, got) in enumerate(task.upload.labelled) if got.pixels is not None]
+    readable = [place for place, (_, got) in enumerate(upload.labelled) if got.pixels is not None]
     whose = [("labelled", place) for place in readable] + [("pile", place) for place, _ in pile]
     stored = np.concatenate([labeller.pictures, queries])
     pictures = [
