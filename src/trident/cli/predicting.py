@@ -120,6 +120,8 @@ def predict(
         none = sum(row.none_of_these for row in rows)
         labelled_rows = f"labelled {sum(bool(row.label) for row in rows)} of {len(pile) + len(corrected)} pictures"
         say(f"{labelled_rows}, see {out}" + (f"; none of these classes: {none}" if none else ""))
+    if labelled.expected is not None:
+        say(labelled.expected.describe())
     _end(f"skipped {why}" for why in skipped.values())
 
 

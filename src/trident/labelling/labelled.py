@@ -2,10 +2,26 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from trident.errors import BadValueError, NotFiniteError, TridentError
+
+
+class Expected(NamedTuple):
+    """The share of labels that will be right, judged by labelled pictures that were left out."""
+
+    share: float  # from 0 to 1, as the bounds of its 95 % interval
+    low: float
+    high: float
+    n_left_out: int  # pictures that it was judged by
+
+    def describe(self) -> str:
+        return (
+            f"about {100 * self.share:.0f} % of these labels will be right ({100 * self.low:.0f} to "
+            f"{100 * self.high:.0f} %, judged by leaving out {self.n_left_out} labelled pictures in turn)"
+        )
 
 
 @dataclass(frozen=True)
@@ -17,6 +33,7 @@ class Labelled:
     failures: dict[int, str] = field(default_factory=dict)  # error messages, by the picture's index
     typicality: np.ndarray | None = None  # (picture,) float64, see `typicality.py`; None if it cannot be judged
     least_typical: float = 0.0  # pictures with less typicality belong to none of the classes
+    expected: Expected | None = None  # how many of the labels will be right; None if it cannot be judged
     keys: dict[int, bytes] = field(default_factory=dict)  # of the pictures' content, as far as they were needed
 
     def __post_init__(self) -> None:

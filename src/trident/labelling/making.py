@@ -21,7 +21,6 @@ from trident.learning.checkpoint import Checkpoint, load_checkpoint, recipe_of_w
 from trident.learning.frozen_weights import with_conv4
 from trident.methods.base import HeadOnFeatures
 from trident.methods.registry import method_class, method_name
-from trident.methods.transductive.soft_kmeans import SoftKMeans
 from trident.weights import FEW_SHOTS, weight_names, weights_for
 
 PictureLabeller = FeatureLabeller | Labeller
@@ -80,7 +79,7 @@ def make_labeller(
     features = readable_features(network, [source for some in by_class.values() for source in some], cache)
     labels = np.repeat(np.arange(len(by_class)), [len(some) for some in by_class.values()]).astype(np.int64)
     latents = latents_for(network.name) if head is None else None
-    return FeatureLabeller(network, tuple(by_class), features, labels, latents, head or SoftKMeans(), cache)
+    return FeatureLabeller(network, tuple(by_class), features, labels, latents, head, cache)
 
 
 def fitting_weights(weights: str | Path, by_class: Mapping[str, Sequence[ImageSource]]) -> str | Path:
@@ -139,7 +138,7 @@ def labeller_from(
         return saved
     labeller = make_labeller(by_class, chosen, weights, device, cache, method)
     say((f"weights: {Path(fitting_weights(weights, by_class)).stem}, " if conv4 else "") + labeller.describe())
-    if method is not None and not labeller.calibrated:
+    if isinstance(labeller, Labeller) and method is not None and not labeller.calibrated:
         say("its probabilities are not calibrated: they may be too sure, or not sure enough")
     if method is None and backbone == "auto" and chosen == INCLUDED:
         say(HINT)

@@ -23,13 +23,13 @@ from trident.labelling.class_names import class_name
 from trident.labelling.feature_cache import FeatureCache
 from trident.labelling.feature_labeller import FeatureLabeller
 from trident.labelling.label_latents import LabelLatents
-from trident.methods.transductive.soft_kmeans import SoftKMeans
 from trident.methods.trident.features import TridentOnFeatures
 from trident.nn.parameters import Parameters
 from trident.recipes.loading import method_from
 
 SUFFIX = ".trident"
-_FORMAT = "trident-classifier-2"
+_FORMAT = "trident-classifier-3"
+_FORMATS = (_FORMAT, "trident-classifier-2")  # that one also names settings of soft k-means, always the same ones
 _LATENTS = "latents/"  # how the names of their weights begin
 _LARGEST_WEIGHT = 1e4  # larger ones may overflow
 _MOST_TRUST = 1000.0
@@ -42,7 +42,7 @@ def save_classifier(labeller: FeatureLabeller, path: Path) -> None:
     """Write a classifier. The file appears only when it is complete."""
     if path.suffix != SUFFIX:
         raise TridentError(f"{path}: the file of a classifier must end in {SUFFIX}")
-    if not isinstance(labeller.method, SoftKMeans):
+    if labeller.method is not None:
         raise TridentError(f"a classifier with the method {labeller.method.about.title} cannot be saved")
     latents = labeller.latents
     tensors = {"features": np.ascontiguousarray(labeller.features), "labels": np.ascontiguousarray(labeller.labels)}
@@ -51,7 +51,6 @@ def save_classifier(labeller: FeatureLabeller, path: Path) -> None:
         "classes": list(labeller.classes),
         "backbone": labeller.backbone.name,
         "fingerprint": labeller.backbone.fingerprint,
-        "method": asdict(labeller.method),
         "latents": asdict(latents.method) if latents else None,
     }
     text = json.dumps(about, sort_keys=True)
@@ -69,7 +68,6 @@ def load_classifier(
         classes = tuple(class_name(name) for name in about["classes"])
         features, labels = tensors["features"], tensors["labels"]
         name, fingerprint = str(about["backbone"])[:_LONGEST_NAME], str(about["fingerprint"])
-        method = cast(SoftKMeans, method_from("soft-kmeans", about["method"]))
         fits = (
             features.ndim == 2
             and features.dtype == np.float32
@@ -90,7 +88,7 @@ def load_classifier(
     if features.shape[1] != network.n_features:
         raise TridentError(f"{path} is damaged: its features do not fit {network.name}")
     try:
-        return FeatureLabeller(network, classes, features, labels, latents, method, cache)
+        return FeatureLabeller(network, classes, features, labels, latents, cache=cache)
     except TridentError as error:
         raise TridentError(f"{path} is damaged: {error}") from error
 
@@ -141,7 +139,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a mapping
     except (SafetensorError, OSError, TypeError, ValueError, AttributeError) as error:
         raise TridentError(f"{path} is not a classifier of trident: {error}") from error
-    if metadata.get("format") != _FORMAT:
+    if metadata.get("format") not in _FORMATS:
         raise TridentError(f"{path} is not a classifier of this version of trident: make it again with 'trident fit'")
     text = metadata.get("trident", "")
     if metadata.get("checksum") != digest_of(text, tensors):

@@ -38,6 +38,7 @@ METHODS = {
     "matching": "trident.methods.metric.matching:MatchingNetwork",
     "simpleshot": "trident.methods.metric.nearest_mean:SimpleShot",
     "nearest-mean": "trident.methods.metric.nearest_mean:NearestMean",
+    "evidence": "trident.methods.evidence.method:Evidence",
     "soft-kmeans": "trident.methods.transductive.soft_kmeans:SoftKMeans",
     "trident-features": "trident.methods.trident.features:TridentOnFeatures",
     "paddle": "trident.methods.transductive.soft_kmeans:Paddle",

@@ -7,7 +7,7 @@ as often as their class occurs among the queries.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.methods.base import About, HeadOnFeatures, Parameters, Task, setting
-from trident.methods.evidence.heads import HEADS, logits_of_heads
+from trident.methods.base import About, HeadOnFeatures, Parameters, Task, tunable
+from trident.methods.evidence.heads import LOG_TEMPERATURES, logits_of_heads
 from trident.methods.transductive.soft_kmeans import expected_shares
 
 _FOLDS = 5
@@ -27,8 +27,13 @@ _SHARPNESS = 0.25  # weights are likelihoods to this power: heads that are nearl
 _STEPS = torch.linspace(-2, 2, 81, dtype=torch.float64)  # of a log-temperature, around what is known of it
 _PRIOR = 4.0  # how strongly the known temperature counts: as a precision of its logarithm
 _ROUNDS = 30  # in which class shares and probabilities are computed from each other
-_LEFT_WITH_FEWER = 1.4  # heads that miss 1 / k of the labels of a class need a log-temperature higher by this / k^2
+_LEFT_WITH_FEWER = 1.1  # heads that miss 1 / k of the labels of a class need a log-temperature higher by this / k^2
 _PRIOR_AT_LAST = 10.0
+_TOO_SURE = 0.07  # log-temperature by which a pile that is looked at together is too sure
+
+# Labelled features (image, feature), their labels (image,), the number of classes, queries (query, feature), and
+# whether these are looked at together -> logits (query, class) float64 by the name of the head.
+Heads = Callable[[Tensor, Tensor, int, Tensor, bool], dict[str, Tensor]]
 
 
 class Judgement(NamedTuple):
@@ -58,7 +63,7 @@ class Evidence(HeadOnFeatures):
         trained_on="nothing",
         transductive=True,
     )
-    together: bool = setting(True, "whether the queries are looked at together", after_training=True)
+    together: bool = tunable(True, "whether the queries are looked at together")
 
     @property
     def classifies_together(self) -> bool:
@@ -77,7 +82,14 @@ class Evidence(HeadOnFeatures):
         return torch.stack(of_tasks).to(features)
 
 
-def judge(support: list[Tensor], labels: Tensor, n_way: int, pile: list[Tensor], together: bool = True) -> Judgement:
+def judge(
+    support: list[Tensor],
+    labels: Tensor,
+    n_way: int,
+    pile: list[Tensor],
+    together: bool = True,
+    heads: Heads = logits_of_heads,
+) -> Judgement:
     """Label a pile. `support` and `pile` are features of unit length (image, feature), of one kind or more."""
 
     def logits_from(chosen: Tensor, targets: list[Tensor]) -> dict[str, Tensor]:
@@ -85,7 +97,7 @@ def judge(support: list[Tensor], labels: Tensor, n_way: int, pile: list[Tensor],
         return {
             name if kind == 0 else f"{name} {kind + 1}": logits
             for kind, (rows, others) in enumerate(zip(support, targets, strict=True))
-            for name, logits in logits_of_heads(rows[chosen], labels[chosen], n_way, others, together).items()
+            for name, logits in heads(rows[chosen], labels[chosen], n_way, others, together).items()
         }
 
     everything = torch.arange(len(labels))
@@ -104,7 +116,7 @@ def judge(support: list[Tensor], labels: Tensor, n_way: int, pile: list[Tensor],
     temperatures, evidence = {}, {}
     for name in full:
         logits = torch.cat([full[name][:0], *(run[name][: len(out)] for run, out in zip(runs, folds, strict=True))])
-        steps = HEADS[name.split(" ")[0]].log_temperature + _STEPS
+        steps = LOG_TEMPERATURES.get(name.split(" ")[0], 0.0) + _STEPS
         likelihoods = _likelihoods(logits, truth, steps)
         best = int((likelihoods - _PRIOR / 2 * _STEPS**2).argmax())
         temperatures[name], evidence[name] = math.exp(float(steps[best])), float(likelihoods[best])
@@ -121,7 +133,7 @@ def judge(support: list[Tensor], labels: Tensor, n_way: int, pile: list[Tensor],
     # The pile is looked at together: how frequent are its classes? With few labels of each, the heads prefer some
     # classes in the whole pile, which looks as if those were frequent. So the shares count for less.
     n_labels = torch.bincount(labels, minlength=n_way).double()
-    trust = float((n_labels / (n_labels + 1)).mean()) if together else 0.0
+    trust = float((n_labels / (n_labels + 1)).mean()) if together and folds else 0.0
     of_left_out = (1 / n_labels[truth] ** 2).mean() if folds else torch.zeros(())
     alone = average(full, math.exp(_LEFT_WITH_FEWER * float(of_left_out)))
     labelled, shares = _with_shares(alone, alone, trust)
@@ -133,8 +145,9 @@ def judge(support: list[Tensor], labels: Tensor, n_way: int, pile: list[Tensor],
     # The last temperature. Left-out images count as often as their class occurs in the pile.
     importance = (shares / torch.bincount(truth, minlength=n_way).clamp(min=1))[truth]
     importance = importance / importance.mean()
-    belief = (_likelihoods(torch.cat(parts), truth, _STEPS, importance) - _PRIOR_AT_LAST / 2 * _STEPS**2).softmax(0)
-    chosen = math.exp(-float(_STEPS[belief.argmax()]))
+    steps = _STEPS + (_TOO_SURE if together else 0.0)
+    belief = (_likelihoods(torch.cat(parts), truth, steps, importance) - _PRIOR_AT_LAST / 2 * _STEPS**2).softmax(0)
+    chosen = math.exp(-float(steps[belief.argmax()]))
     return Judgement(
         (chosen * labelled).log_softmax(1),
         shares,
@@ -142,7 +155,7 @@ def judge(support: list[Tensor], labels: Tensor, n_way: int, pile: list[Tensor],
         left_out,
         (chosen * torch.cat(parts)).log_softmax(1),
         importance,
-        (-_STEPS).exp() / chosen,
+        (-steps).exp() / chosen,
         belief,
     )
 
