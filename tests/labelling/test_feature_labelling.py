@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from made_up_latents import made_up_latents
 from stand_in_backbone import COLOURS, NAME, made_up, picture, save_pictures
-from trident.backbones.pretrained import BATCH, INCLUDED, Pretrained, find_backbone
+from trident.backbones.pretrained import BATCH, Pretrained, find_backbone
 from trident.data.images import ImageFile, ImageInMemory, UnreadableImageError, key_of
 from trident.errors import BadValueError, TridentError
-from trident.labelling import feature_labeller, label_latents, picture_features
+from trident.labelling import picture_features
 from trident.labelling.feature_cache import FeatureCache
 from trident.labelling.feature_labeller import ENOUGH_TOGETHER, FeatureLabeller
 from trident.labelling.label_latents import LabelLatents, latents_for
@@ -23,9 +22,8 @@ from trident.labelling.making import make_labeller
 from trident.labelling.picture_features import features_of
 from trident.labelling.suggesting import suggest
 from trident.labelling.typicality import LEAST_TYPICAL, normalised, typicality
-from trident.methods.transductive.soft_kmeans import SoftKMeans
+from trident.methods.evidence import heads
 from trident.methods.trident.features import TRAINING_MEAN
-from trident.tasks.task import Task
 
 LITE0 = "efficientnet-lite0"
 SIZE = 64  # of made-up features
@@ -51,53 +49,39 @@ def split_up(
     return FeatureLabeller(backbone, classes, features[known], labels[known], latents), features[rest], labels[rest]
 
 
-def test_the_temperature_of_a_pile_follows_the_scale_of_its_cosines(backbone: Pretrained) -> None:
-    """Without rounds, a larger scale changes no label; nor should it change a probability."""
-    features, labels = made_up(4, 30, spread=1.6)
-    probabilities = []
-    for scale in (10.0, 25.0):
-        labeller, pile, _ = split_up(backbone, features, labels, [1, 2, 3, 4])
-        scaled = replace(labeller, method=SoftKMeans(rounds=0, scale=scale))
-        probabilities.append(scaled.label_computed(pile.copy(), {}).probabilities)
-    np.testing.assert_allclose(probabilities[1], probabilities[0], rtol=1e-4)
-
-
-def test_temperatures_are_those_of_the_backbone(backbone: Pretrained) -> None:
-    """Alone, exp(-1.037) for the included ensemble and exp(-1.464) for others, with one labelled picture of each."""
-    features, labels = made_up(4, 30, spread=1.6)
-    labeller, pile, _ = split_up(backbone, features, labels, [1, 1, 1, 1])
-    included = replace(labeller, backbone=replace(backbone, name=INCLUDED))
-    log_odds = []
-    for one in (labeller, included):
-        found = np.log(one.label_features(pile, together=False).probabilities)
-        log_odds.append(found[:, 0] - found[:, 1])
-    np.testing.assert_allclose(log_odds[0] / log_odds[1], np.exp(1.464 - 1.037), rtol=1e-4)
-    together = [one.label_features(pile).probabilities for one in (labeller, included)]
-    assert np.abs(together[0] - together[1]).max() > 0.01
-
-
-@pytest.mark.parametrize("at_once", [7, 4096])
-def test_latents_are_compared_instead_of_features(
-    backbone: Pretrained, at_once: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The same as soft k-means, or logistic regression, on the means of z_label; in parts or at once."""
-    monkeypatch.setattr(label_latents, "IMAGES_AT_ONCE", at_once)
-    monkeypatch.setattr(feature_labeller, "_AT_ONCE", at_once + 2)
-    labeller, pile, _ = split_up(backbone, *made_up(4, 30, spread=1.6), [1, 2, 3, 4], made_up_latents(SIZE))
+def test_latents_are_weighed_beside_features(backbone: Pretrained) -> None:
+    labeller, pile, _ = split_up(backbone, *made_up(4, 30, spread=1.6), [2, 2, 3, 4], made_up_latents(SIZE))
     plain = replace(labeller, latents=None)
-    assert labeller.latents is not None
-    images = torch.from_numpy(np.concatenate([labeller.unit_features, normalised(pile)]))[None]
-    task = Task(images, torch.from_numpy(labeller.labels)[None], 4)
-    means = labeller.latents.method.label_means(labeller.latents.parameters, images, task)[0].numpy()
-    compared = replace(plain, features=means[: len(labeller.labels)])
     before = normalised(pile)
     for together in (True, False):
-        found = labeller.logits(before, together)
-        expected = compared.logits(normalised(means[len(labeller.labels) :]), together)
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
-        assert np.abs(found - plain.logits(normalised(pile), together)).max() > 0.1
+        weights = labeller.judge(before, together).weights
+        of_latents = {name.removesuffix(" 2"): weight for name, weight in weights.items() if name.endswith(" 2")}
+        assert of_latents.keys() == plain.judge(before, together).weights.keys()
+        assert sum(weights.values()) == pytest.approx(1) and 0 < sum(of_latents.values()) < 1
     np.testing.assert_array_equal(before, normalised(pile))  # only copies are overwritten
     assert "label latents" in labeller.describe() and "label latents" not in plain.describe()
+
+
+def test_with_one_label_each_latents_alone_count(backbone: Pretrained) -> None:
+    labeller, pile, _ = split_up(backbone, *made_up(4, 30, spread=1.6), [1, 1, 1, 1], made_up_latents(SIZE))
+    weights = labeller.judge(normalised(pile), True).weights
+    assert weights["soft-kmeans-8 2"] == 1 == sum(weights.values())
+    assert labeller.label_features(pile).expected is None
+
+
+def test_the_expected_accuracy_is_about_right(backbone: Pretrained) -> None:
+    """Over 12 piles of middling difficulty: on average within 4 points, and inside nearly all intervals."""
+    errors, inside = [], []
+    for seed in range(12):
+        features, labels = made_up(5, 40, spread=1.4, seed=seed)
+        labeller, pile, truth = split_up(backbone, features, labels, [5] * 5)
+        found = labeller.label_features(pile)
+        assert found.expected is not None and found.expected.n_left_out == 25
+        right = (found.probabilities.argmax(1) == truth).mean()
+        errors.append(found.expected.share - right)
+        inside.append(found.expected.low <= right <= found.expected.high)
+    assert abs(np.mean(errors)) < 0.04
+    assert sum(inside) >= 10
 
 
 def test_pictures_unlike_those_of_training_are_compared_by_their_features(backbone: Pretrained) -> None:
@@ -109,12 +93,12 @@ def test_pictures_unlike_those_of_training_are_compared_by_their_features(backbo
 
 
 @with_latents
-def test_many_labelled_pictures_need_no_regression(
+def test_many_labelled_pictures_need_no_kernel(
     backbone: Pretrained, latents: LabelLatents | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     labeller, pile, labels = split_up(backbone, *made_up(3, 30, spread=0.5), [5, 5, 5], latents)
     regression = labeller.label_features(pile, together=False).probabilities
-    monkeypatch.setattr(feature_labeller, "_MOST_FOR_REGRESSION", 14)
+    monkeypatch.setattr(heads, "MOST_FOR_KERNEL", 11)
     means = labeller.label_features(pile, together=False).probabilities
     assert (means.argmax(1) == labels).mean() > 0.95
     assert np.abs(means - regression).max() > 1e-3
@@ -197,7 +181,7 @@ def test_small_piles_are_labelled_each_alone(backbone: Pretrained) -> None:
     enough = np.random.default_rng(0).permutation(pile)[:least]
     few = enough[:-1]
     alone = labeller.label_features(enough, together=False).probabilities
-    np.testing.assert_array_equal(labeller.label_features(few).probabilities, alone[:-1])
+    np.testing.assert_allclose(labeller.label_features(few).probabilities, alone[:-1], atol=1e-12)
     assert not np.allclose(labeller.label_features(enough).probabilities, alone, atol=1e-6)
     junk = np.concatenate([few, -few[:1]])  # a picture that belongs nowhere does not count
     np.testing.assert_allclose(labeller.label_features(junk).probabilities[:-1], alone[:-1], atol=1e-12)
@@ -403,8 +387,7 @@ def test_suggestions_of_a_large_pile_are_quick(backbone: Pretrained) -> None:
 
 def test_a_labeller_says_what_it_is(backbone: Pretrained, tmp_path: Path) -> None:
     labeller, _, _ = split_up(backbone, *made_up(2, 3), [1, 1])
-    both = "soft k-means with class sizes (piles of fewer than 8: logistic regression)"
-    assert labeller.describe() == f"features of {NAME}, {both}"
+    assert labeller.describe() == f"features of {NAME}, heads weighed by the labelled pictures"
     assert not labeller.keeps_features
     kept = replace(labeller, cache=FeatureCache(tmp_path / "cache"))
     assert kept.keeps_features

@@ -27,7 +27,7 @@ from trident.labelling import saved
 from trident.labelling.classifier import TridentClassifier
 from trident.labelling.feature_labeller import FeatureLabeller
 from trident.labelling.saved import load_classifier, save_classifier
-from trident.methods.transductive.soft_kmeans import Paddle, SoftKMeans
+from trident.methods.transductive.soft_kmeans import Paddle
 
 LITE0 = "efficientnet-lite0"
 NAMES = ("blue", "green", "red")
@@ -79,7 +79,6 @@ def test_the_same_probabilities_in_a_new_process(tmp_path: Path) -> None:
 def test_what_is_saved_is_all_there(file: Path, labeller: FeatureLabeller) -> None:
     again = load_classifier(file, backbone=NAME)
     assert again.classes == labeller.classes
-    assert again.method == labeller.method
     np.testing.assert_array_equal(again.features, labeller.features)
     np.testing.assert_array_equal(again.labels, labeller.labels)
     assert again.latents is not None and labeller.latents is not None
@@ -89,9 +88,6 @@ def test_what_is_saved_is_all_there(file: Path, labeller: FeatureLabeller) -> No
         np.testing.assert_array_equal(again.latents.parameters[key], value)
     save_classifier(replace(labeller, latents=None), file)
     assert load_classifier(file, backbone=NAME).latents is None
-    changed = replace(labeller, method=SoftKMeans(rounds=3, scale=7.0, centre="task"))
-    save_classifier(changed, file)
-    assert load_classifier(file, backbone=NAME).method == changed.method
 
 
 def refused(file: Path, backbone: str | None = NAME) -> str:
@@ -213,13 +209,6 @@ FORGED: dict[str, Callable[[dict[str, Any], dict[str, np.ndarray]], Any]] = {
     "classes are a number": lambda about, tensors: about.update(classes=3),
     "no tensors": lambda about, tensors: tensors.pop("features"),
     "no labels": lambda about, tensors: tensors.pop("labels"),
-    "no method": lambda about, tensors: about.pop("method"),
-    "a method that is text": lambda about, tensors: about.update(method="os.system"),
-    "an unknown setting": lambda about, tensors: about["method"].update(path="x"),
-    "rounds that are text": lambda about, tensors: about["method"].update(rounds="8"),
-    "endless rounds": lambda about, tensors: about["method"].update(rounds=2**40),
-    "a scale of NaN": lambda about, tensors: about["method"].update(scale=float("nan")),
-    "a centre that is none": lambda about, tensors: about["method"].update(centre="there"),
     "no word on latents": lambda about, tensors: about.pop("latents"),
     "latents that are text": lambda about, tensors: about.update(latents="os.system"),
     "wider latents": lambda about, tensors: about["latents"].update(label_width=10**12),
@@ -331,7 +320,7 @@ def test_a_write_that_fails_leaves_the_old_file(
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         with pytest.raises(TridentError, match="No space left on device"):
-            save_classifier(replace(labeller, method=SoftKMeans(rounds=1)), file)
+            save_classifier(replace(labeller, latents=None), file)
     assert file.read_bytes() == before
     assert [path.name for path in file.parent.iterdir()] == [file.name]
 

@@ -103,26 +103,24 @@ class FeatureLabeller:
         together = together and taking_part.sum() >= ENOUGH_TOGETHER * len(self.classes)
         probabilities = np.zeros((len(features), len(self.classes)))
         expected = None
-        if together:
-            places = np.flatnonzero(taking_part)
-            judgement = self.judge(features[places[canonical_order(features[places])]], True)
-            probabilities[places[canonical_order(features[places])]] = judgement.log_probabilities.exp().numpy()
-            expected = expected_accuracy(judgement)
-        if not together or not taking_part.all():
-            places = np.flatnonzero(~taking_part) if together else np.arange(len(features))
-            judgement = self.judge(features[places], False)
-            probabilities[places] = judgement.log_probabilities.exp().numpy()
-            expected = expected or expected_accuracy(judgement)
+        for chosen, at_once in (
+            [(taking_part, True), (~taking_part, False)] if together else [(taking_part | True, False)]
+        ):
+            places = np.flatnonzero(chosen)
+            if len(places):
+                places = places[canonical_order(features[places])]
+                judgement = self.judge(features[places], at_once)
+                probabilities[places] = judgement.log_probabilities.exp().numpy()
+                expected = expected or expected_accuracy(judgement)
         return Labelled(self.classes, probabilities, typicality=typical, least_typical=LEAST_TYPICAL, expected=expected)
 
     def judge(self, features: np.ndarray, together: bool) -> Judgement:
         """Label pictures by features of unit length (picture, feature), and say what left-out labelled ones tell."""
         support, pile = [self.unit_features], [features]
         if self._transform is not None and self.method is None:
-            support.append(self.unit_features.copy())
-            pile.append(features.copy())
-            self._transform(support[1])
-            self._transform(pile[1])
+            for rows in (support, pile):
+                rows.append(rows[0].astype(np.float32 if together else np.float64))  # copies
+                self._transform(rows[1])
         heads = logits_of_heads if self.method is None else self._one_head
         return judge(
             [torch.from_numpy(rows) for rows in support],

@@ -9,7 +9,7 @@ from torch import Tensor
 from trident.methods.transductive.soft_kmeans import SoftKMeans
 from trident.tasks.task import Task
 
-MOST_FOR_KERNEL = 2000  # labelled images; with more, the linear ridge regression takes over
+MOST_FOR_KERNEL = 1000  # labelled images; with more, the linear ridge regression takes over
 _AT_ONCE = 8192  # queries compared with the labelled images at once
 
 
@@ -32,7 +32,14 @@ def logits_of_heads(support: Tensor, labels: Tensor, n_way: int, queries: Tensor
         for name, width in (("kernel-ridge", 1.0), ("wide-kernel-ridge", 3.0)):
             logits[name] = _kernel_ridge(support, labels, n_way, queries, width)
     logits["ridge"] = _ridge(support, labels, n_way, queries)
-    for step, one in enumerate(_soft_kmeans(support, labels, n_way, queries, rounds=8 if together else 0)):
+    if not together:
+        # 64 bits and small parts, so that a query's rounding does not depend on the others either.
+        parts = [
+            next(_soft_kmeans(support.double(), labels, n_way, part.double(), 0))
+            for part in torch.split(queries, _AT_ONCE)
+        ]
+        return logits | {"nearest-mean": torch.cat(parts)}
+    for step, one in enumerate(_soft_kmeans(support, labels, n_way, queries, rounds=8)):
         name = "nearest-mean" if step == 0 else f"soft-kmeans-{step}"
         if name in LOG_TEMPERATURES:
             logits[name] = one
