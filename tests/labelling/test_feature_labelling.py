@@ -14,7 +14,7 @@ from stand_in_backbone import COLOURS, NAME, made_up, picture, save_pictures
 from trident.backbones.pretrained import BATCH, Pretrained, find_backbone
 from trident.data.images import ImageFile, ImageInMemory, UnreadableImageError, key_of
 from trident.errors import BadValueError, TridentError
-from trident.labelling import picture_features
+from trident.labelling import feature_labeller, picture_features
 from trident.labelling.feature_cache import FeatureCache
 from trident.labelling.feature_labeller import ENOUGH_TOGETHER, FeatureLabeller
 from trident.labelling.label_latents import LabelLatents, latents_for

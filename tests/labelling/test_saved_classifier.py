@@ -27,7 +27,7 @@ from trident.labelling import saved
 from trident.labelling.classifier import TridentClassifier
 from trident.labelling.feature_labeller import FeatureLabeller
 from trident.labelling.saved import load_classifier, save_classifier
-from trident.methods.transductive.soft_kmeans import Paddle
+from trident.methods.transductive.paddle import Paddle
 
 LITE0 = "efficientnet-lite0"
 NAMES = ("blue", "green", "red")

@@ -21,8 +21,8 @@ from trident.learning.checkpoint import BEST, LAST, Checkpoint, load_checkpoint
 from trident.learning.run_state import make_optimizer, update
 from trident.learning.step_gradient import training_source
 from trident.methods.base import Losses, cross_entropy
-from trident.methods.metric.nearest_mean import SimpleShot
 from trident.methods.metric.protonet import ProtoNet
+from trident.methods.metric.simpleshot import SimpleShot
 from trident.methods.registry import METHODS
 from trident.nn.parameters import Parameters
 from trident.settings import Protocol, TrainingSettings

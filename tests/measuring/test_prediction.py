@@ -16,8 +16,8 @@ from trident.measuring.subject import TrainedModel, default_chunk
 from trident.methods.base import Method
 from trident.methods.inner_loop.base import Inputs
 from trident.methods.metric.matching import MatchingNetwork
-from trident.methods.metric.nearest_mean import SimpleShot
 from trident.methods.metric.protonet import ProtoNet
+from trident.methods.metric.simpleshot import SimpleShot
 from trident.methods.trident.network import Trident
 from trident.nn.parameters import Parameters
 from trident.recipes.loading import load_recipe

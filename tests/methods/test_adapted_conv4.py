@@ -27,7 +27,7 @@ from trident.methods.inner_loop.base import Inputs
 from trident.methods.inner_loop.bmaml import BayesianMaml
 from trident.methods.inner_loop.maml import Maml
 from trident.methods.inner_loop.platipus import Platipus
-from trident.methods.inner_loop.variational_weights import Vampire
+from trident.methods.inner_loop.vampire import Vampire
 from trident.nn.parameters import Parameters
 from trident.recipes.loading import load_recipe
 from trident.settings import EpisodeSpec, Protocol

@@ -12,8 +12,9 @@ from tiny import TINY_BACKBONE, TINY_EPISODE, one_task
 from trident.engines.plain.inner_loop import InnerLoopLearner
 from trident.methods.inner_loop.adapted_conv4 import SUPPORT_FEATURES
 from trident.methods.inner_loop.base import Inputs
-from trident.methods.inner_loop.maml import Boil, Maml
-from trident.methods.inner_loop.variational_weights import Vampire
+from trident.methods.inner_loop.boil import Boil
+from trident.methods.inner_loop.maml import Maml
+from trident.methods.inner_loop.vampire import Vampire
 from trident.nn.parameters import Parameters
 from trident.tasks.task import Batch
 

@@ -13,7 +13,8 @@ from head_examples import CLASSES
 from tiny import TINY_BACKBONE, TINY_EPISODE, doubles, initial
 from trident.engines.plain.heads import HeadLearner
 from trident.methods.metric.assoc_align import SUMS, AssociativeAlignment
-from trident.methods.metric.baseline import Baseline, BaselinePlusPlus
+from trident.methods.metric.baseline import Baseline
+from trident.methods.metric.baseline_plus_plus import BaselinePlusPlus
 from trident.tasks.task import Labels, Task
 
 

@@ -15,7 +15,8 @@ from trident.errors import TridentError
 from trident.learning.checkpoint import Checkpoint
 from trident.measuring.evaluate import evaluate
 from trident.methods.metric.assoc_align import AssociativeAlignment
-from trident.methods.metric.baseline import Baseline, BaselinePlusPlus
+from trident.methods.metric.baseline import Baseline
+from trident.methods.metric.baseline_plus_plus import BaselinePlusPlus
 from trident.methods.metric.feat import Feat
 from trident.methods.metric.frn import FeatureReconstruction
 from trident.methods.metric.relation_network import RelationNetwork

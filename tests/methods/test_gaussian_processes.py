@@ -16,8 +16,9 @@ from torch import Tensor
 
 from bayesian_heads import HEADS, N_WAY, Array, Case, case_of, logits_of, unit
 from trident.methods.base import MEAN
-from trident.methods.bayesian.kernel_head import DeepKernelTransfer
-from trident.methods.bayesian.polya_gamma import LogisticSoftmaxProcess, OveGaussianProcess
+from trident.methods.bayesian.dkt import DeepKernelTransfer
+from trident.methods.bayesian.logistic_softmax_gp import LogisticSoftmaxProcess
+from trident.methods.bayesian.ove_polya_gamma import OveGaussianProcess
 
 
 def kernel_of(case: Case, rows: Array, normalisation: str = "L2N") -> Array:

@@ -14,8 +14,9 @@ from trident.errors import TridentError
 from trident.methods.base import HeadOnFeatures
 from trident.methods.metric.nearest_mean import NearestMean
 from trident.methods.metric.scikit_learn import LogisticRegressionHead, NearestNeighbours
-from trident.methods.transductive.information import AlphaTim
-from trident.methods.transductive.soft_kmeans import Paddle, SoftKMeans, expected_shares
+from trident.methods.transductive.alpha_tim import AlphaTim
+from trident.methods.transductive.paddle import Paddle
+from trident.methods.transductive.soft_kmeans import SoftKMeans, expected_shares
 from trident.tasks.task import Task
 
 # Class sizes

@@ -16,11 +16,14 @@ from trident.learning.checkpoint import load_checkpoint, untrained
 from trident.measuring.evaluate import evaluate
 from trident.methods.base import HeadModel, HeadOnFeatures
 from trident.methods.metric.nearest_mean import NearestMean
-from trident.methods.transductive.information import EntropyMin, Tim
-from trident.methods.transductive.propagation import KReciprocal
-from trident.methods.transductive.rectified_means import BdCspn, LaplacianShot
+from trident.methods.transductive.bd_cspn import BdCspn
+from trident.methods.transductive.bms import Bms
+from trident.methods.transductive.entropy_min import EntropyMin
+from trident.methods.transductive.k_reciprocal import KReciprocal
+from trident.methods.transductive.laplacian_shot import LaplacianShot
+from trident.methods.transductive.pt_map import PtMap
+from trident.methods.transductive.tim import Tim
 from trident.methods.transductive.transductive_cnaps import TransductiveCnaps
-from trident.methods.transductive.transport import Bms, PtMap
 from trident.recipes.recipe import Recipe
 from trident.settings import EpisodeSpec
 from trident.tasks.task import Task

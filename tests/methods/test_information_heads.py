@@ -11,7 +11,10 @@ from torch import Tensor
 from heads_by_loops import CLASSES, own_means, softmax, unit
 from made_up_features import N_WAY, Array, length, logits_of, probabilities, some_features
 from trident.methods.base import HeadOnFeatures
-from trident.methods.transductive.information import AlphaTim, EntropyMin, InformationLoss, Tim
+from trident.methods.transductive.alpha_tim import AlphaTim
+from trident.methods.transductive.entropy_min import EntropyMin
+from trident.methods.transductive.information import InformationLoss
+from trident.methods.transductive.tim import Tim
 
 
 def loss_of(loss: InformationLoss, features: Tensor, labels: Tensor, weights: Tensor) -> Tensor:

@@ -23,10 +23,11 @@ from trident.learning.checkpoint import Checkpoint, load_checkpoint
 from trident.learning.run_state import make_optimizer, update
 from trident.methods.base import MEAN, HeadOnFeatures, Method
 from trident.methods.metric.matching import MatchingNetwork
-from trident.methods.metric.nearest_mean import SimpleShot
 from trident.methods.metric.protonet import ProtoNet
+from trident.methods.metric.simpleshot import SimpleShot
 from trident.methods.registry import method_class, method_name, method_paths
-from trident.methods.transductive.propagation import EpNet, Tpn
+from trident.methods.transductive.epnet import EpNet
+from trident.methods.transductive.tpn import Tpn
 from trident.nn.parameters import Parameters
 from trident.recipes.files import recipe_names
 from trident.recipes.loading import load_recipe

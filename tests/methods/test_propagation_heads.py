@@ -13,11 +13,17 @@ from made_up_features import N_WAY, Array, length, logits_of, some_features
 from tiny import doubles
 from trident.errors import TridentError
 from trident.methods.base import HeadOnFeatures
-from trident.methods.transductive.information import EntropyMin, Tim
-from trident.methods.transductive.propagation import EpNet, KReciprocal, Tpn, pairwise_squared_distances, propagator
-from trident.methods.transductive.rectified_means import BdCspn, LaplacianShot
+from trident.methods.transductive.bd_cspn import BdCspn
+from trident.methods.transductive.bms import Bms
+from trident.methods.transductive.entropy_min import EntropyMin
+from trident.methods.transductive.epnet import EpNet
+from trident.methods.transductive.k_reciprocal import KReciprocal
+from trident.methods.transductive.laplacian_shot import LaplacianShot
+from trident.methods.transductive.propagation import pairwise_squared_distances, propagator
+from trident.methods.transductive.pt_map import PtMap
+from trident.methods.transductive.tim import Tim
+from trident.methods.transductive.tpn import Tpn
 from trident.methods.transductive.transductive_cnaps import TransductiveCnaps
-from trident.methods.transductive.transport import Bms, PtMap
 from trident.nn.parameters import Parameters
 from trident.tasks.task import Labels, Task
 

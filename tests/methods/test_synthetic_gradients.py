@@ -17,7 +17,8 @@ from bayesian_heads import (
 from trident.errors import TridentError
 from trident.methods.base import MEAN
 from trident.methods.bayesian.metaqda import MetaQda
-from trident.methods.transductive.synthetic_gradients import SelfSupervisedReranking, SyntheticInformationBottleneck
+from trident.methods.transductive.sib import SyntheticInformationBottleneck
+from trident.methods.transductive.ssr import SelfSupervisedReranking
 from trident.settings import EpisodeSpec
 
 

@@ -10,8 +10,9 @@ from sklearn.neighbors import NearestNeighbors
 from heads_by_loops import CLASSES, mean_of, own_means, softmax, unit
 from made_up_features import N_WAY, Array, length, logits_of, probabilities, some_features
 from trident.methods.base import MEAN
-from trident.methods.transductive.propagation import KReciprocal
-from trident.methods.transductive.rectified_means import BdCspn, LaplacianShot
+from trident.methods.transductive.bd_cspn import BdCspn
+from trident.methods.transductive.k_reciprocal import KReciprocal
+from trident.methods.transductive.laplacian_shot import LaplacianShot
 from trident.methods.transductive.transductive_cnaps import TransductiveCnaps
 
 

@@ -9,7 +9,9 @@ import torch
 
 from heads_by_loops import CLASSES, mean_of, own_means, unit
 from made_up_features import N_WAY, Array, length, logits_of, probabilities, some_features
-from trident.methods.transductive.transport import Bms, PtMap, sinkhorn
+from trident.methods.transductive.bms import Bms
+from trident.methods.transductive.pt_map import PtMap
+from trident.methods.transductive.transport import sinkhorn
 
 
 def sinkhorn_by_loops(p: Array, sizes: list[float], at_least: bool, iterations: int) -> Array:

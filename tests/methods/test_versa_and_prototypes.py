@@ -10,7 +10,8 @@ import scipy.stats
 import torch
 
 from bayesian_heads import N_WAY, Array, Case, assert_same_probabilities, case_of, logits_of
-from trident.methods.bayesian.amortised import BayesianPrototypes, Versa
+from trident.methods.bayesian.abpml import BayesianPrototypes
+from trident.methods.bayesian.versa import Versa
 from trident.nn.gaussian import Gaussian
 
 

@@ -12,10 +12,12 @@ from tiny import TINY_BACKBONE, TINY_EPISODE, doubles, initial, tiny_tasks
 from trident.engines.plain.inner_loop import InnerLoopLearner
 from trident.methods.inner_loop.abml import Abml
 from trident.methods.inner_loop.adapted_conv4 import AdaptedConv4
+from trident.methods.inner_loop.anil import Anil
 from trident.methods.inner_loop.bmaml import BayesianMaml
-from trident.methods.inner_loop.maml import Anil, Boil, Maml
+from trident.methods.inner_loop.boil import Boil
+from trident.methods.inner_loop.maml import Maml
 from trident.methods.inner_loop.platipus import Platipus
-from trident.methods.inner_loop.variational_weights import Vampire
+from trident.methods.inner_loop.vampire import Vampire
 from trident.nn.parameters import Parameters
 from trident.tasks.task import Batch, Task
 

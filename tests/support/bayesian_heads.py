@@ -16,11 +16,14 @@ from ablation_grids import Answer
 from tiny import initial
 from trident.backbones.frozen import FrozenBackbone
 from trident.methods.base import HeadModel, HeadOnFeatures
-from trident.methods.bayesian.amortised import BayesianPrototypes, Versa
-from trident.methods.bayesian.kernel_head import DeepKernelTransfer
+from trident.methods.bayesian.abpml import BayesianPrototypes
+from trident.methods.bayesian.dkt import DeepKernelTransfer
+from trident.methods.bayesian.logistic_softmax_gp import LogisticSoftmaxProcess
 from trident.methods.bayesian.metaqda import MetaQda
-from trident.methods.bayesian.polya_gamma import LogisticSoftmaxProcess, OveGaussianProcess
-from trident.methods.transductive.synthetic_gradients import SelfSupervisedReranking, SyntheticInformationBottleneck
+from trident.methods.bayesian.ove_polya_gamma import OveGaussianProcess
+from trident.methods.bayesian.versa import Versa
+from trident.methods.transductive.sib import SyntheticInformationBottleneck
+from trident.methods.transductive.ssr import SelfSupervisedReranking
 from trident.nn.parameters import Parameters
 from trident.settings import EpisodeSpec
 from trident.tasks.task import Labels, Task

@@ -1,26 +1,35 @@
 """One head of each kind, small and quick, and their accuracies on made-up features."""
 
 from trident.methods.base import HeadOnFeatures
-from trident.methods.bayesian.amortised import BayesianPrototypes, Versa
-from trident.methods.bayesian.kernel_head import DeepKernelTransfer
+from trident.methods.bayesian.abpml import BayesianPrototypes
+from trident.methods.bayesian.dkt import DeepKernelTransfer
+from trident.methods.bayesian.logistic_softmax_gp import LogisticSoftmaxProcess
 from trident.methods.bayesian.metaqda import MetaQda
-from trident.methods.bayesian.polya_gamma import LogisticSoftmaxProcess, OveGaussianProcess
+from trident.methods.bayesian.ove_polya_gamma import OveGaussianProcess
+from trident.methods.bayesian.versa import Versa
 from trident.methods.ensemble import Ensemble
 from trident.methods.metric.assoc_align import AssociativeAlignment
-from trident.methods.metric.baseline import Baseline, BaselinePlusPlus
+from trident.methods.metric.baseline import Baseline
+from trident.methods.metric.baseline_plus_plus import BaselinePlusPlus
 from trident.methods.metric.feat import Feat
 from trident.methods.metric.frn import FeatureReconstruction
 from trident.methods.metric.nearest_mean import NearestMean
 from trident.methods.metric.relation_network import RelationNetwork
 from trident.methods.metric.s2m2 import S2M2
 from trident.methods.metric.scikit_learn import LogisticRegressionHead, NearestNeighbours
-from trident.methods.transductive.information import AlphaTim, EntropyMin, Tim
-from trident.methods.transductive.propagation import KReciprocal
-from trident.methods.transductive.rectified_means import BdCspn, LaplacianShot
-from trident.methods.transductive.soft_kmeans import Paddle, SoftKMeans
-from trident.methods.transductive.synthetic_gradients import SelfSupervisedReranking, SyntheticInformationBottleneck
+from trident.methods.transductive.alpha_tim import AlphaTim
+from trident.methods.transductive.bd_cspn import BdCspn
+from trident.methods.transductive.bms import Bms
+from trident.methods.transductive.entropy_min import EntropyMin
+from trident.methods.transductive.k_reciprocal import KReciprocal
+from trident.methods.transductive.laplacian_shot import LaplacianShot
+from trident.methods.transductive.paddle import Paddle
+from trident.methods.transductive.pt_map import PtMap
+from trident.methods.transductive.sib import SyntheticInformationBottleneck
+from trident.methods.transductive.soft_kmeans import SoftKMeans
+from trident.methods.transductive.ssr import SelfSupervisedReranking
+from trident.methods.transductive.tim import Tim
 from trident.methods.transductive.transductive_cnaps import TransductiveCnaps
-from trident.methods.transductive.transport import Bms, PtMap
 
 CLASSES = 5  # of the training split of the tiny store
 UNTRAINED: dict[str, HeadOnFeatures] = {

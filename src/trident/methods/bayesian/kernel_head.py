@@ -1,91 +1,13 @@
-"""Gaussian processes on deep features: the kernel, the posterior, the training objective, and Deep Kernel Transfer."""
+"""Gaussian processes on deep features: their kernel, for all methods that have one."""
 
 import math
-from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
-import torch.nn.functional as F
-from numpy.polynomial.hermite import hermgauss
 from torch import Tensor
-from torch.distributions import MultivariateNormal
 
-from trident.methods.base import About, Losses, NormalisedHead, Parameters, cross_entropy, setting, tunable
-from trident.nn.classes import members_of
-from trident.tasks.task import Labels, Task, all_labels
-
-# Plain numbers, not a tensor: a recording of GPU kernels may not copy anything from the CPU.
-QUADRATURE = [(float(x), float(w)) for x, w in zip(*hermgauss(20), strict=True)]
-LEAST_TILT = 1e-4  # of a Polya-Gamma variable; its mean is 1/4 to seven digits below it
-
-
-class Posterior(NamedTuple):
-    """The posterior of values f ~ N(0, prior) with the likelihood exp(shift . f - 1/2 sum_i precision_i f_i^2).
-
-    Nothing is divided by the precisions, and the only matrix that is factorised has no eigenvalue below 1, so any
-    prior will do, also a singular one.
-    """
-
-    mean: Tensor  # (..., n)
-    variance: Tensor  # (..., n)
-    log_evidence: Tensor  # (...): the logarithm of the mean likelihood under the prior
-    weights: Tensor  # (..., n): the mean of a value at another place is its covariances with f times these
-    root: Tensor  # (..., n): square roots of the precisions
-    factor: Tensor  # (..., n, n): Cholesky factor of I + root prior root
-
-    def reduction(self, covariances: Tensor) -> Tensor:
-        """Covariances of some other values with f, (..., m, n) -> (..., n, m).
-
-        The products of this matrix's columns are what the prior covariances of those values shrink by.
-        """
-        weighted = self.root[..., None] * covariances.mT
-        solution: Tensor = torch.linalg.solve_triangular(self.factor, weighted, upper=False)
-        return solution
-
-
-def solve(factor: Tensor, values: Tensor) -> Tensor:
-    """The inverse of the matrix with this Cholesky factor, (..., n, n), times values (..., n, m).
-
-    Two triangular solutions, because `torch.cholesky_solve` allocates memory in a way that no CUDA graph can record.
-    """
-    half = torch.linalg.solve_triangular(factor, values, upper=False)
-    solution: Tensor = torch.linalg.solve_triangular(factor.mT, half, upper=True)
-    return solution
-
-
-def posterior(prior: Tensor, precision: Tensor, shift: Tensor) -> Posterior:
-    """The posterior for a prior (..., n, n), and the precision and shift of the likelihood, (..., n) each."""
-    root = precision.sqrt()
-    identity = torch.eye(prior.shape[-1], dtype=prior.dtype, device=prior.device)
-    inner = identity + root[..., None] * prior * root[..., None, :]
-    factor = torch.linalg.cholesky_ex(inner).L  # unlike cholesky, it does not wait for the GPU to check for errors
-    before = (prior @ shift[..., None])[..., 0]
-    weights = shift - root * solve(factor, (root * before)[..., None])[..., 0]
-    mean = (prior @ weights[..., None])[..., 0]
-    reduced = torch.linalg.solve_triangular(factor, root[..., None] * prior, upper=False)
-    variance = (prior.diagonal(dim1=-2, dim2=-1) - reduced.square().sum(-2)).clamp(min=0)
-    evidence = 0.5 * (shift * mean).sum(-1) - factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    return Posterior(mean, variance, evidence, weights, root, factor)
-
-
-def tilt_of(mean: Tensor, variance: Tensor) -> Tensor:
-    """The c of the best Polya-Gamma distribution PG(b, c) for a value of this mean and variance."""
-    return (mean.square() + variance).clamp(min=LEAST_TILT**2).sqrt()
-
-
-def polya_gamma_mean(tilt: Tensor) -> Tensor:
-    """The mean of PG(1, c): tanh(c / 2) / (2 c). The mean of PG(b, c) is b times as large."""
-    return torch.tanh(tilt / 2) / (2 * tilt)
-
-
-def mean_log_sigmoid(mean: Tensor, variance: Tensor) -> Tensor:
-    """The mean of log sigmoid(f) for Gaussian f, by Gauss-Hermite quadrature with 20 nodes."""
-    deviation = (2 * variance.clamp(min=1e-12)).sqrt()
-    total = torch.zeros_like(mean)
-    for x, weight in QUADRATURE:
-        total = total + weight * F.logsigmoid(mean + deviation * x)
-    return total / math.sqrt(math.pi)
+from trident.methods.base import NormalisedHead, Parameters, setting
 
 
 @dataclass(frozen=True)
@@ -110,73 +32,11 @@ class KernelHead(NormalisedHead):
         return parameters["log_scale"].exp() * features @ features.mT
 
 
-@dataclass(frozen=True)
-class MeanFieldKernelHead(KernelHead):
-    """Base of those whose posterior is found by mean-field updates, with a choice of what training maximises."""
+def solve(factor: Tensor, values: Tensor) -> Tensor:
+    """The inverse of the matrix with this Cholesky factor, (..., n, n), times values (..., n, m).
 
-    objective: Literal["marginal", "predictive"] = setting(
-        "marginal", "what training maximises: the evidence of a task's labels, or the queries' probabilities"
-    )
-    rounds: int = tunable(8, "mean-field updates of the posterior", most=1000, least=1)
-
-    @abstractmethod
-    def evidence(self, kernel: Tensor, truth: Tensor) -> Tensor:
-        """A lower bound of the log marginal likelihood (task,), with one-hot labels (task, n_way, image)."""
-
-    def training(self, parameters: Parameters, features: Tensor, task: Task, labels: Labels) -> tuple[Tensor, Losses]:
-        if self.objective == "predictive":
-            logits = self.head(parameters, features, task)
-            return logits, {"total": cross_entropy(logits, labels.queries)}
-        with torch.no_grad():  # only to count how many are right
-            logits = self.head(parameters, features, task)
-        truth = members_of(all_labels(task, labels), task.n_way, features)
-        evidence = self.evidence(self.kernel(parameters, features), truth)
-        return logits, {"total": -evidence / truth.shape[2]}
-
-
-@dataclass(frozen=True)
-class DeepKernelTransfer(KernelHead):
-    """A Gaussian process on deep features regresses, for each class, +1 for its images and -1 for all others.
-
-    Learned: the backbone and the kernel's scale v (`kernel_head.py`), without an inner loop, by maximising the exact
-    marginal likelihood of all labels of a task, those of the queries too, with K the kernel of all its images:
-
-        sum over classes of  log N(t_c; 0, K + noise I),     t_ic = +1 if image i is of class c, otherwise -1
-
-    (divided by the number of images and classes). At test the processes are conditioned on the support set:
-
-        m_c(x) = k(x, S) (K_SS + noise I)^-1 t_c,     p(y = c | x)  ~  sigmoid(scale * m_c(x))
-
-    The published method takes the class of the largest sigmoid(m_c) and gives no probabilities; they are made of these
-    sigmoids here. Its default kernel has a batch norm before the cosine; here that is `normalisation` = CL2N.
+    Two triangular solutions, because `torch.cholesky_solve` allocates memory in a way that no CUDA graph can record.
     """
-
-    about = About(
-        "Deep Kernel Transfer",
-        "Patacchiola et al. 2020",
-        "Bayesian Meta-Learning for the Few-Shot Setting via Deep Kernels",
-    )
-    noise: float = setting(0.1, "variance of the labels around the process; fixed, as published", above=0)
-    scale: float = tunable(1.0, "scale of posterior means in the logits: how confident the probabilities are", above=0)
-
-    def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
-        kernel = self.kernel(parameters, features)
-        factor = self.factor(kernel[:, task.support, task.support])
-        targets = 2 * members_of(task.support_labels, task.n_way, kernel).mT - 1  # (task, n_support, n_way)
-        means = kernel[:, task.queries, task.support] @ solve(factor, targets)
-        return F.logsigmoid(self.scale * means)
-
-    def factor(self, kernel: Tensor) -> Tensor:
-        """Cholesky factor of the labels' covariance. `cholesky` would wait for the GPU to check for errors."""
-        noise = self.noise * torch.eye(kernel.shape[1], dtype=kernel.dtype, device=kernel.device)
-        factor: Tensor = torch.linalg.cholesky_ex(kernel + noise).L
-        return factor
-
-    def training(self, parameters: Parameters, features: Tensor, task: Task, labels: Labels) -> tuple[Tensor, Losses]:
-        factor = self.factor(self.kernel(parameters, features))[:, None]  # (task, 1, image, image)
-        targets = 2 * members_of(all_labels(task, labels), task.n_way, features) - 1  # (task, n_way, image)
-        likelihood = MultivariateNormal(torch.zeros_like(targets), scale_tril=factor, validate_args=False)
-        with torch.no_grad():  # only to count how many are right
-            logits = self.head(parameters, features, task)
-        log_likelihood: Tensor = likelihood.log_prob(targets)  # type: ignore[no-untyped-call]  # (task, n_way)
-        return logits, {"total": -log_likelihood.mean(1) / targets.shape[2]}
+    half = torch.linalg.solve_triangular(factor, values, upper=False)
+    solution: Tensor = torch.linalg.solve_triangular(factor.mT, half, upper=True)
+    return solution

@@ -1,184 +1,102 @@
-"""Gaussian processes whose likelihood Polya-Gamma variables make Gaussian: one-vs-each and logistic-softmax."""
+"""Gaussian processes whose likelihood Polya-Gamma variables make Gaussian: posterior and training objective."""
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from numpy.polynomial.hermite import hermgauss
 from torch import Tensor
 
-from trident.methods.base import About, Parameters, Task, tunable
-from trident.methods.bayesian.kernel_head import (
-    MeanFieldKernelHead,
-    Posterior,
-    mean_log_sigmoid,
-    polya_gamma_mean,
-    posterior,
-    tilt_of,
-)
+from trident.methods.base import Losses, Parameters, cross_entropy, setting, tunable
+from trident.methods.bayesian.kernel_head import KernelHead, solve
 from trident.nn.classes import members_of
+from trident.tasks.task import Labels, Task, all_labels
+
+# Plain numbers, not a tensor: a recording of GPU kernels may not copy anything from the CPU.
+QUADRATURE = [(float(x), float(w)) for x, w in zip(*hermgauss(20), strict=True)]
+LEAST_TILT = 1e-4  # of a Polya-Gamma variable; its mean is 1/4 to seven digits below it
+
+
+class Posterior(NamedTuple):
+    """The posterior of values f ~ N(0, prior) with the likelihood exp(shift . f - 1/2 sum_i precision_i f_i^2).
+
+    Nothing is divided by the precisions, and the only matrix that is factorised has no eigenvalue below 1, so any
+    prior will do, also a singular one.
+    """
+
+    mean: Tensor  # (..., n)
+    variance: Tensor  # (..., n)
+    log_evidence: Tensor  # (...): the logarithm of the mean likelihood under the prior
+    weights: Tensor  # (..., n): the mean of a value at another place is its covariances with f times these
+    root: Tensor  # (..., n): square roots of the precisions
+    factor: Tensor  # (..., n, n): Cholesky factor of I + root prior root
+
+    def reduction(self, covariances: Tensor) -> Tensor:
+        """Covariances of some other values with f, (..., m, n) -> (..., n, m).
+
+        The products of this matrix's columns are what the prior covariances of those values shrink by.
+        """
+        weighted = self.root[..., None] * covariances.mT
+        solution: Tensor = torch.linalg.solve_triangular(self.factor, weighted, upper=False)
+        return solution
+
+
+def posterior(prior: Tensor, precision: Tensor, shift: Tensor) -> Posterior:
+    """The posterior for a prior (..., n, n), and the precision and shift of the likelihood, (..., n) each."""
+    root = precision.sqrt()
+    identity = torch.eye(prior.shape[-1], dtype=prior.dtype, device=prior.device)
+    inner = identity + root[..., None] * prior * root[..., None, :]
+    factor = torch.linalg.cholesky_ex(inner).L  # unlike cholesky, it does not wait for the GPU to check for errors
+    before = (prior @ shift[..., None])[..., 0]
+    weights = shift - root * solve(factor, (root * before)[..., None])[..., 0]
+    mean = (prior @ weights[..., None])[..., 0]
+    reduced = torch.linalg.solve_triangular(factor, root[..., None] * prior, upper=False)
+    variance = (prior.diagonal(dim1=-2, dim2=-1) - reduced.square().sum(-2)).clamp(min=0)
+    evidence = 0.5 * (shift * mean).sum(-1) - factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    return Posterior(mean, variance, evidence, weights, root, factor)
+
+
+def tilt_of(mean: Tensor, variance: Tensor) -> Tensor:
+    """The c of the best Polya-Gamma distribution PG(b, c) for a value of this mean and variance."""
+    return (mean.square() + variance).clamp(min=LEAST_TILT**2).sqrt()
+
+
+def polya_gamma_mean(tilt: Tensor) -> Tensor:
+    """The mean of PG(1, c): tanh(c / 2) / (2 c). The mean of PG(b, c) is b times as large."""
+    return torch.tanh(tilt / 2) / (2 * tilt)
+
+
+def mean_log_sigmoid(mean: Tensor, variance: Tensor) -> Tensor:
+    """The mean of log sigmoid(f) for Gaussian f, by Gauss-Hermite quadrature with 20 nodes."""
+    deviation = (2 * variance.clamp(min=1e-12)).sqrt()
+    total = torch.zeros_like(mean)
+    for x, weight in QUADRATURE:
+        total = total + weight * F.logsigmoid(mean + deviation * x)
+    return total / math.sqrt(math.pi)
 
 
 @dataclass(frozen=True)
-class OveGaussianProcess(MeanFieldKernelHead):
-    """One Gaussian process per class, and a likelihood that compares the image's class with each other class.
+class MeanFieldKernelHead(KernelHead):
+    """Base of those whose posterior is found by mean-field updates, with a choice of what training maximises."""
 
-    Learned: the backbone and the kernel's scale v (`kernel_head.py`). f_c ~ GP(0, k) for each class, and
-
-        p(y | f)  ~  product over c != y of  sigmoid(f_y - f_c)
-
-    Polya-Gamma variables w make each sigmoid a Gaussian factor of d = f_y - f_c. Given the support set, the posterior
-    is found by mean-field updates, a few rounds of
-
-        q(f)  =  prior * product of exp(d / 2 - E[w] d^2 / 2),      E[w] = tanh(c / 2) / (2 c),   c^2 = E[d^2]
-
-    and a query gets  p(y = c)  ~  exp(sum over c' != c of E[log sigmoid(f_c - f_c')]),  each term by quadrature.
-    Training maximises, for `objective`
-
-        marginal     the evidence of all labels of a task, those of the queries too, per image (published as ML)
-        predictive   the probabilities of the queries' classes given the support set (published as PL)
-
-    The published method samples w and f with Gibbs chains. Here the mean-field posterior takes their place: it is
-    deterministic, and 'marginal' maximises a lower bound of the evidence (the c are held fixed in its gradient; at
-    their optimum they have none). The cost grows with the third power of labelled images times classes.
-    """
-
-    about = About(
-        "One-vs-Each Polya-Gamma GP",
-        "Snell & Zemel 2021",
-        "Bayesian Few-Shot Classification with One-vs-Each Polya-Gamma Augmented Gaussian Processes",
+    objective: Literal["marginal", "predictive"] = setting(
+        "marginal", "what training maximises: the evidence of a task's labels, or the queries' probabilities"
     )
+    rounds: int = tunable(8, "mean-field updates of the posterior", most=1000, least=1)
 
-    def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
-        kernel = self.kernel(parameters, features)
-        n, n_way = task.n_support, task.n_way
-        differences = _differences(members_of(task.support_labels, n_way, kernel).mT)  # (task, n * n_way, n_way)
-        fitted = self.infer(_covariances(kernel[:, :n, :n], differences))
-        # Covariances of a query's f_c with the differences d of the support set.
-        across = kernel[:, n:, None, :n].repeat_interleave(n_way, 3) * differences.mT[:, None]
-        means = across @ fitted.weights[:, None, :, None]  # (task, query, n_way, 1)
-        reduction = fitted.reduction(across.flatten(1, 2)).mT.reshape(across.shape)
-        alone = kernel.diagonal(dim1=1, dim2=2)[:, n:, None, None]
-        identity = torch.eye(n_way, dtype=kernel.dtype, device=kernel.device)
-        joint = alone * identity - reduction @ reduction.mT  # (task, query, n_way, n_way)
-        own = joint.diagonal(dim1=2, dim2=3)
-        variances = own[..., None] + own[..., None, :] - 2 * joint  # of f_c - f_c'
-        each = mean_log_sigmoid(means - means.mT, variances)
-        return (each * (1 - identity)).sum(3)
-
-    def infer(self, covariances: Tensor) -> Posterior:
-        """The posterior of the differences, which have these prior covariances (task, n, n)."""
-        tilt = covariances.new_zeros(covariances.shape[:2]) + 1e-3
-        for _ in range(self.rounds):
-            tilt = tilt_of(*self.update(covariances, tilt)[:2])
-        return self.update(covariances, tilt)
-
-    def update(self, covariances: Tensor, tilt: Tensor) -> Posterior:
-        return posterior(covariances, polya_gamma_mean(tilt), torch.full_like(tilt, 0.5))
-
+    @abstractmethod
     def evidence(self, kernel: Tensor, truth: Tensor) -> Tensor:
-        covariances = _covariances(kernel, _differences(truth.mT))
-        with torch.no_grad():
-            fitted = self.infer(covariances)
-            tilt = tilt_of(fitted.mean, fitted.variance)
-        bound = F.logsigmoid(tilt) - tilt / 2 + polya_gamma_mean(tilt) * tilt.square() / 2
-        # The differences of a class with itself are always 0; each adds log sigmoid(0) = -log 2, which is taken back.
-        constant = truth.shape[2] * math.log(2)
-        return self.update(covariances, tilt).log_evidence + bound.sum(1) + constant
+        """A lower bound of the log marginal likelihood (task,), with one-hot labels (task, n_way, image)."""
 
-
-def _differences(truth: Tensor) -> Tensor:
-    """One-hot labels (task, image, n_way) -> rows e_y - e_c for each image and class: (task, image * n_way, n_way)."""
-    identity = torch.eye(truth.shape[2], dtype=truth.dtype, device=truth.device)
-    return (truth[:, :, None] - identity).flatten(1, 2)
-
-
-def _covariances(kernel: Tensor, differences: Tensor) -> Tensor:
-    """Prior covariances of all differences with each other."""
-    n_way = differences.shape[2]
-    return kernel.repeat_interleave(n_way, 1).repeat_interleave(n_way, 2) * (differences @ differences.mT)
-
-
-class Local(NamedTuple):
-    """The mean-field distributions of the variables that were added for each image."""
-
-    tilt: Tensor  # (task, n_way, image): c of the Polya-Gamma variables w
-    counts: Tensor  # (task, n_way, image): means g of the Poisson variables
-    shape: Tensor  # (task, image): a of the Gamma variables, Gamma(a, number of classes)
-
-
-@dataclass(frozen=True)
-class LogisticSoftmaxProcess(MeanFieldKernelHead):
-    """One Gaussian process per class, and probabilities that are normalised sigmoids.
-
-    Learned: the backbone and the kernel's scale v (`kernel_head.py`). f_c ~ GP(0, k) for each class, and
-
-        p(y | f)  =  sigmoid(f_y) / sum over c of sigmoid(f_c)
-
-    With a Gamma, a Poisson and a Polya-Gamma variable added for each image, all conditionals are known distributions.
-    Given the support set, the posterior is found by mean-field updates, a few rounds of
-
-        g_ic  = exp(E[log l_i] - E[f_ic] / 2) / (2 cosh(c_ic / 2)),    c_ic^2 = E[f_ic^2],    l_i ~ Gamma(a_i, n_way)
-        a_i   = 1 + sum over c of g_ic
-        q(f)  = prior * product of exp((y_ic - g_ic) f_ic / 2 - E[w_ic] f_ic^2 / 2),
-                E[w_ic] = (y_ic + g_ic) tanh(c_ic / 2) / (2 c_ic)
-
-    and a query gets  p(y = c)  ~  exp(E[log sigmoid(f_c)]),  by quadrature. Training maximises, for `objective`
-
-        marginal     the evidence of all labels of a task, those of the queries too, per image (ML in Snell & Zemel)
-        predictive   the probabilities of the queries' classes given the support set (PL in Snell & Zemel)
-
-    The few-shot version that was published samples the added variables; these are the updates of the original paper,
-    which are deterministic. 'marginal' maximises their lower bound of the evidence (with the added variables held
-    fixed in its gradient; at their optimum they have none).
-    """
-
-    about = About(
-        "Logistic-softmax GP",
-        "Galy-Fajou et al. 2020",
-        "Multi-Class Gaussian Process Classification Made Conjugate: Efficient Inference via Data Augmentation",
-    )
-    rounds: int = tunable(10, "mean-field updates of the posterior", most=1000)
-
-    def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
-        kernel = self.kernel(parameters, features)
-        truth = members_of(task.support_labels, task.n_way, kernel)  # (task, n_way, n_support)
-        known = kernel[:, task.support, task.support]
-        fitted = self.update(known, truth, self.infer(known, truth))
-        across = kernel[:, None, task.queries, task.support].expand(-1, task.n_way, -1, -1)
-        means = (across @ fitted.weights[..., None])[..., 0]  # (task, n_way, query)
-        alone = kernel.diagonal(dim1=1, dim2=2)[:, None, task.queries]
-        variances = (alone - fitted.reduction(across).square().sum(2)).clamp(min=0)
-        return mean_log_sigmoid(means, variances).mT
-
-    def infer(self, kernel: Tensor, truth: Tensor) -> Local:
-        """The mean-field distributions, from a kernel (task, image, image) and labels (task, n_way, image)."""
-        local = Local(truth * 0 + 1e-3, truth * 0 + 0.5 / truth.shape[1], truth[:, 0] * 0 + 1.5)
-        for _ in range(self.rounds):
-            fitted = self.update(kernel, truth, local)
-            tilt = tilt_of(fitted.mean, fitted.variance)
-            log_rate = torch.digamma(local.shape) - math.log(truth.shape[1])
-            counts = (log_rate[:, None] - fitted.mean / 2 - _log_two_cosh(tilt)).exp()
-            local = Local(tilt, counts, 1 + counts.sum(1))
-        return local
-
-    def update(self, kernel: Tensor, truth: Tensor, local: Local) -> Posterior:
-        precision = (truth + local.counts) * polya_gamma_mean(local.tilt)
-        return posterior(kernel[:, None], precision, (truth - local.counts) / 2)
-
-    def evidence(self, kernel: Tensor, truth: Tensor) -> Tensor:
-        with torch.no_grad():
-            local = self.infer(kernel, truth)
-        tilt, counts, shape = local
-        log_rate = (torch.digamma(shape) - math.log(truth.shape[1]))[:, None]
-        both = truth + counts
-        of_classes = both * (polya_gamma_mean(tilt) * tilt.square() / 2 - _log_two_cosh(tilt))
-        of_classes = of_classes + counts * log_rate - torch.xlogy(counts, counts) + counts
-        of_images = torch.lgamma(shape) + (1 - shape) * torch.digamma(shape) - math.log(truth.shape[1])
-        return self.update(kernel, truth, local).log_evidence.sum(1) + of_classes.sum((1, 2)) + of_images.sum(1)
-
-
-def _log_two_cosh(tilt: Tensor) -> Tensor:
-    """log(2 cosh(c / 2)) without overflow."""
-    return tilt / 2 + torch.log1p(torch.exp(-tilt))
+    def training(self, parameters: Parameters, features: Tensor, task: Task, labels: Labels) -> tuple[Tensor, Losses]:
+        if self.objective == "predictive":
+            logits = self.head(parameters, features, task)
+            return logits, {"total": cross_entropy(logits, labels.queries)}
+        with torch.no_grad():  # only to count how many are right
+            logits = self.head(parameters, features, task)
+        truth = members_of(all_labels(task, labels), task.n_way, features)
+        evidence = self.evidence(self.kernel(parameters, features), truth)
+        return logits, {"total": -evidence / truth.shape[2]}

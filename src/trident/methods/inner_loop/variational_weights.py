@@ -2,7 +2,7 @@
 
 The mean of a weight has the weight's own name, and the logarithm of its variance has that name after "log_var.". The
 latents of a protocol are the weights here: latents=mean predicts with the means, latents=average averages the
-predictions of many samples. VAMPIRE (Nguyen, Do & Carneiro 2020) is the plain method of this kind.
+predictions of many samples.
 """
 
 from abc import abstractmethod
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from trident.backbones.conv4 import single_conv4
-from trident.methods.base import About, Backbone, Losses, NoiseShapes, Task, tunable
+from trident.methods.base import Backbone, Losses, NoiseShapes, Task, tunable
 from trident.methods.inner_loop.adapted_conv4 import AdaptedConv4, AdaptedConv4Model
 from trident.methods.inner_loop.base import Encodings, Evaluated, Inputs, Target
 from trident.nn.gaussian import Gaussian
@@ -120,28 +120,6 @@ class VariationalWeightsModel(RandomWeightsModel):
     def weights_for_prediction(self, parameters: Parameters, task: Task) -> list[Parameters]:
         draws = [values[:, :1] for name, values in task.noise.items() if name.startswith("task/query/")]
         return self.weights(self.posterior(parameters).sample(torch.cat(draws, 1)))
-
-
-@dataclass(frozen=True)
-class Vampire(VariationalWeights):
-    """MAML with a Gaussian over the weights in the place of the weights.
-
-    Learned: the mean and the variance of every weight of a Conv4 and of a linear layer on its features. At test both
-    take gradient steps on the support set, then the predictions of weights sampled from the Gaussian q are averaged.
-    Training minimises the same loss of the queries, after the steps:
-
-        E_q[cross-entropy] + kl_weight KL(q || N(0, I)),   the expectation by samples w = mean + std * noise
-
-    Differences from the published method: the Conv4 has batch norm, whose gains and shifts are random like all
-    weights; steps are taken on the logarithm of the variance.
-    """
-
-    about = About(
-        "VAMPIRE",
-        "Nguyen, Do & Carneiro 2020",
-        "Uncertainty in Model-Agnostic Meta-Learning using Variational Inference",
-        any_way=False,
-    )
 
 
 def with_total(parts: Losses) -> Losses:

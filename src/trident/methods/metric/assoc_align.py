@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trident.methods.base import About, Labels, Losses, Parameters, Task, tunable
-from trident.methods.metric.baseline import BaselinePlusPlus, balanced_targets, cosines, fit_cosine
+from trident.methods.metric.baseline_plus_plus import BaselinePlusPlus, cosines
+from trident.methods.metric.fitted_classifiers import balanced_targets, fit_cosine
 from trident.nn.classes import members_of
 from trident.settings import require, setting
 
@@ -26,7 +27,7 @@ class AssociativeAlignment(BaselinePlusPlus):
 
     and the mean feature of every training class. At test the features stay as they are:
 
-        1. a cosine classifier is fitted to the support set, as in Baseline++ (`baseline.py`)
+        1. a cosine classifier is fitted to the support set, as in Baseline++ (`baseline_plus_plus.py`)
         2. each training class goes, by its mean feature z, to the class that this classifier finds for it; of those
            that go to a class, the `related` ones that it is most sure of are kept
         3. the classifier is fitted further, to the support set and, with weight `alignment`, to these z:

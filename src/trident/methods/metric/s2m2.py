@@ -7,7 +7,7 @@ from torch import Tensor
 
 from trident.backbones.conv4 import first_layer_input, single_conv4
 from trident.methods.base import About, Backbone, HeadModel, NoiseShapes, TrainingStep, cross_entropy
-from trident.methods.metric.baseline import BaselinePlusPlus
+from trident.methods.metric.baseline_plus_plus import BaselinePlusPlus
 from trident.nn.batch_norm import BatchNormStatistics
 from trident.nn.linear import Linear, linear
 from trident.nn.parameters import Parameters, for_each_task
@@ -30,7 +30,7 @@ class S2M2(BaselinePlusPlus):
         rotated    the cross-entropies of class and rotation, with weight `rotation_weight` each,
                    of a quarter of the images, turned by 0, 90, 180 and 270 degrees
 
-    At test a cosine classifier is fitted to the support set as in Baseline++ (`baseline.py`).
+    At test a cosine classifier is fitted to the support set as in Baseline++ (`baseline_plus_plus.py`).
 
     The published training first minimises `rotated` alone, on all images, and adds `mixed` later; here both are
     minimised all the time. The statistics that batch norm uses at test are those of rotated pictures, not of mixtures.
