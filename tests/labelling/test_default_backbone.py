@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from commands import assert_one_line_error, run_here
-from stand_in_backbone import NAME, SOFT_KMEANS, save_support_and_pile
+from stand_in_backbone import NAME, EVIDENCE, save_support_and_pile
 from trident.backbones.pretrained import BACKBONES, INCLUDED
 from trident.errors import TridentError
 from trident.labelling.feature_cache import FeatureCache
@@ -41,7 +41,7 @@ def test_without_the_extra_the_included_features_are_used(tmp_path: Path, monkey
     assert len(rows) == 15 and all(Path(row["path"]).name.startswith(row["label"]) for row in rows)
     lines = found.stderr.strip().splitlines()
     assert len(lines) == 2
-    assert lines[0] == f"features of weights:mini-ensemble, {SOFT_KMEANS}"
+    assert lines[0] == f"features of weights:mini-ensemble, {EVIDENCE}"
     assert lines[1].startswith("better labels: pretrained features") and "[features]" in lines[1]
     assert FeatureCache(tmp_path / "cache").size()[0] == 15 + 6  # the pile and the labelled pictures
     saved = run_here(tmp_path, "fit", "--support", "support", "--out", "colours.trident")

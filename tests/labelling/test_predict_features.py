@@ -17,7 +17,7 @@ from PIL import Image
 
 from ablation_grids import Answer
 from commands import assert_one_line_error, run_trident
-from stand_in_backbone import NAME, SOFT_KMEANS, SUPPORT, picture, save_pictures, save_support_and_pile
+from stand_in_backbone import NAME, EVIDENCE, SUPPORT, picture, save_pictures, save_support_and_pile
 from trident.labelling.class_names import NONE
 from trident.labelling.feature_cache import FeatureCache
 from trident.labelling.tables import rows_of as rows_of_table
@@ -85,7 +85,11 @@ def test_a_pile_is_labelled_in_a_process_of_its_own(folders: Path) -> None:
         assert sum(shares) == pytest.approx(1, abs=2e-3)
         assert float(row["probability"]) == max(shares) >= float(row["runner_up_probability"])
         assert float(row["typicality"]) > 0.65 and row["none_of_these"] == row["correction"] == ""
-    assert found.stderr.strip() == f"features of efficientnet-lite0, {SOFT_KMEANS}"
+    said = found.stderr.splitlines()
+    assert said[0] == f"features of efficientnet-lite0, {EVIDENCE}"
+    assert re.fullmatch(
+        r"about \d+ % of these labels will be right \(\d+ to \d+ %, judged by leaving out 6 .*\)", said[1]
+    )
     assert (folders / "cache" / "features.sqlite").stat().st_mode & 0o077 == 0
     again = run_trident(folders, *call)
     assert (again.stdout, again.returncode) == (found.stdout, 0)

@@ -16,7 +16,7 @@ NAME = "python:stand_in_backbone:colours"
 SLOW = "python:stand_in_backbone:slow"
 SEEN = "STAND_IN_SEEN"  # names the file into which `slow` writes a line for every picture it computes
 PAUSE = "STAND_IN_PAUSE"  # seconds that `slow` takes for a batch
-SOFT_KMEANS = "soft k-means with class sizes (piles of fewer than 12: logistic regression)"  # as described, 3 classes
+EVIDENCE = "heads weighed by the labelled pictures"
 PATH = {"PYTHONPATH": str(Path(__file__).parent)}  # for commands in processes of their own
 
 

@@ -22,6 +22,7 @@ def expected_accuracy(judgement: Judgement) -> Expected | None:
     )
     share = float(judgement.belief @ of_factors)
     of_temperature = float(judgement.belief @ (of_factors - share) ** 2)
-    variance = of_temperature + share * (1 - share) * (1 / n_pile + 1 / n_left_out)
+    towards_half = (share * n_left_out + 2) / (n_left_out + 4)  # as Agresti and Coull: none wrong of few proves little
+    variance = of_temperature + share * (1 - share) / n_pile + towards_half * (1 - towards_half) / (n_left_out + 4)
     half = 1.96 * variance**0.5
     return Expected(share, max(0.0, share - half), min(1.0, share + half), n_left_out)
