@@ -121,6 +121,7 @@ class FeatureLabeller:
             for rows in (support, pile):
                 rows.append(rows[0].astype(np.float32 if together else np.float64))  # copies
                 self._transform(rows[1])
+                normalise_in_place(rows[1])
         heads = logits_of_heads if self.method is None else self._one_head
         return judge(
             [torch.from_numpy(rows) for rows in support],
