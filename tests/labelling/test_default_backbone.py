@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from commands import assert_one_line_error, run_here
-from stand_in_backbone import NAME, EVIDENCE, save_support_and_pile
+from stand_in_backbone import EVIDENCE, NAME, save_support_and_pile
 from trident.backbones.pretrained import BACKBONES, INCLUDED
 from trident.errors import TridentError
 from trident.labelling.feature_cache import FeatureCache
@@ -40,9 +40,10 @@ def test_without_the_extra_the_included_features_are_used(tmp_path: Path, monkey
     rows = list(csv.DictReader(io.StringIO(found.stdout)))
     assert len(rows) == 15 and all(Path(row["path"]).name.startswith(row["label"]) for row in rows)
     lines = found.stderr.strip().splitlines()
-    assert len(lines) == 2
+    assert len(lines) == 3
     assert lines[0] == f"features of weights:mini-ensemble, {EVIDENCE}"
     assert lines[1].startswith("better labels: pretrained features") and "[features]" in lines[1]
+    assert "of these labels will be right" in lines[2]
     assert FeatureCache(tmp_path / "cache").size()[0] == 15 + 6  # the pile and the labelled pictures
     saved = run_here(tmp_path, "fit", "--support", "support", "--out", "colours.trident")
     assert saved.returncode == 0, saved.stderr

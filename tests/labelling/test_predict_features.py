@@ -17,7 +17,7 @@ from PIL import Image
 
 from ablation_grids import Answer
 from commands import assert_one_line_error, run_trident
-from stand_in_backbone import NAME, EVIDENCE, SUPPORT, picture, save_pictures, save_support_and_pile
+from stand_in_backbone import EVIDENCE, NAME, SUPPORT, picture, save_pictures, save_support_and_pile
 from trident.labelling.class_names import NONE
 from trident.labelling.feature_cache import FeatureCache
 from trident.labelling.tables import rows_of as rows_of_table
