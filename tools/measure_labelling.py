@@ -5,19 +5,20 @@ WHAT is one of these:
 `none`: how well pictures that belong to none of the classes are told from those that do. The first store has the
 classes; the strangers come from its other classes and from the stores after it.
 `suggest`: accuracy on the pile after labelling the suggested pictures, and after labelling as many random ones.
-`calibration`: the expected calibration error of the probabilities that `trident predict` gives.
-`temperatures`: fits the numbers in `labelling/feature_labeller.py` that these probabilities depend on.
+`default`: the default head beside logistic regression and soft k-means on the same features, its calibration, and how
+many labels it expects to be right.
 
 Stores are made by `trident data prepare --features efficientnet-lite0`, or all of them with another backbone.
 """
 
 import argparse
-import math
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import minimize
+import torch
+from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 from trident.backbones.pretrained import BACKBONES, DEFAULT, Pretrained
@@ -26,17 +27,17 @@ from trident.labelling.feature_labeller import FeatureLabeller
 from trident.labelling.label_latents import latents_for
 from trident.labelling.suggesting import suggest
 from trident.labelling.typicality import LEAST_TYPICAL, normalised
-from trident.measuring.calibration import softmax
 from trident.measuring.record import mean_and_interval
 from trident.methods.transductive.soft_kmeans import SoftKMeans
+from trident.tasks.task import Task
 
 TASKS, WAYS, SEED = 200, 5, 0
-SEED_TO_FIT, TASKS_TO_FIT = 1, 60  # for each number of shots
+DRAWS = 40  # for each number of ways and shots
 TASKS_TO_SUGGEST = 100  # each labels three piles
 
 
 def main() -> None:
-    measures = {"none": none_of_these, "suggest": suggestions, "calibration": calibration, "temperatures": temperatures}
+    measures = {"none": none_of_these, "suggest": suggestions, "default": default}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=measures)
     parser.add_argument("stores", nargs="+", metavar="STORE[:SPLIT]")
@@ -132,67 +133,62 @@ def suggestions(stores: list[Data]) -> None:
                 )
 
 
-def calibration(stores: list[Data]) -> None:
-    """Balanced piles with 10 pictures of each class, ten bins of confidence."""
+def default(stores: list[Data]) -> None:
+    """Piles with 15 pictures of each class, or as many in all with class sizes from Dirichlet(0.5)."""
+    print("data, ways, shots, sizes | default, alone, best regression, soft k-means | ECE | expected - right, inside")
     for name, of, classes in stores:
-        for shots in (1, 5):
-            for together in (True, False):
-                sure: list[np.ndarray] = []
-                right: list[np.ndarray] = []
-                for task in range(TASKS):
-                    random = np.random.default_rng((SEED, shots, task))
-                    chosen = random.choice(len(classes), WAYS, replace=False)
-                    drawn = [classes[c][random.permutation(len(classes[c]))[: shots + 10]] for c in chosen]
-                    support = np.concatenate([some[:shots] for some in drawn])
-                    labeller = labeller_of(of, support, np.repeat(np.arange(WAYS), shots), WAYS)
-                    pile = np.concatenate([some[shots:] for some in drawn])
-                    found = labeller.label_features(pile, together).probabilities
-                    sure.append(found.max(1))
-                    right.append(found.argmax(1) == np.repeat(np.arange(WAYS), [len(some) - shots for some in drawn]))
-                confidence, correct = np.concatenate(sure), np.concatenate(right)
-                bins = np.minimum((confidence * 10).astype(int), 9)
-                gaps = [abs((confidence - correct)[bins == b].sum()) for b in range(10)]
-                how = "together" if together else "each alone"
-                print(
-                    f"{name}, {WAYS}-way {shots}-shot, 10 pictures of each class, {how}, {TASKS} tasks: ECE "
-                    f"{sum(gaps) / len(confidence):.3f}, accuracy {100 * correct.mean():.1f} %, mean probability "
-                    f"{100 * confidence.mean():.1f} %"
-                )
+        for ways, shots, alpha in product((5, 10, 20), (1, 2, 5, 10, 20), (None, 0.5)):
+            if ways <= len(classes):
+                draws = [_draw(classes, ways, shots, alpha, draw) for draw in range(DRAWS)]
+                print(f"{name}, {ways}, {shots}, {alpha or 'equal'} | {_default_on(of, ways, draws)}", flush=True)
 
 
-def temperatures(stores: list[Data]) -> None:
-    """Minimise the cross-entropy of piles of 50 pictures, of balanced, Dirichlet(2) and Dirichlet(0.5) sizes."""
-    logits: dict[bool, list[np.ndarray]] = {True: [], False: []}  # of each pile, (picture, class)
-    inputs: dict[bool, list[list[float]]] = {True: [], False: []}
-    truths: list[np.ndarray] = []
-    for _, of, classes in stores:
-        for shots in (1, 2, 5, 10, 20):
-            for task in range(TASKS_TO_FIT):
-                random = np.random.default_rng((SEED_TO_FIT, shots, task))
-                chosen = random.choice(len(classes), WAYS, replace=False)
-                drawn = [classes[c][random.permutation(len(classes[c]))] for c in chosen]
-                alpha = (math.inf, 2.0, 0.5)[task % 3]
-                shares = np.full(WAYS, 1 / WAYS) if alpha == math.inf else random.dirichlet([alpha] * WAYS)
-                piles = [some[shots:][: round(10 * WAYS * share)] for some, share in zip(drawn, shares, strict=True)]
-                support = np.concatenate([some[:shots] for some in drawn])
-                labeller = labeller_of(of, support, np.repeat(np.arange(WAYS), shots), WAYS)
-                for together in (True, False):
-                    found = labeller.logits(np.concatenate(piles), together)
-                    logits[together].append(found)
-                    similarity = found.max(1).mean() / SoftKMeans().scale
-                    inputs[together].append([1.0, math.log(shots), similarity] if together else [1.0, math.log(shots)])
-                truths.append(np.repeat(np.arange(WAYS), [len(pile) for pile in piles]))
-    for together, name in ((True, "together"), (False, "each alone")):
+class Draw(NamedTuple):
+    support: np.ndarray  # features (picture, feature)
+    labels: np.ndarray
+    pile: np.ndarray  # features (picture, feature)
+    truth: np.ndarray
 
-        def loss(weights: np.ndarray, together: bool = together) -> float:
-            total = 0.0
-            for pile, values, truth in zip(logits[together], inputs[together], truths, strict=True):
-                chances = softmax(pile / math.exp(np.dot(weights, values)))
-                total -= float(np.log(chances[np.arange(len(truth)), truth].clip(1e-12)).mean())
-            return total / len(truths)
 
-        found = minimize(loss, np.zeros(len(inputs[together][0])), method="Nelder-Mead")
-        print(f"{name}: {np.round(found.x, 3)}, mean cross-entropy {found.fun:.4f}")
+def _draw(classes: list[np.ndarray], ways: int, shots: int, alpha: float | None, draw: int) -> Draw:
+    random = np.random.default_rng((draw, ways, shots, int(10 * (alpha or 0))))
+    chosen = random.choice(len(classes), ways, replace=False)
+    sizes = [15] * ways if alpha is None else random.multinomial(15 * ways, random.dirichlet([alpha] * ways))
+    drawn = [classes[c][random.permutation(len(classes[c]))] for c in chosen]
+    piles = [some[shots:][:size] for some, size in zip(drawn, sizes, strict=True)]
+    return Draw(
+        np.concatenate([some[:shots] for some in drawn]),
+        np.repeat(np.arange(ways), shots),
+        np.concatenate(piles),
+        np.repeat(np.arange(ways), [len(pile) for pile in piles]),
+    )
+
+
+def _default_on(of: str, ways: int, draws: list[Draw]) -> str:
+    right: dict[str, list[np.ndarray]] = {"default": [], "alone": [], "10": [], "100": [], "soft k-means": []}
+    confidences, errors, inside = [], [], []
+    for support, labels, pile, truth in draws:
+        labeller = labeller_of(of, support, labels, ways)
+        labelled = labeller.label_features(pile)
+        right["default"].append(labelled.probabilities.argmax(1) == truth)
+        confidences.append(labelled.probabilities.max(1))
+        right["alone"].append(labeller.label_features(pile, together=False).probabilities.argmax(1) == truth)
+        for penalty in ("10", "100"):
+            regression = LogisticRegression(C=float(penalty), max_iter=300).fit(support, labels)
+            right[penalty].append(regression.predict(pile) == truth)
+        task = Task(torch.from_numpy(np.concatenate([support, pile]))[None], torch.from_numpy(labels)[None], ways)
+        right["soft k-means"].append(SoftKMeans().head({}, task.images, task)[0].argmax(1).numpy() == truth)
+        if labelled.expected is not None:
+            share = right["default"][-1].mean()
+            errors.append(labelled.expected.share - share)
+            inside.append(labelled.expected.low <= share <= labelled.expected.high)
+    means = {name: 100 * np.mean([one.mean() for one in some]) for name, some in right.items()}
+    best = max(means["10"], means["100"])
+    confidence, correct = np.concatenate(confidences), np.concatenate(right["default"])
+    bins = np.minimum((confidence * 15).astype(int), 14)
+    ece = sum(abs((confidence - correct)[bins == one].sum()) for one in range(15)) / len(confidence)
+    expected = f"{100 * np.mean(errors):+.1f}, {100 * np.mean(inside):.0f} %" if errors else "not judged"
+    return f"{means['default']:.1f}, {means['alone']:.1f}, {best:.1f}, {means['soft k-means']:.1f} | {ece:.3f} | {expected}"
 
 
 if __name__ == "__main__":
