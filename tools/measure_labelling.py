@@ -188,7 +188,8 @@ def _default_on(of: str, ways: int, draws: list[Draw]) -> str:
     bins = np.minimum((confidence * 15).astype(int), 14)
     ece = sum(abs((confidence - correct)[bins == one].sum()) for one in range(15)) / len(confidence)
     expected = f"{100 * np.mean(errors):+.1f}, {100 * np.mean(inside):.0f} %" if errors else "not judged"
-    return f"{means['default']:.1f}, {means['alone']:.1f}, {best:.1f}, {means['soft k-means']:.1f} | {ece:.3f} | {expected}"
+    shown = ", ".join(f"{value:.1f}" for value in (means["default"], means["alone"], best, means["soft k-means"]))
+    return f"{shown} | {ece:.3f} | {expected}"
 
 
 if __name__ == "__main__":

@@ -302,4 +302,6 @@ def suggest(
     else:
         for path, label, p in suggested:
             print(f"{one_line(path)}\tperhaps {one_line(label)} ({p:.2f})")
+    if labelled.expected is not None:
+        say(labelled.expected.describe("the pile's labels"))
     _end(f"skipped {why}" for why in [*failures.values(), *given.unread.values(), *given.unread_of_pile.values()])

@@ -11,7 +11,7 @@ from trident.engines.execution import usable_device
 from trident.errors import BadValueError, TridentError
 from trident.labelling.class_names import check_one_class_each, class_name
 from trident.labelling.feature_labeller import FeatureLabeller
-from trident.labelling.labelled import Labelled
+from trident.labelling.labelled import Expected, Labelled
 from trident.labelling.making import make_labeller, open_cache
 from trident.labelling.saved import load_classifier, save_classifier
 from trident.labelling.suggesting import suggest
@@ -101,6 +101,15 @@ class TridentClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Fit, then the most probable classes of the queries, classified together."""
         return np.asarray(self.fit(images, labels).classes_[self.transduce_proba(queries).argmax(1)])
 
+    def expected_accuracy(self, X: Any) -> Expected | None:
+        """How many labels of `transduce_proba` will be right, with an interval, judged by leaving labelled pictures out.
+
+        None if fewer than 4 labelled pictures can be left out: those of classes that have several. All backbones but
+        conv4 can.
+        """
+        self._by_features()
+        return self._labelled(X, together=True).expected
+
     def none_of_these(self, X: Any) -> np.ndarray:
         """Whether each picture belongs to none of the classes: (image,) bool. All backbones but conv4 can."""
         labelled = self._labelled(X, together=True)
@@ -113,7 +122,6 @@ class TridentClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def suggest(self, X: Any, n: int = 10) -> np.ndarray:
         """Indices of the pictures to label next, the best first. All backbones but conv4 can."""
-        check_is_fitted(self, "labeller_")
         labeller = self._by_features()
         sources = sources_of(X)
         features = normalised(labeller.raw_features(sources))
@@ -121,7 +129,6 @@ class TridentClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def save(self, path: str | Path) -> None:
         """Write the fitted classifier to a file that ends in .trident. Labels become text."""
-        check_is_fitted(self, "labeller_")
         save_classifier(self._by_features(), Path(path))
 
     @classmethod
@@ -139,6 +146,7 @@ class TridentClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return made
 
     def _by_features(self) -> FeatureLabeller:
+        check_is_fitted(self, "labeller_")
         if not isinstance(self.labeller_, FeatureLabeller):
             raise BadValueError("this needs another backbone than conv4, and no weights: see 'trident backbones'")
         return self.labeller_

@@ -17,9 +17,9 @@ class Expected(NamedTuple):
     high: float
     n_left_out: int  # pictures that it was judged by
 
-    def describe(self) -> str:
+    def describe(self, labels: str = "these labels") -> str:
         return (
-            f"about {100 * self.share:.0f} % of these labels will be right ({100 * self.low:.0f} to "
+            f"about {100 * self.share:.0f} % of {labels} will be right ({100 * self.low:.0f} to "
             f"{100 * self.high:.0f} %, judged by leaving out {self.n_left_out} labelled pictures in turn)"
         )
 

@@ -39,7 +39,7 @@ def label(network: Network, upload: Upload, check: Check) -> dict[str, Any]:
                 "typicality": None if judged is None else float(judged[place]),
             }
         )
-    return answer | {"pile": pile}
+    return answer | {"pile": pile, "expected": labelled.expected.describe() if labelled.expected else None}
 
 
 def _described(network: Network, upload: Upload) -> dict[str, Any]:

@@ -245,7 +245,8 @@ function labelled(answer, sent) {
   const done = answer.pile.filter((one) => one.ranking).length;
   const none = answer.pile.filter((one) => one.none_of_these).length;
   const more = [none && `, ${none} in none of the classes`, bad && `, ${bad} cannot be read`].filter(Boolean).join("");
-  say(`${counted(done, "picture")} labelled${more}.`);
+  const expected = answer.expected ? ` Judged by your examples, ${answer.expected}.` : "";
+  say(`${counted(done, "picture")} labelled${more}.${expected}`);
 }
 
 function looked(answer, sent) {
