@@ -102,7 +102,7 @@ class TridentClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return np.asarray(self.fit(images, labels).classes_[self.transduce_proba(queries).argmax(1)])
 
     def expected_accuracy(self, X: Any) -> Expected | None:
-        """How many labels of `transduce_proba` will be right, with an interval, judged by leaving labelled pictures out.
+        """The share of labels of `transduce_proba` that will be right, judged by leaving labelled pictures out.
 
         None if fewer than 4 labelled pictures can be left out: those of classes that have several. All backbones but
         conv4 can.
