@@ -92,8 +92,7 @@ def compare(
     with counting("comparing") as progress:
         result = measure(checkpoints, stores, progress.stage, **sample)
     if out is not None:
-        content = comparison_page(result).encode()
-        write_file(out, content)
+        write_file(out, comparison_page(result))
     if as_json:
         opt.print_json(result.to_json())
         return

@@ -123,7 +123,7 @@ class GridRun:
             error=error,
             device=self.device,
         )
-        write_file(folder / RESULT, (json.dumps(result.to_json(), indent=1, ensure_ascii=False) + "\n"))
+        write_file(folder / RESULT, json.dumps(result.to_json(), indent=1, ensure_ascii=False) + "\n")
         return None
 
     def _begun(self, cell: Cell) -> Checkpoint | None:

@@ -34,7 +34,7 @@ from trident.web.limits import Check, Limits, RefusedError, RequestQueue
 from trident.web.networks import Network, WeightStore
 from trident.web.serve import client_of
 from trident.web.service import Metrics
-from trident.web.uploads import PageDecoder, Receiver, Upload, at_pace, drain
+from trident.web.uploads import Receiver, Upload, at_pace, drain
 
 STATIC = Path(__file__).parent / "static"
 Work = Callable[[Network, Upload, Check], dict[str, Any]]
@@ -48,7 +48,7 @@ def make_routes(network: Network, limits: Limits, metrics: Metrics, processes: D
     target = Target(
         network.size, network.channels, reduced=network.reduced, centre_crop=network.centre_crop, pixels=limits.pixels
     )
-    receiver = Receiver(limits, target, PageDecoder(processes))
+    receiver = Receiver(limits, target, processes)
 
     async def answer(request: Request, work: Work) -> Response:
         stream = request.stream()
