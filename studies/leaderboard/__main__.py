@@ -12,7 +12,7 @@ from trident.cli.app import main
 from trident.cli.console import stderr
 from trident.cli.leaderboard import Results
 from trident.errors import TridentError
-from trident.files import atomic_file, check_writable
+from trident.files import check_writable, write_file
 from trident.leaderboard.results import FOLDER
 from trident.measuring.record import FILE_NAME
 from trident.report.figures import check_figure_path, save_figure
@@ -45,8 +45,7 @@ def write(
     if page is not None:
         made.append((page, make_page(results or FOLDER)))
     for path, content in made:
-        with atomic_file(path) as file:
-            file.write(content.encode())
+        write_file(path, content)
     if figure is not None:
         save_figure(unequal_counts(boards), figure)
     for written in filter(None, (document, page, figure)):

@@ -33,7 +33,7 @@ def report(
     """
     check_run(run)
     from trident.cli.console import counting, say
-    from trident.files import atomic_file, check_writable
+    from trident.files import check_writable, write_file
     from trident.report.content import make_report
     from trident.report.page import check_extras, report_page
 
@@ -47,8 +47,7 @@ def report(
     with counting("report") as progress:
         content = make_report(checkpoint, store, fitting_store, audit_tasks, progress.stage, **sample)
     opt.print_caution(checkpoint, store, split)
-    with atomic_file(page) as file:
-        file.write(report_page(content).encode())
+    write_file(page, report_page(content))
     if as_json:
         opt.print_json({**content.to_json(), "page": str(page)})
         return
@@ -80,7 +79,7 @@ def compare(
     for run in runs:
         check_run(run)
     from trident.cli.console import counting
-    from trident.files import atomic_file, check_writable
+    from trident.files import check_writable, write_file
     from trident.report.content import compare as measure
     from trident.report.page import check_extras, comparison_page
 
@@ -93,9 +92,7 @@ def compare(
     with counting("comparing") as progress:
         result = measure(checkpoints, stores, progress.stage, **sample)
     if out is not None:
-        content = comparison_page(result).encode()
-        with atomic_file(out) as file:
-            file.write(content)
+        write_file(out, comparison_page(result))
     if as_json:
         opt.print_json(result.to_json())
         return

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from trident.errors import TridentError
-from trident.files import atomic_file, read_regular
+from trident.files import read_regular, write_file
 from trident.settings import require
 
 
@@ -166,5 +166,4 @@ def write_lines(path: Path, results: dict[str, dict[str, Any]]) -> None:
     lines = [
         json.dumps({"name": name} | results[name], ensure_ascii=False, allow_nan=False) for name in sorted(results)
     ]
-    with atomic_file(path) as file:
-        file.write("".join(f"{line}\n" for line in lines).encode())
+    write_file(path, "".join(f"{line}\n" for line in lines))
