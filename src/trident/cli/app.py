@@ -131,9 +131,8 @@ def _say_stopped() -> None:
 def _fail(message: str, shared: bool = False, ends_all: bool = True) -> None:
     """Print the error in one line and exit with code 2.
 
-    `shared`: all processes that torchrun started fail with this message, so the first alone prints it.
-
-    `ends_all`: whether the failure of the first will make torchrun end the others.
+    `shared`: all processes of torchrun fail with this message, so the first alone prints it. `ends_all`: the end of
+    the first makes torchrun end the others.
     """
     if not shared and not _connected():
         # Only the arguments are known yet, and they are wrong in all processes: one line for each machine.
@@ -149,10 +148,7 @@ def _fail(message: str, shared: bool = False, ends_all: bool = True) -> None:
 
 
 def _check_outputs() -> None:
-    """Check that standard output and standard error are open: `>&-` in a shell closes them.
-
-    Otherwise the next file that is opened would take their place, and get what is meant for them.
-    """
+    """Refuse a closed output (`>&-` in a shell): the next file opened would get what is meant for it."""
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123 - until the end
     if sys.stdout is None:

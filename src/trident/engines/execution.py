@@ -65,10 +65,7 @@ def make_learner(recipe: Recipe, execution: Execution, running: Parameters | Non
 
 
 def usable_device(name: str, local_rank: int | None = None) -> str:
-    """Turn the user's device name into torch's, and check that the device exists.
-
-    `local_rank`: the number of this process among several of one machine. Each takes a GPU of its own.
-    """
+    """Torch's name for the user's device, checked. `local_rank` picks the GPU of one of several processes."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and local_rank is not None:

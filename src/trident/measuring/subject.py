@@ -265,10 +265,7 @@ MOST_NUMBERS = 2**29  # in the features of all images: 2 GiB of float32
 
 
 def can_be_cached(recipe: Recipe, execution: Execution, n_images: int) -> bool:
-    """Whether an image has the same features in every task, and caching those of `n_images` images pays off.
-
-    On a GPU it does not: computing them again is as fast as looking them up.
-    """
+    """Whether caching the features of so many images changes nothing and pays off. On a GPU it does not."""
     backbone = recipe.backbone
     # In a backbone of another package, an image's features may depend on the task.
     if type(backbone) is not Conv4Backbone or not isinstance(recipe.method, HeadOnFeatures):

@@ -31,11 +31,7 @@ class TaskFeatures(NamedTuple):
 
 
 def set_statistics(features: TaskFeatures) -> Tensor:
-    """Five statistics of a task, which do not depend on the order of its images: (task, 5, h * w * c).
-
-    They are the mean and standard deviation of all images, the mean and standard deviation of the support classes'
-    means, and the standard deviation of the support images around their class mean.
-    """
+    """Five means and deviations of images and class means, in any order of the images: (task, 5, h * w * c)."""
     flat = features.flat
     support = flat[:, : features.n_support]
     members = members_of(features.support_labels, features.n_way, flat)

@@ -10,6 +10,7 @@ from trident.nn.parameters import Parameters
 
 WithStatistics = tuple[Tensor, Parameters]  # a result, and the statistics (task, channel) that batch norm saw
 EPSILON = 1e-5
+Moments = tuple[int, Tensor, Tensor]  # number of some images of each task, mean and variance, (task, channel) each
 LARGE = 24_000  # pixels per task from which torch's own statistics are faster, one call per task
 
 
@@ -27,14 +28,6 @@ class BatchNormStatistics:
     def counted(self, n_images: int) -> int:
         """The number of leading images that the statistics are computed from."""
         return {"running": 0, "support": min(self.n_support, n_images)}.get(self.source, n_images)
-
-
-class Moments(NamedTuple):
-    """Mean and variance over some images of each task."""
-
-    n_images: int
-    mean: Tensor  # (task, channel)
-    variance: Tensor  # (task, channel)
 
 
 class UsedStatistics(NamedTuple):
@@ -72,7 +65,7 @@ class BatchNorm:
     ) -> UsedStatistics:
         """Mean and variance of x. `sign` is -1 for channels whose sign was flipped."""
         counted = statistics.counted(x.shape[1])
-        moments = [Moments(counted, *mean_and_variance(x[:, :counted]))] if counted else []
+        moments = [(counted, *mean_and_variance(x[:, :counted]))] if counted else []
         return self.combine_moments(moments, bias, statistics, sign)
 
     def combine_moments(
@@ -100,9 +93,10 @@ class BatchNorm:
 def _combined(moments: list[Moments]) -> tuple[Tensor, Tensor]:
     """Mean and variance of all images, given those of slices."""
     if len(moments) == 1:
-        return moments[0].mean, moments[0].variance
-    means, variances = torch.stack([part.mean for part in moments]), torch.stack([part.variance for part in moments])
-    counts = torch.tensor([part.n_images for part in moments]).to(means)[:, None, None]  # (slice, 1, 1)
+        return moments[0][1:]
+    numbers, *each = zip(*moments, strict=True)
+    means, variances = (torch.stack(part) for part in each)
+    counts = torch.tensor(numbers).to(means)[:, None, None]  # (slice, 1, 1)
     shares = counts / counts.sum()
     mean = (shares * means).sum(0)
     return mean, (shares * (variances + (means - mean).square())).sum(0)

@@ -84,7 +84,7 @@ class ConvLayer:
             features = self._convolution(part, weight)
             counted = min(left, part.shape[1])
             if counted:
-                slices.append(Moments(counted, *mean_and_variance(features[:, :counted])))
+                slices.append((counted, *mean_and_variance(features[:, :counted])))
             left -= counted
             into.copy_(max_pool(features))
         return pooled, slices

@@ -31,10 +31,7 @@ class Source(ABC):
     def batch(self, indices: Sequence[int]) -> Batch: ...
 
     def prefetch(self, indices: Sequence[int]) -> Callable[[], Batch]:
-        """Draw a batch before it is needed, in a background thread if its images are gathered from host memory.
-
-        Returns a function that returns the batch, and waits for it if necessary.
-        """
+        """Draw a batch ahead, in a background thread if its images are on the host; the result waits for it."""
         if self.images.gathers:
             return self.images.background.start(lambda: self.batch(indices))
         batch = self.batch(indices)

@@ -26,10 +26,7 @@ def balanced_targets(labels: Tensor, n_way: int, like: Tensor) -> Tensor:
 
 
 def fit_linear(features: Tensor, targets: Tensor, steps: int, rate: float, weight_decay: float) -> Tensor:
-    """The coefficients (task, n_way, image) of a linear layer's weights, which start at 0; its biases are their sums.
-
-    Minimises the cross-entropy of softmax(W f + b) with weighted targets (task, image, n_way), and weight decay.
-    """
+    """Coefficients (task, n_way, image) of a linear layer's weights, with weight decay; its biases are their sums."""
     products = features @ features.mT + 1  # the bias is the weight of a feature that is always 1
 
     def gradient(coefficients: Tensor) -> Tensor:

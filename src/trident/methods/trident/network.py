@@ -37,10 +37,7 @@ UNIT_SCALE = 7.0  # the same, between features of unit length
 
 @dataclass(frozen=True)
 class Network(InnerLoopModel):
-    """The network. It holds no weights: they are passed to every call, one set for each task.
-
-    The names of a part's parameters begin with the part's name.
-    """
+    """It holds no weights: they are passed to every call. A part's name begins the names of its parameters."""
 
     method: TridentSettings
     backbone: Conv4Backbone  # the label encoder
@@ -179,10 +176,7 @@ class Network(InnerLoopModel):
         return self.method.semantic_batch_norm == "task"
 
     def has_context(self, target: Target, statistics: BatchNormStatistics) -> bool:
-        """Whether the support images are inferred together with the queries, with latent means.
-
-        This is needed to refine the prototypes, and for the support statistics of the decoder's batch norm.
-        """
+        """Whether support images are inferred too, with latent means: for refinements, or for support statistics."""
         return target == "query" and (self.method.refinements > 0 or statistics.source == "support")
 
     def infer(self, parameters: Parameters, inputs: Inputs) -> tuple[Latents, Parameters]:
@@ -208,10 +202,7 @@ class Network(InnerLoopModel):
         draw: int | str,
         context: bool,
     ) -> Latents:
-        """q(z_semantic | x), then q(z_label | x, z_semantic), from the encoders' features of x.
-
-        With `context`, the semantic features are those of all images.
-        """
+        """q(z_semantic | x), then q(z_label | x, z_semantic). With `context`, semantic features are of all images."""
         own = task.support if target == "support" else task.queries
         rows, n_context = (slice(None), task.n_support) if context else (own, 0)
 
