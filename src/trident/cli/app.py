@@ -134,7 +134,8 @@ def _fail(message: str, shared: bool = False, ends_all: bool = True) -> None:
     `shared`: all processes of torchrun fail with this message, so the first alone prints it. `ends_all`: the end of
     the first makes torchrun end the others.
     """
-    if not shared and not _connected():
+    distributed = sys.modules.get("torch.distributed")  # not imported if this process has not met the others
+    if not shared and not (distributed and distributed.is_initialized()):
         # Only the arguments are known yet, and they are wrong in all processes: one line for each machine.
         place = launched()
         shared = place is not None and place.local_rank > 0
@@ -165,12 +166,6 @@ def _check_arguments() -> None:
 def _is_first() -> bool:
     place = launched()
     return place is None or place.rank == 0
-
-
-def _connected() -> bool:
-    """Whether this process has met the others that torchrun started. It does not import torch."""
-    distributed = sys.modules.get("torch.distributed")
-    return distributed is not None and bool(distributed.is_initialized())
 
 
 @app.callback(invoke_without_command=True)

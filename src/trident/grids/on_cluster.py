@@ -1,7 +1,4 @@
-"""The cells of a grid as tasks of a Ray cluster. The nodes share the grid's folder and the data.
-
-A cell whose node is lost is begun again on another node, from its last save, and ends with the same result.
-"""
+"""Cells of a grid as tasks of a Ray cluster, whose nodes share the folder. A lost one goes on from its last save."""
 
 from collections import Counter
 from collections.abc import Callable

@@ -31,10 +31,7 @@ def predict_one_by_one(
     views: Views = ONE_VIEW,
     support: Sequence[Encodings] | None = None,
 ) -> Tensor:
-    """Like `predict`, but each query is classified as the only query of its task, `at_once` such tasks at a time.
-
-    `support` is what `encode_support` returned for the support set; then the task's images are its queries only.
-    """
+    """Like `predict`, but each query alone, `at_once` at a time. With `support`, a task has images of queries only."""
 
     def alone(shown: Task, view: int) -> Tensor:
         known = None if support is None else support[view]

@@ -276,10 +276,7 @@ def can_be_cached(recipe: Recipe, execution: Execution, n_images: int) -> bool:
 
 
 class CachedFeatures(Images):
-    """The features of the images of one split, in some views. Each is computed at its first use, then cached.
-
-    Several threads may use it at the same time. Two of them may compute the same features; the results are equal.
-    """
+    """Features of the images of one split, in some views, each cached at its first use. Threads may share it."""
 
     def __init__(self, store: ImageStore, split: str, compute: Compute, n_features: int, views: Views):
         super().__init__(store, "cpu")

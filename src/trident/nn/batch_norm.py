@@ -16,12 +16,9 @@ LARGE = 24_000  # pixels per task from which torch's own statistics are faster, 
 
 @dataclass(frozen=True)
 class BatchNormStatistics:
-    """Where batch norm takes its mean and variance from.
+    """Where batch norm takes its mean and variance from."""
 
-    `transductive`: all images. `support`: the first `n_support` images. `running`: statistics from training.
-    """
-
-    source: str = "transductive"
+    source: str = "transductive"  # all images; support: the first `n_support`; running: statistics from training
     n_support: int = 0
     running: Parameters = field(default_factory=dict)  # (channel,) each
 
@@ -109,10 +106,7 @@ def mean_and_variance(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _MeanAndVariance(torch.autograd.Function):
-    """Ten times as fast as torch.var_mean on channels-last CPU tensors.
-
-    The variance's dependence on x through the mean cancels, so the gradient is linear in x.
-    """
+    """Ten times as fast as torch.var_mean on channels-last CPU tensors. Its gradient is linear in x."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -83,10 +83,8 @@ def to_svg(figure: Any, name: str) -> str:
     return re.sub(r'<svg ([^>]*?)height="[^"]*"([^>]*?)width="[^"]*"', r"<svg \1\2", svg, count=1)
 
 
-def check_figure_path(path: Path | None) -> None:
+def check_figure_path(path: Path) -> None:
     """Check before long work that a figure can be drawn to this file."""
-    if path is None:
-        return
     needed("matplotlib", _NEEDED)
     if path.suffix.lower() not in KINDS:
         raise TridentError(f"cannot draw {path}: its name must end with one of {', '.join(KINDS)}")

@@ -90,10 +90,7 @@ class TaskSource(Source):
 
 @dataclass(eq=False)
 class ClassSource(Source):
-    """Draws batches of single images from all training classes, for methods that train a classifier.
-
-    A batch is one task without a support set. The images are its queries, and their classes are the labels.
-    """
+    """Draws batches of single images from all training classes: tasks whose queries they are, without support sets."""
 
     store: ImageStore
     images_per_step: int

@@ -17,10 +17,7 @@ SHORTEST = 0.1  # weights of a cosine classifier start with length 1 and only gr
 
 
 def balanced_targets(labels: Tensor, n_way: int, like: Tensor) -> Tensor:
-    """(task, image) -> (task, image, n_way): one-hot labels times the image's weight in the loss.
-
-    All classes have the same weight in all, however many images they have.
-    """
+    """(task, image) -> (task, image, n_way): one-hot labels, weighted so that all classes count as much."""
     members = members_of(labels, n_way, like)
     return (members / members.sum(2, keepdim=True) / n_way).mT
 
