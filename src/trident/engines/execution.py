@@ -39,9 +39,6 @@ class Execution:
         if self.precision != "fp32" and torch.device(self.device).type == "cpu":
             raise TridentError(f"precision {self.precision} is for GPUs: a CPU computes in fp32")
 
-    def describe(self) -> str:
-        return f"{self.device}, {self.engine} engine, {self.precision}"
-
 
 def execution_for(device: torch.device | str, engine: str, precision: str, recipe: Recipe) -> Execution:
     """Replace `auto` by the best choice for the device and the recipe."""
