@@ -30,7 +30,8 @@ def write(
     """Write the document, the page and the figure from the kept results. Nothing is measured."""
     if document is None and page is None and figure is None:
         raise TridentError("nothing to write: give --document FILE, --page FILE or --figure FILE")
-    check_figure_path(figure)
+    if figure is not None:
+        check_figure_path(figure)
     for path in (document, page):
         if path is not None:
             check_writable(path)

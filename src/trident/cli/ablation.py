@@ -98,10 +98,10 @@ def _run(grid: "Grid", source: str, out: Path, device: str, cluster: str | None)
 
         check_cluster(cluster)
     store, device = opt.open_data(source), opt.device_of(device)
-    from trident.cli.console import TrainingProgress, counting, say
+    from trident.cli.console import Counter, TrainingProgress, say
     from trident.grids.running import GridRun
 
-    run = GridRun(grid, store, source, out, device, say, TrainingProgress, counting)
+    run = GridRun(grid, store, source, out, device, say, TrainingProgress, Counter)
     if cluster is None:
         stopped = run.run()
     else:

@@ -114,10 +114,7 @@ def unpacked(text: str) -> np.ndarray:
 
 
 def in_todays_form(values: Any, **missing: Any) -> Any:
-    """The plain values of a record, also in the older form of the leaderboard and of the paper's tables.
-
-    `missing` are fields that the older form did not have.
-    """
+    """A record's plain values, also from an older form, which did not have the fields in `missing`."""
     if not isinstance(values, dict) or "described" in values:
         return values
     values = missing | values
