@@ -80,14 +80,9 @@ def compare(
         raise TridentError("a comparison needs at least two runs: trident compare RUN RUN...")
     for run in runs:
         check_run(run)
-<<<<<<< HEAD
-    from trident.cli.console import counting
-    from trident.files import check_writable, write_file
-=======
     from trident.cli.console import Counter
-    from trident.files import atomic_file, check_writable
+    from trident.files import check_writable, write_file
     from trident.measuring.subject import Sample
->>>>>>> cut-c2
     from trident.report.content import compare as measure
     from trident.report.page import check_extras, comparison_page
 
