@@ -105,6 +105,12 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
         replace_file(temporary, path)
 
 
+def write_file(path: Path, content: bytes | str) -> None:
+    """Write a whole file, text as UTF-8. It appears only when it is complete."""
+    with atomic_file(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
 def replace_file(complete: Path, path: Path) -> None:
     complete.replace(path)
     flush(path.parent)

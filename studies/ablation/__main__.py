@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from trident.cli.app import main
-from trident.files import atomic_file
+from trident.files import write_file
 from trident.grids.grid import load_grid, read_results
 from trident.grids.plot import grid_chart
 from trident.grids.tables import as_markdown
@@ -31,8 +31,7 @@ def ablation(
         newer = read_results(grid, folder) | read_results(grid, runs)
         write_lines(folder / FILE_NAME, {cell: result.to_json() for cell, result in newer.items()})
     results = read_results(grid, folder)
-    with atomic_file(folder / "table.md") as file:
-        file.write(as_markdown(grid, results).encode())
+    write_file(folder / "table.md", as_markdown(grid, results))
     save_figure(grid_chart(grid, results), folder / "plot.svg")
 
 

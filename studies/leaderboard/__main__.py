@@ -12,7 +12,7 @@ from trident.cli.app import main
 from trident.cli.console import stderr
 from trident.cli.leaderboard import Results
 from trident.errors import TridentError
-from trident.files import atomic_file, check_writable
+from trident.files import check_writable, write_file
 from trident.leaderboard.results import FOLDER
 from trident.measuring.record import FILE_NAME
 from trident.report.figures import check_figure_path, save_figure
@@ -30,7 +30,8 @@ def write(
     """Write the document, the page and the figure from the kept results. Nothing is measured."""
     if document is None and page is None and figure is None:
         raise TridentError("nothing to write: give --document FILE, --page FILE or --figure FILE")
-    check_figure_path(figure)
+    if figure is not None:
+        check_figure_path(figure)
     for path in (document, page):
         if path is not None:
             check_writable(path)
@@ -45,8 +46,7 @@ def write(
     if page is not None:
         made.append((page, make_page(results or FOLDER)))
     for path, content in made:
-        with atomic_file(path) as file:
-            file.write(content.encode())
+        write_file(path, content)
     if figure is not None:
         save_figure(unequal_counts(boards), figure)
     for written in filter(None, (document, page, figure)):

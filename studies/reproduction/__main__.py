@@ -223,7 +223,7 @@ def _write(
 ) -> None:
     from studies.reproduction.document import introduction_of, whole_document
     from studies.reproduction.document import page as make_page
-    from trident.files import atomic_file
+    from trident.files import write_file
 
     made = []
     if document is not None:
@@ -231,8 +231,7 @@ def _write(
     if page is not None:
         made.append((page, make_page(reproduction, kept)))
     for path, content in made:
-        with atomic_file(path) as file:
-            file.write(content.encode())
+        write_file(path, content)
         _say(f"wrote {path}")
     if figures is not None:
         from studies.reproduction.plots import all_plots

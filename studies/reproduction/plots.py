@@ -21,7 +21,7 @@ def all_plots(reproduction: Reproduction, folder: Path) -> dict[str, Any]:
     return {name: figure for name, figure in found.items() if figure is not None}
 
 
-@styled
+@styled()
 def order_plot(reproduction: Reproduction, folder: Path) -> Any:
     """Published accuracy, ours on sorted queries and ours on the same queries shuffled."""
     bars = []
@@ -53,7 +53,7 @@ def order_plot(reproduction: Reproduction, folder: Path) -> Any:
     return figure
 
 
-@styled
+@styled()
 def ablation_plot(reproduction: Reproduction, folder: Path) -> Any:
     """Published against ours, a column for each ablation."""
     panels = [panel for panel in reproduction.panels if panel.kind == "ablation"]
@@ -78,7 +78,7 @@ def ablation_plot(reproduction: Reproduction, folder: Path) -> Any:
     return figure
 
 
-@styled
+@styled()
 def separation_plot(reproduction: Reproduction, folder: Path) -> Any:
     """How well the latents separate the classes, before and after adaptation: an arrow for each model and order."""
     arrows = [

@@ -422,7 +422,7 @@ def test_without_a_terminal_long_work_says_how_far_it_is(
 ) -> None:
     now = [0.0]
     monkeypatch.setattr(console, "monotonic", lambda: now[0])
-    with console.counting("evaluating tasks") as progress:
+    with console.Counter("evaluating tasks") as progress:
         for done, seconds in ((1, 59.0), (2, 60.0), (3, 119.0), (4, 121.0)):
             now[0] = seconds
             progress(done, 600, "another protocol" if done == 4 else None)

@@ -16,7 +16,7 @@ from trident.errors import TridentError
 from trident.files import UnopenedError, open_regular, read_regular, short_digest
 from trident.learning.weights_header import check_file
 from trident.recipes.files import read_toml
-from trident.web.access import chosen_token
+from trident.web.service import chosen_token
 
 READERS: list[Callable[[Path], object]] = [
     lambda path: read_regular(path, 100),

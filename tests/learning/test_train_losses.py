@@ -47,7 +47,11 @@ def test_a_run_in_fp16_that_blows_up_is_told_of_bf16(
     tmp_path: Path, precision: str, helps: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """fp16 itself needs a GPU, so the run only says that it was computed in it."""
-    monkeypatch.setattr(training, "_provenance", lambda start, *_: start.provenance | {"precision": precision})
+
+    def in_precision(start: Checkpoint, *others: Any) -> run_state.RunState:
+        return run_state.RunState(replace(start, provenance=start.provenance | {"precision": precision}), *others)
+
+    monkeypatch.setattr(training, "RunState", in_precision)
     with pytest.raises(TridentError, match=r"a lower training\.rate") as caught:
         run(tmp_path / "run", with_training(rate=1e9))
     assert ("resume this run with --precision bf16" in str(caught.value)) == helps

@@ -12,8 +12,7 @@ from trident.backbones.frozen import FrozenBackbone
 from trident.errors import TridentError
 from trident.learning.checkpoint import Checkpoint
 from trident.learning.run_state import make_optimizer
-from trident.methods.ensemble import Ensemble
-from trident.nn.branches import directions_of, initial_variation, negative_log_likelihood, shortened
+from trident.methods.ensemble import Ensemble, directions_of, initial_variation, negative_log_likelihood, shortened
 from trident.nn.parameters import Parameters
 from trident.recipes.loading import load_recipe
 from trident.settings import EpisodeSpec

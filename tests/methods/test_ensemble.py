@@ -21,12 +21,11 @@ from trident.errors import TridentError
 from trident.learning import frozen_weights
 from trident.learning.checkpoint import load_checkpoint, save_checkpoint, untrained
 from trident.measuring.prediction import predict, predict_one_by_one
-from trident.methods.ensemble import Ensemble
+from trident.methods.ensemble import HEADS, Ensemble, attend, initial_attention
 from trident.methods.inner_loop.maml import Maml
 from trident.methods.metric.relation_network import RelationNetwork
 from trident.methods.transductive.soft_kmeans import SoftKMeans
 from trident.nn.batch_norm import BatchNormStatistics
-from trident.nn.branches import HEADS, attend, initial_attention
 from trident.nn.parameters import Parameters, for_each_task, stacked
 from trident.recipes.loading import load_recipe, with_overrides
 from trident.settings import EpisodeSpec, Protocol, Views

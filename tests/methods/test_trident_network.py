@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tiny import TINY_BACKBONE, TINY_EPISODE, TINY_METHOD, doubles, initial, tiny_tasks
 from trident.methods.inner_loop.base import Inputs
-from trident.methods.trident.network import Network
+from trident.methods.trident.network import PROTOTYPE_SCALE, UNIT_SCALE, Network, inner_draw
 from trident.methods.trident.objective import (
     OPTIONAL,
     TERMS,
@@ -20,7 +20,6 @@ from trident.methods.trident.objective import (
     ObjectiveSettings,
     negative_evidence_lower_bound,
 )
-from trident.methods.trident.parts import PROTOTYPE_SCALE, UNIT_SCALE, inner_draw
 from trident.methods.trident.settings import TridentSettings
 from trident.nn.batch_norm import BatchNormStatistics
 from trident.nn.gaussian import Gaussian

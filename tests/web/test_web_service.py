@@ -18,9 +18,9 @@ import pytest
 from ablation_grids import Answer
 from commands import assert_one_line_error
 from trident.web import serve
-from trident.web.access import COOKIE
 from trident.web.limits import Limits
 from trident.web.serve import client_of
+from trident.web.service import COOKIE
 from web_server import Command, Site, body_of, command, four, pile, site, until
 
 TOKEN = "a-token-for-the-tests"

@@ -98,10 +98,10 @@ def _run(grid: "Grid", source: str, out: Path, device: str, cluster: str | None)
 
         check_cluster(cluster)
     store, device = opt.open_data(source), opt.device_of(device)
-    from trident.cli.console import TrainingProgress, counting, say
+    from trident.cli.console import Counter, TrainingProgress, say
     from trident.grids.running import GridRun
 
-    run = GridRun(grid, store, source, out, device, say, TrainingProgress, counting)
+    run = GridRun(grid, store, source, out, device, say, TrainingProgress, Counter)
     if cluster is None:
         stopped = run.run()
     else:
@@ -115,7 +115,7 @@ def _run(grid: "Grid", source: str, out: Path, device: str, cluster: str | None)
 
 def _report(grid: "Grid", out: Path, as_json: bool, show: bool) -> None:
     """Print the finished cells. If all are finished, or with --show, also write the table and the plot."""
-    from trident.files import atomic_file
+    from trident.files import write_file
     from trident.grids.grid import read_results
     from trident.grids.tables import as_markdown
 
@@ -124,8 +124,7 @@ def _report(grid: "Grid", out: Path, as_json: bool, show: bool) -> None:
         raise TridentError(f"no cell of {grid.name} is finished in {out}")
     _print_table(grid, results, as_json)
     if show or len(results) == len(grid.cells):
-        with atomic_file(out / "table.md") as file:
-            file.write(as_markdown(grid, results).encode())
+        write_file(out / "table.md", as_markdown(grid, results))
         if importlib.util.find_spec("matplotlib") is None:
             typer.echo("no plot: it needs matplotlib: pip install 'trident-fewshot[analysis]'", err=True)
         else:

@@ -131,11 +131,11 @@ def _say_stopped() -> None:
 def _fail(message: str, shared: bool = False, ends_all: bool = True) -> None:
     """Print the error in one line and exit with code 2.
 
-    `shared`: all processes that torchrun started fail with this message, so the first alone prints it.
-
-    `ends_all`: whether the failure of the first will make torchrun end the others.
+    `shared`: all processes of torchrun fail with this message, so the first alone prints it. `ends_all`: the end of
+    the first makes torchrun end the others.
     """
-    if not shared and not _connected():
+    distributed = sys.modules.get("torch.distributed")  # not imported if this process has not met the others
+    if not shared and not (distributed and distributed.is_initialized()):
         # Only the arguments are known yet, and they are wrong in all processes: one line for each machine.
         place = launched()
         shared = place is not None and place.local_rank > 0
@@ -149,10 +149,7 @@ def _fail(message: str, shared: bool = False, ends_all: bool = True) -> None:
 
 
 def _check_outputs() -> None:
-    """Check that standard output and standard error are open: `>&-` in a shell closes them.
-
-    Otherwise the next file that is opened would take their place, and get what is meant for them.
-    """
+    """Refuse a closed output (`>&-` in a shell): the next file opened would get what is meant for it."""
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123 - until the end
     if sys.stdout is None:
@@ -169,12 +166,6 @@ def _check_arguments() -> None:
 def _is_first() -> bool:
     place = launched()
     return place is None or place.rank == 0
-
-
-def _connected() -> bool:
-    """Whether this process has met the others that torchrun started. It does not import torch."""
-    distributed = sys.modules.get("torch.distributed")
-    return distributed is not None and bool(distributed.is_initialized())
 
 
 @app.callback(invoke_without_command=True)

@@ -56,7 +56,7 @@ class _Bar(Progress):
 
 
 class Counter(_Bar):
-    """A progress bar for work that can be counted, such as decoding images."""
+    """A progress bar for work that can be counted: with Counter("images") as progress."""
 
     def __init__(self, description: str):
         super().__init__()
@@ -77,9 +77,6 @@ class Counter(_Bar):
 
     def stage(self, name: str, done: int, total: int) -> None:
         self(done, total, name)
-
-
-counting = Counter  # with counting("images") as progress
 
 
 class TrainingProgress(_Bar):

@@ -35,7 +35,7 @@ def prepare(
     Images are decoded in several processes, and few of them are in memory at a time. After Ctrl-C or a kill, the same
     command goes on where it stopped; until then, hidden files beside the store keep what is done.
     """
-    from trident.cli.console import counting, say
+    from trident.cli.console import Counter, say
     from trident.data.decoding_process import available_cores
     from trident.data.images import silence_pillow
     from trident.data.prepare import prepare as write
@@ -49,12 +49,12 @@ def prepare(
         if image_size is not None:
             raise TridentError("--image-size and --features exclude each other: a backbone has its own image size")
         backbone = find_backbone(features, opt.device_of(device))
-        with opt.stoppable(), counting("images") as progress:
+        with opt.stoppable(), Counter("images") as progress:
             store = prepare_features(name, source, target, backbone, split_file, progress, progress.resumed)
         count = f"features of {len(store.images)} images of {len(store.classes)} classes"
         say(f"wrote {target}: {count}, by {features}")
         return
-    with opt.stoppable(), counting("images") as progress:
+    with opt.stoppable(), Counter("images") as progress:
         store = write(
             name,
             source,
@@ -82,9 +82,9 @@ def show(
     opened = opt.open_data(store)
     about = describe(opened)
     if verify and opened.checksums is not None:
-        from trident.cli.console import counting
+        from trident.cli.console import Counter
 
-        with counting("blocks") as progress:
+        with Counter("blocks") as progress:
             opened.checksums.check_all(opened.images, progress)  # says which block is damaged
     if verify and not verify_fingerprint(opened):
         raise TridentError(f"{store} has changed since it was written: its pixels do not match its fingerprint")

@@ -115,14 +115,14 @@ def _measure(
     device: str,
     quiet: bool = False,
 ) -> None:
-    from trident.cli.console import counting, say
+    from trident.cli.console import Counter, say
     from trident.leaderboard.measuring import Features, measure
     from trident.leaderboard.results import add
     from trident.leaderboard.rows import row_called, rows
 
     tell = (lambda _: None) if quiet else say
     chosen = [row_called(name) for name in names] or list(rows().values())
-    with counting("measuring") as bar:
+    with Counter("measuring") as bar:
 
         def stage(what: str) -> "Progress":
             return lambda done, total: bar(done, total, what)

@@ -97,7 +97,7 @@ def evaluate(
                             and UMAP projections of the first task. Needs the 'analysis' extra.
     --also reconstructions  images decoded from the latents of one task's queries, and with z_semantic swapped
     """
-    from trident.cli.console import counting
+    from trident.cli.console import Counter, say
 
     parts = [part for part in also.split(",") if part]
     for part in parts:
@@ -127,10 +127,10 @@ def evaluate(
         fitting_store = opt.open_fitting_data(temperature_data, checkpoint, store) if fitted else None
 
         def sample(default: int) -> "Sample":
-            chosen = opt.sample_of(split=split, tasks=tasks or default, seed=seed, device=here.device)
+            chosen: Sample = {"split": split, "tasks": tasks or default, "seed": seed, "device": here.device}
             return {**chosen, "engine": engine, "precision": precision, "tasks_per_chunk": tasks_per_chunk}
 
-        with counting("evaluating tasks") as progress:
+        with Counter("evaluating tasks") as progress:
             job = Job(checkpoint, store, sample, progress, here.processes, figure)
             # Parts that not every model has come first, so that a refusal costs no time.
             measured = {part: PARTS[part](job) for part in reversed(PARTS) if part in parts and part != "calibration"}
@@ -140,7 +140,8 @@ def evaluate(
                 result = measure(checkpoint, store, progress=progress, **sample(TASKS), processes=here.processes)
     if not here.processes.first:
         return
-    opt.print_caution(checkpoint, store, split)
+    if caution := checkpoint.caution(store, split):
+        say(caution)
     shown = [measured[part] for part in PARTS if part in parts]
     if as_json:
         values = {key: value for part, _ in shown for key, value in part.items()}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Unpack, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 import typer
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from trident.data.store import ImageStore
     from trident.distributed.processes import Processes
     from trident.learning.checkpoint import Checkpoint
-    from trident.measuring.subject import Sample
     from trident.recipes.recipe import Recipe
 
 SETTINGS = {"ignore_unknown_options": True}  # --training.steps=5 is read as a setting
@@ -141,11 +140,6 @@ def load_for_measuring(run: Path, settings: list[str] | None) -> "Checkpoint":
     return with_settings(load_checkpoint(run), overrides_of(settings))
 
 
-def sample_of(**sample: "Unpack[Sample]") -> "Sample":
-    """Which tasks to measure on, and on which device."""
-    return {**sample, "device": device_of(str(sample["device"]))}
-
-
 def data_of(recipe: "Recipe", given: str | None, checkpoint: "Checkpoint | None") -> str:
     if given is not None:
         return given if given == "glyphs" else str(Path(given).resolve())
@@ -187,18 +181,11 @@ def open_for(
     split: str | None = None,
 ) -> "ImageStore":
     """The store for a recipe or for weights; `split`: the only one that is measured."""
-    from trident.cli.console import counting, say
+    from trident.cli.console import Counter, say
     from trident.measuring.inputs import as_recipe_takes_it
 
     store = open_data(data_of(recipe, given, checkpoint), store_on)
-    return as_recipe_takes_it(recipe, store, split, say, counting)
-
-
-def print_caution(checkpoint: "Checkpoint", store: "ImageStore", split: str) -> None:
-    from trident.cli.console import say
-
-    if caution := checkpoint.caution(store, split):
-        say(caution)
+    return as_recipe_takes_it(recipe, store, split, say, Counter)
 
 
 def open_data(source: str, store_on: str = "auto") -> "ImageStore":

@@ -128,7 +128,7 @@ def predict(
 def _labelled(
     labeller: "PictureLabeller", pile: "Sequence[ImageSource]", method: str | None, cluster: str | None
 ) -> "Labelled":
-    from trident.cli.console import counting, say
+    from trident.cli.console import Counter, say
     from trident.labelling.cluster_features import label_on_cluster
     from trident.labelling.labeller import Labeller
 
@@ -140,9 +140,9 @@ def _labelled(
         if method is not None:
             text = f"{method} brings its own small network, trained on miniImageNet"
             say(f"{text}: pretrained features give more right labels")
-        with opt.stoppable(lambda: False), counting("labelling pictures") as progress:
+        with opt.stoppable(lambda: False), Counter("labelling pictures") as progress:
             return labeller.label(pile, progress)
-    with opt.stoppable(lambda: labeller.keeps_features), counting("labelling pictures") as progress:
+    with opt.stoppable(lambda: labeller.keeps_features), Counter("labelling pictures") as progress:
         if cluster is None:
             return labeller.label(pile, progress)
         return label_on_cluster(labeller, pile, cluster, say, progress)
@@ -177,12 +177,12 @@ def sort(
     No file is ever overwritten: where a name is taken, the picture gets a number. A picture that has changed since it
     was labelled is not sorted. After Ctrl-C or a kill, the same command does the rest.
     """
-    from trident.cli.console import counting, say
+    from trident.cli.console import Counter, say
     from trident.labelling.sorting import carry_out, pictures_to_sort, plan, strangers
     from trident.labelling.tables import read_corrections
 
     say_if_unchecked(table, read_corrections(table).columns, say)
-    with counting("looking at pictures") as progress:
+    with Counter("looking at pictures") as progress:
         pictures = pictures_to_sort(table, target, move, progress)
     labels = pictures.labels
     if not labels and not pictures.there and pictures.problems:
@@ -205,7 +205,7 @@ def sort(
     verb = "move" if move else "copy"
     problems = pictures.problems
     if really:
-        with counting("sorting pictures") as progress:
+        with Counter("sorting pictures") as progress:
             done, failures = carry_out(steps, target, move, progress)
         problems = problems + failures
         number = f"{done} of {len(steps)}" if failures else f"{done}"
@@ -274,7 +274,7 @@ def suggest(
     Put them into the class folders of --support; or write their class into the column 'correction' of a table that
     'trident predict' wrote, and give it with --corrections. Then label the pile again.
     """
-    from trident.cli.console import counting, say
+    from trident.cli.console import Counter, say
     from trident.data.images import silence_pillow
     from trident.labelling.feature_labeller import FeatureLabeller
     from trident.labelling.making import labeller_from
@@ -290,7 +290,7 @@ def suggest(
     labeller = labeller_from(given, model, backbone, "auto", opt.device_of(device), not no_cache, say)
     if not isinstance(labeller, FeatureLabeller):
         raise TridentError("suggestions need features that are the same in every pile: omit --backbone conv4")
-    with counting("looking at pictures") as progress:
+    with Counter("looking at pictures") as progress:
         features, failures = features_of(labeller.backbone, given.pile, labeller.cache, progress)
     readable = [place for place in range(len(given.pile)) if place not in failures]
     features = normalised(features[readable])

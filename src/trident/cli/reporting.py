@@ -32,8 +32,9 @@ def report(
     Needs the 'analysis' extra. With another dataset (--data) it is a cross-domain report.
     """
     check_run(run)
-    from trident.cli.console import counting, say
-    from trident.files import atomic_file, check_writable
+    from trident.cli.console import Counter, say
+    from trident.files import check_writable, write_file
+    from trident.measuring.subject import Sample
     from trident.report.content import make_report
     from trident.report.page import check_extras, report_page
 
@@ -43,12 +44,12 @@ def report(
     check_extras()
     store = opt.open_for(checkpoint.recipe, data, checkpoint)
     fitting_store = opt.open_fitting_data(temperature_data, checkpoint, store)
-    sample = opt.sample_of(split=split, tasks=tasks, seed=seed, device=device, tasks_per_chunk=tasks_per_chunk)
-    with counting("report") as progress:
+    sample = Sample(split=split, tasks=tasks, seed=seed, device=opt.device_of(device), tasks_per_chunk=tasks_per_chunk)
+    with Counter("report") as progress:
         content = make_report(checkpoint, store, fitting_store, audit_tasks, progress.stage, **sample)
-    opt.print_caution(checkpoint, store, split)
-    with atomic_file(page) as file:
-        file.write(report_page(content).encode())
+    if caution := checkpoint.caution(store, split):
+        say(caution)
+    write_file(page, report_page(content))
     if as_json:
         opt.print_json({**content.to_json(), "page": str(page)})
         return
@@ -79,8 +80,9 @@ def compare(
         raise TridentError("a comparison needs at least two runs: trident compare RUN RUN...")
     for run in runs:
         check_run(run)
-    from trident.cli.console import counting
-    from trident.files import atomic_file, check_writable
+    from trident.cli.console import Counter
+    from trident.files import check_writable, write_file
+    from trident.measuring.subject import Sample
     from trident.report.content import compare as measure
     from trident.report.page import check_extras, comparison_page
 
@@ -89,13 +91,11 @@ def compare(
         check_extras()
     checkpoints = [opt.load_for_measuring(run, None) for run in runs]
     stores = [opt.open_for(entry.recipe, data, entry) for entry in checkpoints]
-    sample = opt.sample_of(split=split, tasks=tasks, seed=seed, device=device, tasks_per_chunk=tasks_per_chunk)
-    with counting("comparing") as progress:
+    sample = Sample(split=split, tasks=tasks, seed=seed, device=opt.device_of(device), tasks_per_chunk=tasks_per_chunk)
+    with Counter("comparing") as progress:
         result = measure(checkpoints, stores, progress.stage, **sample)
     if out is not None:
-        content = comparison_page(result).encode()
-        with atomic_file(out) as file:
-            file.write(content)
+        write_file(out, comparison_page(result))
     if as_json:
         opt.print_json(result.to_json())
         return

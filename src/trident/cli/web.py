@@ -85,10 +85,9 @@ def web(
     except ImportError as error:
         raise TridentError("trident web needs the web extra: pip install 'trident-fewshot[web]'") from error
     from trident.data.decoding_process import DecodingProcesses
-    from trident.web.access import chosen_token, is_loopback
     from trident.web.limits import MEGA, Limits
     from trident.web.serve import address_of, check_proxies, listen, make_server, run
-    from trident.web.service import Service
+    from trident.web.service import Service, chosen_token, is_loopback
 
     token = chosen_token(token_file)
     check_proxies(proxies or ())

@@ -71,12 +71,13 @@ def export(
         raise TridentError("--data and --tasks need --fit-temperature")
     checkpoint = load_checkpoint(run)
     if fit:
-        from trident.cli.console import counting
+        from trident.cli.console import Counter
         from trident.labelling.labeller import fit_temperatures
+        from trident.measuring.subject import Sample
 
         store = opt.open_for(checkpoint.recipe, data, checkpoint)
-        sample = opt.sample_of(split="val", tasks=tasks or 200, seed=0, device=device)
-        with counting("evaluating validation tasks") as progress:
+        sample = Sample(split="val", tasks=tasks or 200, seed=0, device=opt.device_of(device))
+        with Counter("evaluating validation tasks") as progress:
             checkpoint = replace(checkpoint, temperatures=fit_temperatures(checkpoint, store, progress, **sample))
     save_checkpoint(to, shareable(checkpoint, half))
     print(

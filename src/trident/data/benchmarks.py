@@ -162,9 +162,7 @@ def read_cifar_fs(source: Path) -> Dataset:
         if (root / "splits" / "bertinetto").is_dir():
             return Dataset("cifar-fs", ordered_classes(root, _from_cifar_folders(root)), image_size=32)
     if any((source / name).is_file() for name in _CIFAR_PICKLES):
-        classes = pickled_classes(
-            source, _CIFAR_PICKLES, "data", "labels", image_numbers
-        )  # they have no names of classes
+        classes = pickled_classes(source, _CIFAR_PICKLES, "data", "labels", image_numbers)  # without names of classes
         return Dataset("cifar-fs", ordered_classes(source, classes), image_size=32)
     forms = f"cifar100/ with data/ and splits/bertinetto/, or {', '.join(_CIFAR_PICKLES)}"
     raise TridentError(f"{source} is not CIFAR-FS: expected {forms}")

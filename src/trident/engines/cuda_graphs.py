@@ -61,10 +61,7 @@ class RecordedLearner(Learner):
 
     @abstractmethod
     def compute(self, parameters: Parameters, batch: Batch) -> Gradient:
-        """The gradient, without a CUDA graph. No operation may wait for the GPU.
-
-        Nor may one depend on values other than the tensors of the tasks and the parameters.
-        """
+        """The gradient, without a CUDA graph. It may not wait for the GPU, or depend on values other than tensors."""
 
     def gradient(self, parameters: Parameters, batch: Batch) -> Gradient:
         device, shape = batch.task.device, signature(batch)

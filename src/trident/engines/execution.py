@@ -39,9 +39,6 @@ class Execution:
         if self.precision != "fp32" and torch.device(self.device).type == "cpu":
             raise TridentError(f"precision {self.precision} is for GPUs: a CPU computes in fp32")
 
-    def describe(self) -> str:
-        return f"{self.device}, {self.engine} engine, {self.precision}"
-
 
 def execution_for(device: torch.device | str, engine: str, precision: str, recipe: Recipe) -> Execution:
     """Replace `auto` by the best choice for the device and the recipe."""
@@ -65,10 +62,7 @@ def make_learner(recipe: Recipe, execution: Execution, running: Parameters | Non
 
 
 def usable_device(name: str, local_rank: int | None = None) -> str:
-    """Turn the user's device name into torch's, and check that the device exists.
-
-    `local_rank`: the number of this process among several of one machine. Each takes a GPU of its own.
-    """
+    """Torch's name for the user's device, checked. `local_rank` picks the GPU of one of several processes."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and local_rank is not None:

@@ -1,7 +1,4 @@
-"""A grid: the cells of a grid file, each with its own recipe, and the results of the finished ones.
-
-Results are `result.json` in each cell's folder, or all in one file, to be kept.
-"""
+"""A grid: cells, each with its own recipe, and the results of finished ones, in their folders or in one file."""
 
 import itertools
 import re

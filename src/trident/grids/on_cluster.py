@@ -1,12 +1,10 @@
-"""The cells of a grid as tasks of a Ray cluster. The nodes share the grid's folder and the data.
-
-A cell whose node is lost is begun again on another node, from its last save, and ends with the same result.
-"""
+"""Cells of a grid as tasks of a Ray cluster, whose nodes share the folder. A lost one goes on from its last save."""
 
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from trident.allocator import keep_freed_memory
@@ -19,6 +17,7 @@ from trident.ray_cluster import connected, short_message
 _TRIES = 5  # how often a cell may be begun again, so that one that kills its node does not go on forever
 _SAVING_SECONDS = 30  # for the tasks to save, when the command is stopped
 
+SILENT = SimpleNamespace(on_step=lambda *_: None, on_validation=lambda *_: None)  # nobody watches a node
 Opener = Callable[[str], ImageStore]  # from the store's name to the store, on any node
 Outcome = tuple[list[str], int | None, str]  # lines to print, the step of an interruption, a mistake of the user's
 
@@ -77,14 +76,6 @@ def run_on_cluster(run: GridRun, cluster: str, open_data: Opener) -> str | None:
     return None
 
 
-class _Silent:
-    """Watches training on a node, where nobody is watching."""
-
-    def on_step(self, step: int, values: dict[str, Any]) -> None: ...
-
-    def on_validation(self, step: int, validated: Any, best: bool) -> None: ...
-
-
 def _cell_on_node(shared: tuple[Grid, str, str, str], open_data: Opener, number: int) -> Outcome:
     """On a node of the cluster. Mistakes of the user come back as a line, which Ray would bury in a traceback."""
     keep_freed_memory()
@@ -96,7 +87,7 @@ def _cell_on_node(shared: tuple[Grid, str, str, str], open_data: Opener, number:
     try:
         run = GridRun(
             grid, open_data(data), data, Path(out), device, lines.append,
-            lambda *_: nullcontext(_Silent()), lambda _: nullcontext(lambda *_: None),
+            lambda *_: nullcontext(SILENT), lambda _: nullcontext(lambda *_: None),
         )  # fmt: skip
         # A node that is given up for lost may still be at work for a moment, and then it has the lock.
         return lines, run.run_cell(cell, wait=True), ""

@@ -21,7 +21,7 @@ def grid_chart(grid: Grid, results: Results) -> Any:
     return accuracies_chart(grid, results)
 
 
-@styled
+@styled()
 def differences_chart(grid: Grid, results: Results, differences: Mapping[str, list[np.ndarray]]) -> Any:
     """How much each group of seeds is above or below the first one: for each seed that did not fail, (task,)."""
     first, *others = differences
@@ -40,12 +40,9 @@ def differences_chart(grid: Grid, results: Results, differences: Mapping[str, li
     return figure
 
 
-@styled
+@styled()
 def accuracies_chart(grid: Grid, results: Results) -> Any:
-    """Accuracies with their intervals, and the paper's if there are any.
-
-    If two settings vary, the first gives the lines, the second the x axis.
-    """
+    """Accuracies and the paper's. If two settings vary, the first gives the lines, the second the x axis."""
     first, second = grid.labels.values() if len(grid.labels) == 2 else ("", "")
     places: dict[str, int] = {}  # on the x axis, by their label
     lines: dict[str, list[tuple[int, float, float]]] = {}  # place, accuracy and interval of the points, by line

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from trident.data.store import ImageStore
 from trident.errors import NotFiniteError, errors_in
-from trident.files import atomic_file
+from trident.files import write_file
 from trident.grids.grid import RESULT, Cell, Grid, Result, check_same, read_results
 from trident.learning.checkpoint import LAST, Checkpoint, load_checkpoint
 from trident.learning.run_start import check_run, check_same_data, start_run
@@ -123,8 +123,7 @@ class GridRun:
             error=error,
             device=self.device,
         )
-        with atomic_file(folder / RESULT) as file:
-            file.write((json.dumps(result.to_json(), indent=1, ensure_ascii=False) + "\n").encode())
+        write_file(folder / RESULT, json.dumps(result.to_json(), indent=1, ensure_ascii=False) + "\n")
         return None
 
     def _begun(self, cell: Cell) -> Checkpoint | None:

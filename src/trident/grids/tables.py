@@ -48,10 +48,7 @@ def groups_of(grid: Grid) -> dict[str, list[Cell]]:
 
 
 def _over_seeds(grid: Grid, results: Results, name: str) -> list[str]:
-    """Mean accuracy over the seeds, the accuracy of each, and how much the mean is above that of the first group.
-
-    Seeds that failed are left out, of differences too. A mean is given once all seeds have ended.
-    """
+    """Of those that did not fail, once all have ended: mean accuracy, each, and the difference from the first group."""
     own = groups_of(grid)[name]
     each = [_of_tasks(cell, results) for cell in own]  # (task,) each
     failed = [_failed(cell, results) for cell in own]

@@ -16,13 +16,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from trident.backbones.pretrained import BACKBONES, INCLUDED, Pretrained, find_backbone
-from trident.data.checksums import digest_of
 from trident.errors import TridentError
-from trident.files import atomic_file
+from trident.files import write_file
 from trident.labelling.class_names import class_name
 from trident.labelling.feature_cache import FeatureCache
 from trident.labelling.feature_labeller import FeatureLabeller
 from trident.labelling.label_latents import LabelLatents
+from trident.learning.checkpoint import digest_of
 from trident.methods.trident.features import TridentOnFeatures
 from trident.nn.parameters import Parameters
 from trident.recipes.loading import method_from
@@ -55,8 +55,7 @@ def save_classifier(labeller: FeatureLabeller, path: Path) -> None:
     }
     text = json.dumps(about, sort_keys=True)
     metadata = {"format": _FORMAT, "trident": text, "checksum": digest_of(text, tensors)}
-    with atomic_file(path) as file:
-        file.write(save(tensors, metadata))
+    write_file(path, save(tensors, metadata))
 
 
 def load_classifier(

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from trident.errors import TridentError, errors_in
-from trident.files import atomic_file, open_regular
+from trident.files import open_regular, write_file
 from trident.labelling.class_names import NONE, class_name, is_none
 
 if TYPE_CHECKING:
@@ -252,8 +252,7 @@ def write(text: str, out: Path | None) -> None:
         sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
         sys.stdout.buffer.flush()
         return
-    with atomic_file(out) as file:
-        file.write(text.encode("utf-8", "surrogateescape"))
+    write_file(out, text.encode("utf-8", "surrogateescape"))
 
 
 def check_kept(out: Path | None, taken: dict[str, tuple[str, str]]) -> None:

@@ -99,11 +99,7 @@ def n_parameters(checkpoint: Checkpoint) -> int:
 def with_features(
     checkpoint: Checkpoint, store: ImageStore, row: Row, features: Features, images: float = math.inf
 ) -> tuple[Checkpoint, ImageStore]:
-    """The checkpoint and the store, on features computed beforehand if no image changes those of another.
-
-    Predictions do not change. An image occurs in many tasks, so this saves most of the work, unless the tasks have
-    fewer `images` in all than the store.
-    """
+    """With features computed beforehand where that changes no prediction and saves work."""
     recipe = checkpoint.recipe
     if isinstance(recipe.backbone, FrozenBackbone):
         network = frozen_conv4(_frozen_weights(recipe.backbone), features.device, recipe.backbone.of)

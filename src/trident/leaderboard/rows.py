@@ -1,7 +1,4 @@
-"""What the leaderboard measures: its rows, one for each method, as `rows.toml` lists them, on its boards.
-
-Nothing here imports torch before a recipe or a method is asked for, so that the tables are shown fast.
-"""
+"""What the leaderboard measures: rows, one for each method, on boards. Showing tables does not import torch."""
 
 from dataclasses import dataclass, field
 from functools import cache

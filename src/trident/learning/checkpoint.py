@@ -4,23 +4,24 @@ Files are written atomically. All randomness depends on (seed, stream, task inde
 state of random generators.
 """
 
+import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
 import trident
-from trident.data.checksums import digest_of
 from trident.data.store import ImageStore
 from trident.distributed.processes import Processes
 from trident.errors import TridentError, one_line
-from trident.files import atomic_file
+from trident.files import write_file
 from trident.learning import weights_header
 from trident.methods.registry import method_name
 from trident.nn.parameters import Parameters
@@ -121,8 +122,17 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     text = json.dumps(about)
     checksum = digest_of(text, {key: value.numpy() for key, value in tensors.items()})
     content = save(tensors, {"format": _FORMAT, "trident": text, "checksum": checksum})
-    with atomic_file(path) as file:
-        file.write(content)
+    write_file(path, content)
+
+
+def digest_of(text: str, tensors: Mapping[str, np.ndarray]) -> str:
+    """SHA-256 over a text and named tensors, for files of weights and classifiers."""
+    digest = hashlib.sha256(text.encode())
+    for key in sorted(tensors):
+        value = np.ascontiguousarray(tensors[key])
+        digest.update(f"{key} {value.dtype.str} {value.shape}".encode())
+        digest.update(value.tobytes())
+    return digest.hexdigest()
 
 
 def untrained(recipe: Recipe) -> Checkpoint:

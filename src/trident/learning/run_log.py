@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trident.errors import os_errors
-from trident.files import atomic_file, read_regular
+from trident.files import read_regular, write_file
 
 LOG = "log.jsonl"
 _FIELDS = {"train": ("step", "accuracy", "losses", "seconds"), "validation": ("step", "accuracy", "ci95")}  # in use
@@ -34,8 +34,7 @@ class RunLog:
         """Drops lines after these steps: the resumed run computes them again."""
         path = folder / LOG
         kept = [line for line in _lines(path) if _is_settled(line, step, validated_step)]
-        with atomic_file(path) as file:
-            file.write("".join(kept).encode())
+        write_file(path, "".join(kept))
         self._window: list[dict[str, Any]] = []
         self._board: Any = None
         with os_errors(f"cannot write the logs in {folder}"):

@@ -160,10 +160,7 @@ def project(points: np.ndarray, seed: int) -> np.ndarray:
 
 
 def projected_panels(result: Decoupling, seed: int) -> list[tuple[str, np.ndarray]]:
-    """The shown latents, projected: titles and points (query, 2).
-
-    A title has the score in the latent space, and in the projection, as the paper's released code prints it.
-    """
+    """Titles, and projected points (query, 2), of the shown latents. Titles have the scores in both spaces."""
     labels = result.shown.labels[0]
     panels = []
     for name, points in result.shown_points().items():

@@ -19,10 +19,7 @@ ONE_VIEW = Views()
 
 
 def predict(learner: Learner, parameters: Parameters, task: Task, views: Views = ONE_VIEW) -> Tensor:
-    """Log-probabilities of the queries' classes: (task, query, n_way).
-
-    With several views, the log of the mean probability, or the prediction from the mean of their features.
-    """
+    """Log-probabilities (task, query, n_way), from the mean over views of probabilities or of features."""
     return _averaged_over(views, task, lambda shown, view: _together(learner, parameters, shown, views))
 
 
@@ -34,10 +31,7 @@ def predict_one_by_one(
     views: Views = ONE_VIEW,
     support: Sequence[Encodings] | None = None,
 ) -> Tensor:
-    """Like `predict`, but each query is classified as the only query of its task, `at_once` such tasks at a time.
-
-    `support` is what `encode_support` returned for the support set; then the task's images are its queries only.
-    """
+    """Like `predict`, but each query alone, `at_once` at a time. With `support`, a task has images of queries only."""
 
     def alone(shown: Task, view: int) -> Tensor:
         known = None if support is None else support[view]
@@ -63,10 +57,7 @@ def chunks_of(number: int, at_once: int) -> list[range]:
 
 
 def _averaged_over(views: Views, task: Task, predict: Callable[[Task, int], Tensor]) -> Tensor:
-    """The log of the mean probability over all views. `predict` takes the task in one view, and the view's number.
-
-    If features are averaged instead, `predict` does it, and gets the task as it is.
-    """
+    """The log of the mean probability over views. A `predict` that averages features gets the task as it is."""
     if views.number == 1 or views.average == "features":
         return predict(task, 0)
     shown = views_of(task.images, views)

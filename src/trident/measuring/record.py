@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from trident.errors import TridentError
-from trident.files import atomic_file, read_regular
+from trident.files import read_regular, write_file
 from trident.settings import require
 
 
@@ -114,10 +114,7 @@ def unpacked(text: str) -> np.ndarray:
 
 
 def in_todays_form(values: Any, **missing: Any) -> Any:
-    """The plain values of a record, also in the older form of the leaderboard and of the paper's tables.
-
-    `missing` are fields that the older form did not have.
-    """
+    """A record's plain values, also from an older form, which did not have the fields in `missing`."""
     if not isinstance(values, dict) or "described" in values:
         return values
     values = missing | values
@@ -166,5 +163,4 @@ def write_lines(path: Path, results: dict[str, dict[str, Any]]) -> None:
     lines = [
         json.dumps({"name": name} | results[name], ensure_ascii=False, allow_nan=False) for name in sorted(results)
     ]
-    with atomic_file(path) as file:
-        file.write("".join(f"{line}\n" for line in lines).encode())
+    write_file(path, "".join(f"{line}\n" for line in lines))

@@ -265,10 +265,7 @@ MOST_NUMBERS = 2**29  # in the features of all images: 2 GiB of float32
 
 
 def can_be_cached(recipe: Recipe, execution: Execution, n_images: int) -> bool:
-    """Whether an image has the same features in every task, and caching those of `n_images` images pays off.
-
-    On a GPU it does not: computing them again is as fast as looking them up.
-    """
+    """Whether caching the features of so many images changes nothing and pays off. On a GPU it does not."""
     backbone = recipe.backbone
     # In a backbone of another package, an image's features may depend on the task.
     if type(backbone) is not Conv4Backbone or not isinstance(recipe.method, HeadOnFeatures):
@@ -279,10 +276,7 @@ def can_be_cached(recipe: Recipe, execution: Execution, n_images: int) -> bool:
 
 
 class CachedFeatures(Images):
-    """The features of the images of one split, in some views. Each is computed at its first use, then cached.
-
-    Several threads may use it at the same time. Two of them may compute the same features; the results are equal.
-    """
+    """Features of the images of one split, in some views, each cached at its first use. Threads may share it."""
 
     def __init__(self, store: ImageStore, split: str, compute: Compute, n_features: int, views: Views):
         super().__init__(store, "cpu")

@@ -25,19 +25,11 @@ class TaskFeatures(NamedTuple):
     def flat(self) -> Tensor:
         return self.maps.flatten(2)  # (task, image, h * w * c)
 
-    @property
-    def n_support(self) -> int:
-        return self.support_labels.shape[1]
-
 
 def set_statistics(features: TaskFeatures) -> Tensor:
-    """Five statistics of a task, which do not depend on the order of its images: (task, 5, h * w * c).
-
-    They are the mean and standard deviation of all images, the mean and standard deviation of the support classes'
-    means, and the standard deviation of the support images around their class mean.
-    """
+    """Five means and deviations of images and class means, in any order of the images: (task, 5, h * w * c)."""
     flat = features.flat
-    support = flat[:, : features.n_support]
+    support = flat[:, : features.support_labels.shape[1]]
     members = members_of(features.support_labels, features.n_way, flat)
     means = weighted_means(members, support)  # (task, n_way, h * w * c)
     within = support - torch.bmm(members.transpose(1, 2), means)

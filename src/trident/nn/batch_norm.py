@@ -10,31 +10,21 @@ from trident.nn.parameters import Parameters
 
 WithStatistics = tuple[Tensor, Parameters]  # a result, and the statistics (task, channel) that batch norm saw
 EPSILON = 1e-5
+Moments = tuple[int, Tensor, Tensor]  # number of some images of each task, mean and variance, (task, channel) each
 LARGE = 24_000  # pixels per task from which torch's own statistics are faster, one call per task
 
 
 @dataclass(frozen=True)
 class BatchNormStatistics:
-    """Where batch norm takes its mean and variance from.
+    """Where batch norm takes its mean and variance from."""
 
-    `transductive`: all images. `support`: the first `n_support` images. `running`: statistics from training.
-    """
-
-    source: str = "transductive"
+    source: str = "transductive"  # all images; support: the first `n_support`; running: statistics from training
     n_support: int = 0
     running: Parameters = field(default_factory=dict)  # (channel,) each
 
     def counted(self, n_images: int) -> int:
         """The number of leading images that the statistics are computed from."""
         return {"running": 0, "support": min(self.n_support, n_images)}.get(self.source, n_images)
-
-
-class Moments(NamedTuple):
-    """Mean and variance over some images of each task."""
-
-    n_images: int
-    mean: Tensor  # (task, channel)
-    variance: Tensor  # (task, channel)
 
 
 class UsedStatistics(NamedTuple):
@@ -72,7 +62,7 @@ class BatchNorm:
     ) -> UsedStatistics:
         """Mean and variance of x. `sign` is -1 for channels whose sign was flipped."""
         counted = statistics.counted(x.shape[1])
-        moments = [Moments(counted, *mean_and_variance(x[:, :counted]))] if counted else []
+        moments = [(counted, *mean_and_variance(x[:, :counted]))] if counted else []
         return self.combine_moments(moments, bias, statistics, sign)
 
     def combine_moments(
@@ -100,9 +90,10 @@ class BatchNorm:
 def _combined(moments: list[Moments]) -> tuple[Tensor, Tensor]:
     """Mean and variance of all images, given those of slices."""
     if len(moments) == 1:
-        return moments[0].mean, moments[0].variance
-    means, variances = torch.stack([part.mean for part in moments]), torch.stack([part.variance for part in moments])
-    counts = torch.tensor([part.n_images for part in moments]).to(means)[:, None, None]  # (slice, 1, 1)
+        return moments[0][1:]
+    numbers, *each = zip(*moments, strict=True)
+    means, variances = (torch.stack(part) for part in each)
+    counts = torch.tensor(numbers).to(means)[:, None, None]  # (slice, 1, 1)
     shares = counts / counts.sum()
     mean = (shares * means).sum(0)
     return mean, (shares * (variances + (means - mean).square())).sum(0)
@@ -115,10 +106,7 @@ def mean_and_variance(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _MeanAndVariance(torch.autograd.Function):
-    """Ten times as fast as torch.var_mean on channels-last CPU tensors.
-
-    The variance's dependence on x through the mean cancels, so the gradient is linear in x.
-    """
+    """Ten times as fast as torch.var_mean on channels-last CPU tensors. Its gradient is linear in x."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:

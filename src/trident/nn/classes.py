@@ -25,10 +25,7 @@ def class_means(features: Tensor, labels: Tensor, n_way: int) -> Tensor:
 
 
 def span_coordinates(features: Tensor) -> Tensor:
-    """Features (task, image, feature) as coordinates in the space that they span: at most as many as there are images.
-
-    All inner products, and so all distances, stay as they are. Only rounding depends on the order of the images.
-    """
+    """Features (task, image, feature) as coordinates in the space that they span, with the same inner products."""
     if features.shape[1] >= features.shape[2]:
         return features
     coordinates: Tensor = torch.linalg.qr(features.mT, mode="r").R  # (task, coordinate, image)

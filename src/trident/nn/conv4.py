@@ -84,7 +84,7 @@ class ConvLayer:
             features = self._convolution(part, weight)
             counted = min(left, part.shape[1])
             if counted:
-                slices.append(Moments(counted, *mean_and_variance(features[:, :counted])))
+                slices.append((counted, *mean_and_variance(features[:, :counted])))
             left -= counted
             into.copy_(max_pool(features))
         return pooled, slices
@@ -163,9 +163,7 @@ def feature_sizes(image_size: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Decoder:
-    """The generative network p(x | z_label, z_semantic): latents to an image with values in 0 .. 1.
-
-    It has the encoder's sizes in reverse, 5 -> 10 -> 21 -> 42 -> 84, with a 3x3 convolution after each step."""
+    """The network p(x | z_label, z_semantic), with the encoder's sizes in reverse: latents to images in 0 .. 1."""
 
     name: str
     latents: int

@@ -51,11 +51,7 @@ def _large_on_cpu(images: Tensor) -> bool:
 
 
 def _convolve_few_outputs(images: Tensor, weight: Tensor) -> Tensor:
-    """`convolve` with one matrix product per tap of the window; the nine results are shifted and added.
-
-    It stores nine numbers per output, where patches store nine per input. It is faster for few outputs, as in the
-    decoder's last layer.
-    """
+    """`convolve` by one product per tap of the window, shifted and added: faster and smaller for few outputs."""
     tasks, n, height, width, inputs = images.shape
     outputs = weight.shape[4]
     flat = weight.permute(0, 3, 1, 2, 4).reshape(tasks, inputs, 9 * outputs)

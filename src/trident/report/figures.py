@@ -1,11 +1,11 @@
 """Figures by matplotlib, without a display. SVG figures take their text colour from the page."""
 
-import functools
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,7 +23,6 @@ COLOURS = ("#1F83C4", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8
 KINDS = (".svg", ".png", ".pdf")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _NEEDED = "figures need matplotlib"
-_Arguments = ParamSpec("_Arguments")
 _INK = "#010203"  # replaced by the page's text colour in SVG
 _STYLE: Any = {  # matplotlib's own names for settings
     "svg.hashsalt": "trident",
@@ -45,18 +44,14 @@ _STYLE: Any = {  # matplotlib's own names for settings
 }
 
 
-def styled(draw: Callable[_Arguments, Any]) -> Callable[_Arguments, Any]:
-    """Draw in our style, whatever the user's matplotlib settings are."""
-
-    @functools.wraps(draw)
-    def in_style(*arguments: _Arguments.args, **options: _Arguments.kwargs) -> Any:
-        matplotlib = needed("matplotlib", _NEEDED)
-        with matplotlib.rc_context():
-            matplotlib.rcdefaults()
-            matplotlib.rcParams.update(_STYLE)
-            return draw(*arguments, **options)
-
-    return in_style
+@contextmanager
+def styled() -> Iterator[None]:
+    """Draw in our style, whatever the user's matplotlib settings are; as a decorator, all of a function."""
+    matplotlib = needed("matplotlib", _NEEDED)
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(_STYLE)
+        yield
 
 
 def style_of(place: int) -> dict[str, str]:
@@ -71,7 +66,7 @@ def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, **o
     return figure, figure.subplots(rows, columns, **options)
 
 
-@styled
+@styled()
 def to_svg(figure: Any, name: str) -> str:
     """An <svg> element for a page. `name` makes its ids unique on the page."""
     import matplotlib
@@ -88,17 +83,15 @@ def to_svg(figure: Any, name: str) -> str:
     return re.sub(r'<svg ([^>]*?)height="[^"]*"([^>]*?)width="[^"]*"', r"<svg \1\2", svg, count=1)
 
 
-def check_figure_path(path: Path | None) -> None:
+def check_figure_path(path: Path) -> None:
     """Check before long work that a figure can be drawn to this file."""
-    if path is None:
-        return
     needed("matplotlib", _NEEDED)
     if path.suffix.lower() not in KINDS:
         raise TridentError(f"cannot draw {path}: its name must end with one of {', '.join(KINDS)}")
     check_writable(path)
 
 
-@styled
+@styled()
 def save_figure(figure: Any, path: Path) -> None:
     """Save in the format of the file's ending, on white."""
     check_figure_path(path)
@@ -109,7 +102,7 @@ def save_figure(figure: Any, path: Path) -> None:
         figure.savefig(file, format=kind, dpi=150, facecolor="white", metadata=metadata)
 
 
-@styled
+@styled()
 def learning_curves(lines: Sequence[dict[str, Any]]) -> Any:
     """Accuracy and loss parts over the steps of a run, from the lines of its log."""
     figure, (top, bottom) = new_figure(5.2, 4.6, 2, 1, sharex=True)
@@ -136,7 +129,7 @@ def learning_curves(lines: Sequence[dict[str, Any]]) -> Any:
     return figure
 
 
-@styled
+@styled()
 def compared_curves(runs: Sequence[tuple[str, Sequence[dict[str, Any]]]]) -> Any:
     """Validation accuracy over the steps of some runs."""
     figure, axes = new_figure(5.2, 3.2)
@@ -154,7 +147,7 @@ def _validation_curve(axes: Any, lines: Sequence[dict[str, Any]], label: str, st
     axes.errorbar(steps, accuracies, intervals, label=label, markersize=4, capsize=2, **style)
 
 
-@styled
+@styled()
 def audit_chart(audit: "Audit") -> Any:
     """Accuracy of each protocol with its interval."""
     rows = audit.rows[::-1]
@@ -173,7 +166,7 @@ def audit_chart(audit: "Audit") -> Any:
     return figure
 
 
-@styled
+@styled()
 def reliability_diagram(calibrations: Sequence[tuple[str, "Calibration"]]) -> Any:
     """Accuracy against confidence, and how many predictions each bin holds; one panel for each calibration."""
     n = len(calibrations)
@@ -196,7 +189,7 @@ def reliability_diagram(calibrations: Sequence[tuple[str, "Calibration"]]) -> An
     return figure
 
 
-@styled
+@styled()
 def latent_plot(panels: Sequence[tuple[str, np.ndarray]], labels: np.ndarray) -> Any:
     """Points (query, 2) in some panels, two in a row; colour and marker show the class."""
     rows = -(-len(panels) // 2)
@@ -212,7 +205,7 @@ def latent_plot(panels: Sequence[tuple[str, np.ndarray]], labels: np.ndarray) ->
     return figure
 
 
-@styled
+@styled()
 def reconstruction_plot(result: "Reconstructions") -> Any:
     """Left: queries above their reconstructions. Right: z_label by row, z_semantic by column."""
     figure, (left, right) = new_figure(9, 5, 1, 2)

@@ -1,7 +1,4 @@
-"""Random augmentation of training images: mirrored, shifted, cropped, recoloured, each image separately.
-
-The fixed views for predictions are in `views.py`.
-"""
+"""Random augmentation of training images, each separately. The fixed views for predictions are in `views.py`."""
 
 from typing import NamedTuple
 

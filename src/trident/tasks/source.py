@@ -31,10 +31,7 @@ class Source(ABC):
     def batch(self, indices: Sequence[int]) -> Batch: ...
 
     def prefetch(self, indices: Sequence[int]) -> Callable[[], Batch]:
-        """Draw a batch before it is needed, in a background thread if its images are gathered from host memory.
-
-        Returns a function that returns the batch, and waits for it if necessary.
-        """
+        """Draw a batch ahead, in a background thread if its images are on the host; the result waits for it."""
         if self.images.gathers:
             return self.images.background.start(lambda: self.batch(indices))
         batch = self.batch(indices)
@@ -93,10 +90,7 @@ class TaskSource(Source):
 
 @dataclass(eq=False)
 class ClassSource(Source):
-    """Draws batches of single images from all training classes, for methods that train a classifier.
-
-    A batch is one task without a support set. The images are its queries, and their classes are the labels.
-    """
+    """Draws batches of single images from all training classes: tasks whose queries they are, without support sets."""
 
     store: ImageStore
     images_per_step: int

@@ -13,10 +13,7 @@ SHIFT = 1 / 42  # of the image's height and width: 2 of 84 pixels
 
 
 def views_of(images: Tensor, views: Views) -> Iterator[Tensor]:
-    """The images (task, image, size, size, channel) in one view after the other.
-
-    Features computed beforehand are of all views, one after another: (task, image, view * feature).
-    """
+    """Images (task, image, size, size, channel), or features of all views side by side, in one view after another."""
     if images.ndim == 3:
         yield from images.chunk(views.number, 2)
         return

@@ -17,8 +17,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from trident.errors import TridentError
-from trident.web.access import ip_of
-from trident.web.service import Service
+from trident.web.service import Service, ip_of
 
 HEADER_SECONDS = 10.0  # for a whole request's header; uvicorn has no such limit
 READ_SECONDS = 60.0  # for the client to read what is ready for it

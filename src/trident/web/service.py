@@ -1,17 +1,205 @@
-"""The server around its routes: who is let in, health and metrics, and the wait until the network is loaded."""
+"""The server around its routes: who is let in, health and metrics, and the wait until the network is loaded.
+
+`Guard` keeps other sites out: their pages, open in the same browser, can neither send requests here nor read answers.
+`TokenGate`: beyond localhost, only those who know the token are answered.
+"""
 
 import asyncio
+import ipaddress
 import os
+import re
+import secrets
 import time
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
-from starlette.responses import JSONResponse, PlainTextResponse
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from trident.web.access import Guard, TokenGate
+from trident.errors import TridentError
+from trident.files import read_regular
+
+COOKIE = "trident-token"
+_SHAPE = re.compile(r"[A-Za-z0-9._~-]{16,200}")  # safe in addresses, cookies and headers; too long to guess
+# Not a redirect: after a link from another site, browsers would follow it without a cookie that is SameSite=Strict.
+_GO_ON = (
+    '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>trident</title><link rel="icon" href="data:,">'
+    '<meta http-equiv="refresh" content="0; url=./"></head><body><a href="./">Go on to the page</a></body></html>'
+)
+
+
+class TokenGate:
+    """Passes on requests with the token: in the cookie, or in the header `Authorization: Bearer`.
+
+    The page's address may have it as `?token=`. The answer is the cookie, and the browser goes on to the address
+    without the token. `/health` needs no token, and `/metrics` none on the machine itself.
+    """
+
+    def __init__(self, app: ASGIApp, token: str):
+        self._app = app
+        self._token = token.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app: ASGIApp = self._app
+        if scope["type"] == "http":
+            app = self._refusal(Request(scope)) or app
+        await app(scope, receive, send)
+
+    def _refusal(self, request: Request) -> Response | None:
+        """The answer to a request that is not passed on."""
+        path, in_address = request.scope["path"], request.query_params.get("token")
+        if path == "/health" or (path == "/metrics" and _is_local(request)):
+            return None
+        if path == "/" and request.method == "GET" and in_address is not None:
+            if not self._is_right(in_address):
+                return _unauthorized("is wrong")
+            answer, https = HTMLResponse(_GO_ON), request.scope["scheme"] == "https"
+            answer.set_cookie(COOKIE, in_address, httponly=True, samesite="strict", secure=https)
+            return answer
+        kind, _, sent = request.headers.get("authorization", "").partition(" ")
+        bearer = sent.strip() if kind.lower() == "bearer" else None
+        given = [one for one in (bearer, request.cookies.get(COOKIE)) if one]
+        if any(self._is_right(one) for one in given):
+            return None
+        return _unauthorized("is wrong" if given else "is missing")
+
+    def _is_right(self, token: str) -> bool:
+        return secrets.compare_digest(token.encode(), self._token)
+
+
+def _unauthorized(what: str) -> Response:
+    said = f"the token {what}: open the page with ?token=... in its address, or send 'Authorization: Bearer ...'"
+    return JSONResponse({"error": said}, 401, {"www-authenticate": "Bearer"})
+
+
+def _is_local(request: Request) -> bool:
+    """Requests that a proxy on this machine passes on for others are not local."""
+    forwarded = {"forwarded", "x-forwarded-for"} & set(request.headers)
+    return request.client is not None and not forwarded and is_loopback(request.client.host)
+
+
+def ip_of(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """None for what is not an IP address, such as a host name."""
+    with suppress(ValueError):
+        return ipaddress.ip_address(address)
+    return None
+
+
+def is_loopback(address: str) -> bool:
+    ip = ip_of(address)
+    return ip is not None and ip.is_loopback
+
+
+def chosen_token(file: Path | None) -> str | None:
+    """The token from a file, or from the environment; None if there is neither."""
+    if file is not None:
+        try:
+            return _checked(read_regular(file).decode().strip(), f"--token-file {file}")
+        except OSError as error:
+            raise TridentError(f"--token-file {file}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise TridentError(f"--token-file {file}: it is not a text file") from error
+    token = os.environ.get("TRIDENT_TOKEN")
+    return None if token is None else _checked(token, "TRIDENT_TOKEN")
+
+
+def _checked(token: str, source: str) -> str:
+    if not _SHAPE.fullmatch(token):
+        raise TridentError(f"{source}: a token must have 16 to 200 characters, of A-Z a-z 0-9 . _ ~ -")
+    return token
+
+
+_REST_SECONDS = 2.0  # for the rest of a request when the server is stopped
+_HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
+
+
+class Guard:
+    """Passes on requests that are meant for this server, and adds security headers to every answer."""
+
+    def __init__(self, app: ASGIApp, names: Iterable[str] = ()):
+        self._app = app
+        self._names = {"localhost", *(name.lower() for name in names)}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        started, received = False, False
+
+        async def receive_and_note() -> Message:
+            nonlocal received
+            message = await receive()
+            received = not message.get("more_body")  # also when the client is gone
+            return message
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                headers = MutableHeaders(scope=message)
+                headers.update(_HEADERS)
+                headers["cache-control"] = "no-store" if scope["path"].startswith("/api/") else "no-cache"
+            await send(message)
+
+        objection = self._objection(scope["scheme"], scope["method"], Headers(scope=scope))
+        app = self._app if objection is None else JSONResponse({"error": objection}, 403)
+        try:
+            await app(scope, receive_and_note, send_with_headers)
+        except asyncio.CancelledError:  # the server is stopping and no longer waits for this request
+            if not started:
+                with suppress(TimeoutError):  # most clients read the answer only when they have sent everything
+                    async with asyncio.timeout(_REST_SECONDS):
+                        while not received:
+                            await receive_and_note()
+                await JSONResponse({"error": "the server is being stopped"}, 503)(scope, receive, send_with_headers)
+
+    def _objection(self, scheme: str, method: str, headers: Headers) -> str | None:
+        host = headers.get("host", "")
+        if not self._is_known(host):
+            # Stops DNS rebinding: a foreign host name that points to this machine.
+            return f"unknown host name '{host[:100]}': start the server with --public-name to accept it"
+        if method in ("GET", "HEAD"):
+            return None
+        origin = headers.get("origin")
+        if origin is not None and _place(origin) != (scheme, host):
+            hint = " (behind a proxy that speaks HTTPS, start the server with --proxy)" if scheme == "http" else ""
+            hint = hint if _place(origin) == ("https", host) else ""
+            return f"requests from pages of '{origin[:100]}' are not answered{hint}"
+        if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+            return "requests from pages of other sites are not answered"
+        return None
+
+    def _is_known(self, host: str) -> bool:
+        """IP addresses are safe; host names must be known."""
+        try:
+            parts = urlsplit(f"//{host}")
+            name, _ = parts.hostname or "", parts.port  # a port that is none is an error
+        except ValueError:
+            return False
+        return parts.netloc == host and "@" not in host and (name in self._names or ip_of(name) is not None)
+
+
+def _place(origin: str) -> tuple[str, str] | None:
+    try:
+        parts = urlsplit(origin)
+    except ValueError:  # not an address
+        return None
+    return parts.scheme, parts.netloc
+
 
 _CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # of the Prometheus text format
 

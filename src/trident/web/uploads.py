@@ -127,27 +127,6 @@ _QUICK, _PATIENT = 2, 1  # pictures at a time
 _DRAIN_SECONDS = 3.0
 
 
-class PageDecoder:
-    """Every picture is tried for a short time. One that takes longer begins anew and waits for others like it.
-
-    So pictures that are made to take long hold up each other, and an ordinary one only for a moment.
-    """
-
-    def __init__(self, processes: DecodingProcesses):
-        self._processes = processes
-        self._quick = ThreadPoolExecutor(_QUICK, "decode")
-        self._patient = ThreadPoolExecutor(_PATIENT, "decode-long")
-        processes.start(1)  # while the network is loaded
-
-    async def decode(self, source: ImageSource, target: Target) -> np.ndarray:
-        """Raises UnreadableImageError."""
-        run = asyncio.get_running_loop().run_in_executor
-        try:
-            return await run(self._quick, self._processes.decode, source, target, _QUICK_SECONDS)
-        except TooSlowError:
-            return await run(self._patient, self._processes.decode, source, target, _SECONDS)
-
-
 @dataclass(frozen=True, slots=True)
 class Received(ImageSource):
     """A picture that was decoded on arrival, at the network's input size; or why it cannot be read."""
@@ -187,13 +166,18 @@ class Upload:
         ]
 
 
-@dataclass(frozen=True)
 class Receiver:
-    """Reads requests, and scales pictures to the network's input size."""
+    """Reads requests, and scales pictures to the network's input size.
 
-    limits: Limits
-    target: Target
-    decoder: PageDecoder
+    Every picture is tried for a short time. One that takes longer begins anew and waits for others like it. So pictures
+    that are made to take long hold up each other, and an ordinary one only for a moment.
+    """
+
+    def __init__(self, limits: Limits, target: Target, processes: DecodingProcesses):
+        self.limits, self._target, self._processes = limits, target, processes
+        self._quick = ThreadPoolExecutor(_QUICK, "decode")
+        self._patient = ThreadPoolExecutor(_PATIENT, "decode-long")
+        processes.start(1)  # while the network is loaded
 
     async def receive(self, stream: AsyncIterator[bytes], content_type: str, content_length: str | None) -> Upload:
         if content_length is not None and content_length.isdecimal():
@@ -237,10 +221,18 @@ class Receiver:
             return Received(name, None, f"{name}: it has more than {most}: shrink it first")
         source = ImageInMemory(name, bytes(part.content))
         try:
-            pixels = await self.decoder.decode(source, self.target)
+            pixels = await self._decoded(source)
             return Received(name, pixels, mark=mark_of(source, key_of(bytes(part.content))))
         except UnreadableImageError as error:
             return Received(name, None, str(error))
+
+    async def _decoded(self, source: ImageSource) -> np.ndarray:
+        """Raises UnreadableImageError."""
+        run = asyncio.get_running_loop().run_in_executor
+        try:
+            return await run(self._quick, self._processes.decode, source, self._target, _QUICK_SECONDS)
+        except TooSlowError:
+            return await run(self._patient, self._processes.decode, source, self._target, _SECONDS)
 
 
 def _check(upload: Upload) -> None:

@@ -33,10 +33,8 @@ class KernelHead(NormalisedHead):
 
 
 def solve(factor: Tensor, values: Tensor) -> Tensor:
-    """The inverse of the matrix with this Cholesky factor, (..., n, n), times values (..., n, m).
-
-    Two triangular solutions, because `torch.cholesky_solve` allocates memory in a way that no CUDA graph can record.
-    """
+    """The inverse of the matrix with this Cholesky factor, (..., n, n), times values (..., n, m)."""
+    # No CUDA graph can record how torch.cholesky_solve allocates memory.
     half = torch.linalg.solve_triangular(factor, values, upper=False)
     solution: Tensor = torch.linalg.solve_triangular(factor.mT, half, upper=True)
     return solution

@@ -39,13 +39,9 @@ class Versa(HeadOnFeatures):
     def describe(self) -> str:
         return f"{self.samples} classifiers in a sample"
 
-    def layers(self, n_features: int) -> tuple[Linear, Linear, Linear]:
-        width = self.width
-        return (
-            Linear("features", n_features, width),
-            Linear("network.0", width, width),
-            Linear("network.1", width, width),
-        )
+    def layers(self, n_features: int) -> tuple[Linear, ...]:
+        hidden = (Linear(f"network.{place}", self.width, self.width) for place in range(2))
+        return (Linear("features", n_features, self.width), *hidden)
 
     @property
     def classifier(self) -> GaussianHead:

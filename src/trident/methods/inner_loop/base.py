@@ -59,10 +59,7 @@ class InnerLoopModel(Model):
     method: "InnerLoopMethod"
 
     def start(self, parameters: Parameters, inputs: Inputs) -> tuple[Parameters, Any]:
-        """The parameters of each task before its first step, and anything that this step can reuse.
-
-        With labels of the queries it is the start in training, which may use them. Predictions never have them.
-        """
+        """Parameters of each task before its first step, and what this step can reuse. Only training has labels."""
         return parameters, None
 
     @abstractmethod

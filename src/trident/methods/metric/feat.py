@@ -97,10 +97,7 @@ class Feat(HeadOnFeatures):
 
 
 def _block(parameters: Parameters, x: Tensor, context: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Attention of x to a context, with residual and layer norm: (task, a, channel), (task, b, channel) -> like x.
-
-    `mask` (task, a, b): True where an element of x may attend to one of the context.
-    """
+    """Attention of x (task, a, channel) to a context (task, b, channel), where `mask` (task, a, b) allows it."""
     queries, keys, values = (
         linear(parameters, f"attention.{name}", inputs)
         for name, inputs in zip(PROJECTIONS, (x, context, context), strict=True)

@@ -17,19 +17,13 @@ SHORTEST = 0.1  # weights of a cosine classifier start with length 1 and only gr
 
 
 def balanced_targets(labels: Tensor, n_way: int, like: Tensor) -> Tensor:
-    """(task, image) -> (task, image, n_way): one-hot labels times the image's weight in the loss.
-
-    All classes have the same weight in all, however many images they have.
-    """
+    """(task, image) -> (task, image, n_way): one-hot labels, weighted so that all classes count as much."""
     members = members_of(labels, n_way, like)
     return (members / members.sum(2, keepdim=True) / n_way).mT
 
 
 def fit_linear(features: Tensor, targets: Tensor, steps: int, rate: float, weight_decay: float) -> Tensor:
-    """The coefficients (task, n_way, image) of a linear layer's weights, which start at 0; its biases are their sums.
-
-    Minimises the cross-entropy of softmax(W f + b) with weighted targets (task, image, n_way), and weight decay.
-    """
+    """Coefficients (task, n_way, image) of a linear layer's weights, with weight decay; its biases are their sums."""
     products = features @ features.mT + 1  # the bias is the weight of a feature that is always 1
 
     def gradient(coefficients: Tensor) -> Tensor:

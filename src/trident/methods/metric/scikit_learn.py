@@ -1,6 +1,5 @@
 """Classifiers of scikit-learn on features, to compare with."""
 
-import importlib
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trident.errors import TridentError
+from trident.importing import needed
 from trident.methods.base import About, HeadOnFeatures, Parameters, Task, tunable
 
 
@@ -21,13 +20,7 @@ class ScikitLearnHead(HeadOnFeatures):
     def estimator(self, n_support: int) -> Any: ...
 
     def module(self, name: str) -> Any:
-        """A module of scikit-learn, which is not installed with trident alone."""
-        try:
-            return importlib.import_module(f"sklearn.{name}")
-        except ImportError as error:
-            raise TridentError(
-                f"{self.about.title.lower()} needs scikit-learn: pip install 'trident-fewshot[analysis]'"
-            ) from error
+        return needed(f"sklearn.{name}", f"{self.about.title.lower()} needs scikit-learn")
 
     def head(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
         unit = F.normalize(features.detach(), dim=2)

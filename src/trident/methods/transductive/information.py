@@ -31,10 +31,7 @@ class InformationLoss:
     alpha: float = 1.0
 
     def logits(self, features: Tensor, weights: Tensor) -> Tensor:
-        """(task, image, feature) and (task, n_way, feature) -> (task, image, n_way).
-
-        An image's squared length is left out: it is the same for all classes.
-        """
+        """(task, image, feature), (task, n_way, feature) -> (task, image, n_way), without the squares of the images."""
         products = weights @ features.mT  # (task, n_way, image): faster than the other way round
         return self.scale * (products - weights.square().sum(2, keepdim=True) / 2).mT
 
@@ -57,10 +54,7 @@ class InformationLoss:
         return self.scale * (by_logits.mT @ features - by_logits.sum(1)[..., None] * weights)
 
     def fitted(self, features: Tensor, labels: Tensor, n_way: int, steps: int, rate: float) -> Tensor:
-        """Class weights after these steps of Adam from the class means: (task, n_way, feature).
-
-        `labels` (task, n_support) are those of the first images.
-        """
+        """Class weights (task, n_way, feature) after steps of Adam from the class means of the first images."""
         features = features.detach()
         one_hot = F.one_hot(labels, n_way).to(features)
         weights = class_means(features[:, : labels.shape[1]], labels, n_way)

@@ -5,10 +5,7 @@ from torch import Tensor
 
 
 def power(features: Tensor, exponent: float) -> Tensor:
-    """(f + 1e-6) ** exponent, which makes the skewed features of a ReLU more like a Gaussian.
-
-    Negative features, which few backbones have, keep their sign.
-    """
+    """Signed (|f| + 1e-6) ** exponent, which makes the skewed features of a ReLU more like a Gaussian."""
     return torch.where(features < 0, -1.0, 1.0).to(features) * (features.abs() + 1e-6) ** exponent
 
 

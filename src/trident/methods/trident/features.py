@@ -151,11 +151,7 @@ class TridentOnFeatures(HeadOnFeatures):
         return Latents(semantic, label, z_semantic, sample(label, noise.get("label")))
 
     def mask(self, parameters: Parameters, features: Tensor, task: Task) -> Tensor:
-        """AttFEX's mask (task, 1, feature), from statistics of the features, which begin with the support set's.
-
-        The same weights serve all features. The features have no height and width, so AttFEX's attention between maps
-        is left out.
-        """
+        """AttFEX's mask (task, 1, feature), without its attention between maps: features have no height and width."""
         images = features if self.mask_from == "task" else features[:, task.support]
         of_task = TaskFeatures(images[:, :, None, None], task.support_labels, task.n_way)
         of_each = for_each_task(parameters, len(features))

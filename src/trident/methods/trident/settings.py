@@ -1,7 +1,4 @@
-"""TRIDENT's settings, the [method] table of its recipes.
-
-Where the paper and its released code differ, the help of a setting says which value is whose.
-"""
+"""TRIDENT's settings. Where the paper and its released code differ, a setting's help says which value is whose."""
 
 import math
 from abc import ABC
