@@ -124,7 +124,7 @@ def _runner(
     sources: list[str], cub: str | None, out: Path, kept: Path, device: str, budget: float, fresh: bool
 ) -> "Runner":
     from studies.reproduction.running import Runner
-    from trident.cli.console import TrainingProgress
+    from trident.cli.console import Counter, TrainingProgress
 
     stores: dict[str, tuple[str, ImageStore]] = {}
     for given in ["glyphs", *sources, *([cub] if cub else [])]:
