@@ -136,7 +136,7 @@ def _runner(
             raise TridentError(f"{given} and {stores[store.dataset][0]} are both stores of {store.dataset}: give one")
         stores[store.dataset] = (source, store)
 
-    return Runner(stores, out, kept, fresh, device_of(device), budget, _say, TrainingProgress, counting)
+    return Runner(stores, out, kept, fresh, device_of(device), budget, _say, TrainingProgress, Counter)
 
 
 def _say(text: str) -> None:
