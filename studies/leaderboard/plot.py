@@ -15,7 +15,7 @@ def plotted_boards(folder: Path = FOLDER) -> list[list[Line]]:
     return [lines for lines in (lines_of(board, folder) for board in boards) if lines]
 
 
-@styled
+@styled()
 def unequal_counts(boards: Sequence[Sequence[Line]]) -> Any:
     """One panel for each board: accuracy with balanced classes (filled) and with Dirichlet(2) counts (open)."""
     shown = [[line for line in lines if line.together and "dirichlet" in line.measured] for lines in boards]

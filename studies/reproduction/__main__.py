@@ -124,7 +124,7 @@ def _runner(
     sources: list[str], cub: str | None, out: Path, kept: Path, device: str, budget: float, fresh: bool
 ) -> "Runner":
     from studies.reproduction.running import Runner
-    from trident.cli.console import TrainingProgress, counting
+    from trident.cli.console import Counter, TrainingProgress
 
     stores: dict[str, tuple[str, ImageStore]] = {}
     for given in ["glyphs", *sources, *([cub] if cub else [])]:
@@ -136,7 +136,7 @@ def _runner(
             raise TridentError(f"{given} and {stores[store.dataset][0]} are both stores of {store.dataset}: give one")
         stores[store.dataset] = (source, store)
 
-    return Runner(stores, out, kept, fresh, device_of(device), budget, _say, TrainingProgress, counting)
+    return Runner(stores, out, kept, fresh, device_of(device), budget, _say, TrainingProgress, Counter)
 
 
 def _say(text: str) -> None:

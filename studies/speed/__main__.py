@@ -186,9 +186,9 @@ def predict(
     Each run is a new process, so loading is included.
     """
     from studies.speed.predicting import bench_predict
-    from trident.cli.console import counting
+    from trident.cli.console import Counter
 
-    with counting("labelling piles") as progress:
+    with Counter("labelling piles") as progress:
         result = bench_predict(n_way, n_shot, pictures, size, backbone, weights, device_of(device), repeats, progress)
     about = result.to_json()
     if as_json:
@@ -230,14 +230,14 @@ def _run(
     device = device_of(device)
     from studies.speed.benchmarks import bench_evaluate, bench_train
     from studies.speed.made_up import large_made_up_store, made_up_store
-    from trident.cli.console import counting
+    from trident.cli.console import Counter
     from trident.engines.execution import execution_for
 
     if store is None:
         made_up = made_up_store(recipe) if images is None else large_made_up_store(recipe, images)
         store = replace(made_up, keep_on=store_on)
     default_tasks, default_repeats = _DEFAULTS[name][device.split(":")[0]]
-    with counting("warming up") as progress:
+    with Counter("warming up") as progress:
         result = (bench_train if name == "train" else bench_evaluate)(
             recipe,
             execution_for(device, engine, precision, recipe),

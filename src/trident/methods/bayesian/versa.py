@@ -49,7 +49,7 @@ class Versa(HeadOnFeatures):
         return GaussianHead("classifier", self.width, self.width + 1, self.initial_log_var, LOG_VAR_BOUND)
 
     def initial(self, n_features: int, generator: torch.Generator) -> Parameters:
-        parts = (*self.layers(n_features), self.classifier)
+        parts: list[Linear | GaussianHead] = [*self.layers(n_features), self.classifier]
         return {key: value for part in parts for key, value in part.initial(generator).items()}
 
     def noise_on(self, model: HeadModel, episode: EpisodeSpec, predictions: int) -> NoiseShapes:
