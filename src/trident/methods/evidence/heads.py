@@ -23,6 +23,8 @@ LOG_TEMPERATURES = {
     "soft-kmeans-2": 0.25,
     "soft-kmeans-8": 0.35,
 }
+# With one labelled image for each class, when nothing can be left out; "2" are those of TRIDENT's label latents.
+OF_ONE_LABEL = {"soft-kmeans-8": 0.75, "soft-kmeans-8 2": 0.2, "nearest-mean": 0.1, "nearest-mean 2": -0.4}
 
 
 def logits_of_heads(support: Tensor, labels: Tensor, n_way: int, queries: Tensor, together: bool) -> dict[str, Tensor]:

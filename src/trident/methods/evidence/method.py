@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trident.methods.base import About, HeadOnFeatures, Parameters, Task, tunable
-from trident.methods.evidence.heads import LOG_TEMPERATURES, logits_of_heads
+from trident.methods.evidence.heads import LOG_TEMPERATURES, OF_ONE_LABEL, logits_of_heads
 from trident.methods.transductive.soft_kmeans import expected_shares
 
 _FOLDS = 5
@@ -29,7 +29,7 @@ _PRIOR = 4.0  # how strongly the known temperature counts: as a precision of its
 _ROUNDS = 30  # in which class shares and probabilities are computed from each other
 _LEFT_WITH_FEWER = 1.1  # heads that miss 1 / k of the labels of a class need a log-temperature higher by this / k^2
 _PRIOR_AT_LAST = 10.0
-_TOO_SURE = 0.07  # log-temperature by which a pile that is looked at together is too sure
+_TOO_SURE = 0.12  # log-temperature by which a pile that is looked at together is too sure
 
 # Labelled features (image, feature), their labels (image,), the number of classes, queries (query, feature), and
 # whether these are looked at together -> logits (query, class) float64 by the name of the head.
@@ -116,7 +116,8 @@ def judge(
     temperatures, evidence = {}, {}
     for name in full:
         logits = torch.cat([full[name][:0], *(run[name][: len(out)] for run, out in zip(runs, folds, strict=True))])
-        steps = LOG_TEMPERATURES.get(name.split(" ")[0], 0.0) + _STEPS
+        known = LOG_TEMPERATURES.get(name.split(" ")[0], 0.0)
+        steps = (known if folds else OF_ONE_LABEL.get(name, known)) + _STEPS
         likelihoods = _likelihoods(logits, truth, steps)
         best = int((likelihoods - _PRIOR / 2 * _STEPS**2).argmax())
         temperatures[name], evidence[name] = math.exp(float(steps[best])), float(likelihoods[best])
