@@ -82,7 +82,7 @@ def _kernel_ridge(
     of_mean = kernel @ share  # (image, 1): the kernel between each image and the mean of the labelled ones
     size_of_mean = (share * of_mean).sum()
     centred = kernel - of_mean - of_mean.T + size_of_mean
-    penalty = penalty * float(centred.diagonal().mean())
+    penalty = penalty * max(float(centred.diagonal().mean()), 1e-6)  # not 0 if all labelled images are equal
     coefficients = torch.linalg.solve(centred + penalty * torch.diag(1 / weights[:, 0]), targets)  # (image, class)
     parts = []
     for part in torch.split(queries, _AT_ONCE):
