@@ -164,11 +164,11 @@ def judge(
 def _with_shares(log_probabilities: Tensor, pile: Tensor, trust: float) -> tuple[Tensor, Tensor]:
     """Log-probabilities (image, class) that count in the class shares of a pile, and these shares (class,).
 
-    Shares and probabilities are computed from each other by turns, starting from equal shares. `trust` of 0 leaves the
-    probabilities as they are.
+    Shares and probabilities are computed from each other by turns, starting from equal shares. `trust` of 0 leaves
+    probabilities and shares as they are, so that no image depends on the others.
     """
     shares = torch.full((pile.shape[1],), 1 / pile.shape[1], dtype=pile.dtype)
-    for _ in range(_ROUNDS if len(pile) else 0):
+    for _ in range(_ROUNDS if trust and len(pile) else 0):
         counts = (pile + trust * shares.log()).softmax(1).sum(0)
         shares = expected_shares(counts[None])[0]
     return (log_probabilities + trust * shares.log()).log_softmax(1), shares
