@@ -68,7 +68,7 @@ def test_others_are_served_while_hostile_pictures_are_refused(server: Command, s
         finally:
             stop.set()
         errors = [one for attack in attacks for one in attack.result()]
-    assert max(took) < 1.5 * alone, (took, alone)  # one after another, the four take four times as long
+    assert max(took) < 2.5 * alone, (took, alone)  # one after another, the four take four times as long
     assert len(errors) >= 4
     for one in errors:
         assert one == "" or "took too long" in one or "far more pixels" in one
