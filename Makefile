@@ -50,23 +50,26 @@ bench: .venv/.installed
 clean:
 	rm -rf .venv build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-# Installs the package with the extras that are named, and marks it by the target's file.
+# Installs the package with the target's EXTRAS, and marks it by the target's file.
 define install
 	@echo "Installing into .venv (about a minute, longer if torch must be downloaded) ..." >&2
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "trident needs Python 3.11 or newer: make PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv .venv
 	$(PIP) torch
-	$(PIP) --editable '.[$(1)]'
+	$(PIP) --editable '.[$(EXTRAS)]'
 	@touch $@
 endef
 
+.venv/.installed: EXTRAS = analysis
 .venv/.installed: pyproject.toml constraints.txt
-	$(call install,analysis)
+	$(install)
 
+.venv/.installed-dev: EXTRAS = analysis,dev
 .venv/.installed-dev: pyproject.toml constraints.txt
-	$(call install,analysis,dev)
+	$(install)
 	@touch .venv/.installed
 
+.venv/.installed-cluster: EXTRAS = analysis,dev,cluster
 .venv/.installed-cluster: pyproject.toml constraints.txt
-	$(call install,analysis,dev,cluster)
+	$(install)
 	@touch .venv/.installed .venv/.installed-dev
