@@ -33,8 +33,8 @@ def predict(
         str | None,
         typer.Option(
             help="Classify with this method of 'trident methods' instead of the default one. Methods that need no "
-            "training take the features of --backbone; others use their included weights. Features of fewer than four "
-            "pictures for each class are compared by logistic regression all the same.",
+            "training take the features of --backbone; others use their included weights. Piles of fewer than four "
+            "pictures for each class are too small for a method: their pictures are classified as by default.",
             show_default=False,
         ),
     ] = None,

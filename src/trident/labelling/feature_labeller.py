@@ -116,13 +116,13 @@ class FeatureLabeller:
 
     def judge(self, features: np.ndarray, together: bool) -> Judgement:
         """Label pictures by features of unit length (picture, feature), and say what left-out labelled ones tell."""
+        heads = logits_of_heads if self.method is None or not together else self._one_head
         support, pile = [self.unit_features], [features]
-        if self._transform is not None and self.method is None:
+        if self._transform is not None:
             for rows in (support, pile):
                 rows.append(rows[0].astype(np.float32 if together else np.float64))  # copies
                 self._transform(rows[1])
                 normalise_in_place(rows[1])
-        heads = logits_of_heads if self.method is None else self._one_head
         return judge(
             [torch.from_numpy(rows) for rows in support],
             torch.from_numpy(self.labels),

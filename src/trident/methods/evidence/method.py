@@ -27,8 +27,9 @@ _SHARPNESS = 0.25  # weights are likelihoods to this power: heads that are nearl
 _STEPS = torch.linspace(-2, 2, 81, dtype=torch.float64)  # of a log-temperature, around what is known of it
 _PRIOR = 4.0  # how strongly the known temperature counts: as a precision of its logarithm
 _ROUNDS = 30  # in which class shares and probabilities are computed from each other
-_LEFT_WITH_FEWER = 1.1  # heads that miss 1 / k of the labels of a class need a log-temperature higher by this / k^2
-_PRIOR_AT_LAST = 10.0
+# With k labels of a class, heads that were fitted without one of them need a log-temperature higher by this / k^2.
+_LEFT_WITH_FEWER = 1.1
+_PRIOR_AT_LAST = 10.0  # the same for the last temperature
 _TOO_SURE = 0.12  # log-temperature by which a pile that is looked at together is too sure
 
 # Labelled features (image, feature), their labels (image,), the number of classes, queries (query, feature), and
